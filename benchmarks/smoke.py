@@ -1,0 +1,54 @@
+"""Starts the server on the default model, runs every benchmark for a moment against it, and stops it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+HERE = Path(__file__).parent
+START_SECONDS = 120.0
+SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
+
+
+def main() -> int:
+    """The first exit status that is not 0."""
+    port = _free_port()
+    options = ["--model", "smollm2-135m", "--port", str(port), "--logits-processors", "LogitBiasLogitsProcessor"]
+    server = subprocess.Popen([sys.executable, "-m", SERVER, *options])
+    try:
+        _wait_until_healthy(port, server)
+        command = [sys.executable, str(HERE / "serving.py"), "--smoke", "--base-url", f"http://127.0.0.1:{port}/v1"]
+        return subprocess.run(command, check=False).returncode
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_healthy(port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with status {server.returncode}")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+        except URLError:
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"the server was not healthy after {START_SECONDS:.0f} s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,111 @@
+"""The directory of converted models."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+
+# Raised whenever the converter writes something else for the same GGUF: old conversions are then not used any more.
+CONVERTER_VERSION = 1
+
+CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+_SAMPLE_BYTES = 1 << 20
+
+
+def cache_root() -> Path:
+    """$FASTDEPLOY_LP_CACHE, else $XDG_CACHE_HOME/fastdeploy_lp, else ~/.cache/fastdeploy_lp; may not exist yet."""
+    if own := os.environ.get("FASTDEPLOY_LP_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).absolute() / "fastdeploy_lp"
+    try:
+        return Path.home() / ".cache" / "fastdeploy_lp"
+    except RuntimeError as error:
+        raise CheckpointError("~/.cache: no home directory; set FASTDEPLOY_LP_CACHE to a directory") from error
+
+
+def converted_directory(source: Path, convert: Callable[[Path], None]) -> Path:
+    """The cached conversion of `source`, made by `convert(new_directory)` if it is not there.
+
+    A conversion appears whole or not at all, also when several processes ask for it at the same time. Those of older
+    contents of `source` stay: another process may be reading them.
+
+    Raises CheckpointError when `source` cannot be read or the cache cannot be written, and what `convert` raises.
+    """
+    key = _fingerprint(source)
+    directory = cache_root() / key
+    if _is_complete(directory):
+        return directory
+    try:
+        with _locked(directory):
+            # Another process may have converted it while this one waited for the lock.
+            if not _is_complete(directory):
+                _fill(directory, source, convert)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: the converted model cannot be written ({error.strerror or error}); "
+            "set FASTDEPLOY_LP_CACHE to a writable directory with room for it"
+        ) from error
+    return directory
+
+
+def _fingerprint(source: Path) -> str:
+    """A directory name that changes when the file does.
+
+    Hashing gigabytes at every start would be slow. A rewritten file has another modification time; a file put in
+    place with its old time kept differs in size, in the metadata at its head, or in the weights at its tail.
+    """
+    try:
+        with source.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            digest = hashlib.sha256(f"{CONVERTER_VERSION} {status.st_size} {status.st_mtime_ns} ".encode())
+            digest.update(stream.read(_SAMPLE_BYTES))
+            stream.seek(max(0, status.st_size - _SAMPLE_BYTES))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read ({error.strerror}); give a readable GGUF file") from error
+    return f"{source.stem}-{digest.hexdigest()[:16]}"
+
+
+def _is_complete(directory: Path) -> bool:
+    return all((directory / name).is_file() for name in CONVERTED_FILES)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f".{directory.name}.lock").open("w") as stream:
+        # Released by the kernel when the holder ends, however it ends.
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _fill(directory: Path, source: Path, convert: Callable[[Path], None]) -> None:
+    """Convert into a sibling and rename it into place; the caller holds the lock."""
+    # The holder of the lock is alone, so what lies here was left by a process that was killed.
+    for leftover in directory.parent.glob(f".{glob.escape(directory.name)}.*.partial"):
+        shutil.rmtree(leftover)
+    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir()
+    try:
+        convert(partial)
+        if _fingerprint(source) != directory.name:
+            raise CheckpointError(
+                f"{source}: changed while it was converted; give a GGUF file that is not being written"
+            )
+        if directory.exists():
+            # Somebody took files out of it: a directory can only be renamed over an empty one.
+            shutil.rmtree(directory)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

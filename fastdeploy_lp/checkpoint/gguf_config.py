@@ -1,0 +1,99 @@
+"""GGUF metadata to config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_lp.checkpoint.gguf_architecture import LM_HEAD, architecture_of
+from fastdeploy_lp.checkpoint.gguf_file import GgufFile
+from fastdeploy_lp.checkpoint.gguf_rope import rope_scaling
+
+# Chat models end a turn with another token than a text; generation stops at any of them.
+_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def model_config(file: GgufFile) -> dict[str, Any]:
+    """The config.json of a GGUF model, as Hugging Face names things.
+
+    Raises CheckpointError for an unsupported architecture and for metadata that is missing or contradicts itself.
+    """
+    architecture = architecture_of(file)
+    sizes = _sizes(file)
+    theta = _shortest(file.optional(_key(file, "rope.freq_base"), float, 10000.0))
+    return {
+        "_name_or_path": file.optional("general.name", str, file.path.stem),
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+        **sizes,
+        "max_position_embeddings": _positive(file, "context_length"),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": _shortest(file.required(_key(file, "attention.layer_norm_rms_epsilon"), float)),
+        "rope_theta": theta,
+        "rope_scaling": rope_scaling(file, sizes["head_dim"], theta),
+        "tie_word_embeddings": LM_HEAD not in file.tensors,
+        "bos_token_id": token_id(file, "bos_token_id"),
+        "eos_token_id": _end_tokens(file),
+        "pad_token_id": token_id(file, "padding_token_id"),
+        "torch_dtype": "float32",
+    }
+
+
+def token_id(file: GgufFile, role: str) -> int | None:
+    """The id under `tokenizer.ggml.<role>`, or None. Raises CheckpointError for an id outside the vocabulary."""
+    key = f"tokenizer.ggml.{role}"
+    token = file.optional(key, int, None)
+    if token is not None and not 0 <= token < len(file.required("tokenizer.ggml.tokens", list)):
+        raise file.error(f"metadata {key} is {token}, which is not in the vocabulary")
+    return token
+
+
+def _key(file: GgufFile, name: str) -> str:
+    return f"{file.required('general.architecture', str)}.{name}"
+
+
+def _positive(file: GgufFile, name: str, default: int | None = None) -> int:
+    key = _key(file, name)
+    value = file.required(key, int) if default is None else file.optional(key, int, default)
+    if value < 1:
+        raise file.error(f"metadata {key} is {value}")
+    return value
+
+
+def _sizes(file: GgufFile) -> dict[str, int]:
+    tokens = len(file.required("tokenizer.ggml.tokens", list))
+    vocabulary = _positive(file, "vocab_size", tokens)
+    hidden, heads = _positive(file, "embedding_length"), _positive(file, "attention.head_count")
+    kv_heads = _positive(file, "attention.head_count_kv", heads)
+    head_dim = _positive(file, "attention.key_length", hidden // heads)
+    rotated = _positive(file, "rope.dimension_count", head_dim)
+    if tokens > vocabulary:
+        raise file.error(f"{tokens} tokens do not fit the vocabulary of {vocabulary}")
+    if heads % kv_heads:
+        raise file.error(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    if rotated != head_dim or head_dim % 2:
+        raise file.error(f"rotary embedding of {rotated} of {head_dim} head dimensions is not supported")
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": _positive(file, "feed_forward_length"),
+        "num_hidden_layers": _positive(file, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+def _shortest(stored: float) -> float:
+    # Metadata floats are float32: 1e-05 comes back as 9.999999747378752e-06.
+    return float(str(np.float32(stored)))
+
+
+def _end_tokens(file: GgufFile) -> int | list[int] | None:
+    found = list(dict.fromkeys(token for role in _END_TOKENS if (token := token_id(file, role)) is not None))
+    if len(found) > 1:
+        return found
+    return found[0] if found else None

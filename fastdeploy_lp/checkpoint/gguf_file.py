@@ -1,0 +1,64 @@
+"""What a GGUF file holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One stored tensor.
+
+    shape: in elements, outermost dimension first (GGUF itself writes the innermost first).
+    data: the stored bytes, uint8, `shape` with its last dimension replaced by the bytes of one row; a view of the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    quant: GGMLQuantizationType
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file: metadata values are int, float, bool, str or flat lists of those."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+    def required(self, key: str, kind: type[_T]) -> _T:
+        """The metadata value of `key`. Raises CheckpointError when it is missing or not a `kind`."""
+        if key not in self.metadata:
+            raise self.error(f"no metadata {key}")
+        value = self.metadata[key]
+        # isinstance would let a bool pass for an int.
+        if type(value) is not kind:
+            raise self.error(f"metadata {key} is {type(value).__name__}, not {kind.__name__}")
+        return value
+
+    def optional(self, key: str, kind: type[_T], default: _D) -> _T | _D:
+        """The metadata value of `key`, or `default` if missing. Raises CheckpointError when it is not a `kind`."""
+        return self.required(key, kind) if key in self.metadata else default
+
+    def texts(self, key: str) -> list[str]:
+        """The list of strings under `key`. Raises CheckpointError when it is missing or something else."""
+        values = self.required(key, list)
+        if not all(type(value) is str for value in values):
+            raise self.error(f"metadata {key} is not a list of strings")
+        return values
+
+    def error(self, reason: str, instead: str = "give a complete GGUF file of a supported model") -> CheckpointError:
+        """The error to raise about this file."""
+        return CheckpointError(f"{self.path}: {reason}; {instead}")

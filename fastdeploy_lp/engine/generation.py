@@ -1,0 +1,80 @@
+"""A request in flight: its completions and the caller who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, RequestOutput
+
+
+class Generation:
+    """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
+
+    With `stream` False the caller is woken once, at the end.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        completions: Sequence[Completion],
+        *,
+        stream: bool,
+        on_close: Callable[[Generation], None],
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.completions = list(completions)
+        self.arrival = time.monotonic()
+        self._stream = stream
+        self._on_close = on_close
+        self._changed = asyncio.Event()
+        self._error: EngineDeadError | RequestFailedError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every completion has ended."""
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def notify(self) -> None:
+        """Completions were fed."""
+        if self._stream or self.finished:
+            self._changed.set()
+
+    def fail(self, error: EngineDeadError | RequestFailedError) -> None:
+        """End the request with an error."""
+        self._error = error
+        self._changed.set()
+
+    async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
+        """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
+        try:
+            open_completions = self.completions
+            while open_completions:
+                await self._changed.wait()
+                self._changed.clear()
+                if self._error is not None:
+                    raise self._error
+                for delta in [completion.take_delta() for completion in open_completions]:
+                    if delta is not None:
+                        yield delta
+                open_completions = [c for c in open_completions if c.finish_reason is None]
+        finally:
+            self._on_close(self)
+
+    async def result(self) -> RequestOutput:
+        """The whole answer; raises as `deltas` does."""
+        outputs = [CompletionOutput(completion.index, "", []) for completion in self.completions]
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                output = outputs[delta.index]
+                output.text += delta.text
+                output.token_ids += delta.token_ids
+                output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, finished=True)

@@ -1,0 +1,85 @@
+"""The model's tokenizer and chat template, read from its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
+
+from fastdeploy_lp.engine.chat_template import ChatTemplate
+from fastdeploy_lp.engine.errors import InvalidRequestError
+
+
+class Tokenizer:
+    """Text to token ids and back; raises ValueError for a directory without a readable `tokenizer.json`."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{directory}: no tokenizer.json")
+        try:
+            self._tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
+            raise ValueError(f"{path}: cannot be read: {error}") from None
+        config = _read_json(directory / "tokenizer_config.json")
+        source = _chat_template_source(directory, config)
+        self._chat_template = ChatTemplate(source, _special_tokens(config)) if source else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of the text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def decode_stream(self) -> TokenDecoder:
+        """A decoder that takes one token at a time."""
+        return TokenDecoder(self._tokenizer)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt for a conversation; raises InvalidRequestError if the model has no chat template."""
+        if self._chat_template is None:
+            raise InvalidRequestError("messages", "this model has no chat template; send a completion prompt instead")
+        return self._chat_template.render(messages)
+
+
+class TokenDecoder:
+    """Gives text as soon as it is whole characters."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes, "" while a character is incomplete."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, the one named default."""
+    jinja = directory / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        return next((entry["template"] for entry in found if entry["name"] == "default"), None)
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    values = {name: config[name] for name in names if config.get(name)}
+    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}

@@ -1,0 +1,178 @@
+"""Offline inference: the same worker and the same engine client as the server, behind plain calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.logits_processor import LogitsProcessor, load_processors
+from fastdeploy_lp.logits_processor.registry import spec_of
+from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model in a worker process of its own, for batches of prompts.
+
+    model: directory, GGUF file or known name.
+    logits_processors: builtin names, `module.path:ClassName`, or classes themselves.
+    Every other keyword is a field of `EngineArgs`.
+
+    Raises ValueError for options that cannot be used and EngineStartError when the worker does not come up. Use it as a
+    context manager or call `shutdown`; at the interpreter's exit it ends by itself.
+    """
+
+    def __init__(
+        self, model: str, *, logits_processors: Sequence[str | type[LogitsProcessor]] = (), **engine_args: Any
+    ) -> None:
+        specs = [spec if isinstance(spec, str) else spec_of(spec) for spec in logits_processors]
+        objects = {spec_of(cls): cls for cls in logits_processors if not isinstance(cls, str)}
+        declared = load_processors(specs, objects)
+        fd_config = _engine_args(model, specs, engine_args).create_fd_config()
+        self._loop = _LoopThread()
+        self._engine = self._loop.run(_create(EngineClient, fd_config, declared))
+        self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
+        try:
+            self._loop.run(self._engine.start())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or many (a list of such lists), in order."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self._engine.inputs.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self._run(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many, given as text or as token ids, in order."""
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many: Sequence[Any] = [prompts] if single else prompts
+        return self._run([self._engine.inputs.prompt(p) for p in many], sampling_params, use_tqdm=use_tqdm)
+
+    def shutdown(self) -> None:
+        """End the worker process; calling it again does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id."""
+        return self._engine.worker_pid
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _params_per_prompt(sampling_params, len(prompts))
+        with tqdm(total=len(prompts), desc="generating", unit="prompt", disable=not use_tqdm) as progress:
+            return self._loop.run(self._generate_all(prompts, params, progress))
+
+    async def _generate_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: tqdm[Any]
+    ) -> list[RequestOutput]:
+        # Checked before the first one is sent, so that a bad one does not leave the others running.
+        for prompt, each in zip(prompts, params, strict=True):
+            self._engine.inputs.settle(each, prompt)
+        tasks = [
+            asyncio.ensure_future(self._generate_one(prompt, each, progress))
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _generate_one(self, prompt: Prompt, params: SamplingParams, progress: tqdm[Any]) -> RequestOutput:
+        generation = await self._engine.generate(f"offline-{uuid.uuid4().hex}", prompt, params)
+        output = await generation.result()
+        progress.update()
+        return output
+
+
+class _LoopThread:
+    """An event loop in a daemon thread, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fastdeploy_lp-engine", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine there and wait for it; an interrupt of the caller cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and join its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _create(kind: type[Result], *arguments: Any) -> Result:
+    return kind(*arguments)
+
+
+def _shutdown(loop: _LoopThread, engine: EngineClient) -> None:
+    loop.run(engine.shutdown())
+    loop.close()
+
+
+def _engine_args(model: str, specs: list[str], options: dict[str, Any]) -> EngineArgs:
+    try:
+        return EngineArgs(model=model, logits_processors=specs, **options)
+    except TypeError as error:
+        known = ", ".join(sorted(EngineArgs.__dataclass_fields__))
+        raise ValueError(f"LLM: {str(error).split('() ')[-1]}; options are {known}") from None
+
+
+def _params_per_prompt(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None:
+        return [SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
+    if len(sampling_params) != count:
+        raise ValueError(
+            f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or one a prompt"
+        )
+    return sampling_params

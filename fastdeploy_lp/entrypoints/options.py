@@ -1,0 +1,107 @@
+"""Command-line options from dataclass fields, so that CLI, YAML and keyword arguments can not drift apart."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+Options = TypeVar("Options")
+
+
+class OptionsParser(argparse.ArgumentParser):
+    """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
+
+    What the command line says wins over the file; a key of the file that is no option is an error.
+    """
+
+    def __init__(self, *groups: type[Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs, formatter_class=_Formatter, allow_abbrev=False)
+        self._groups = groups
+        self.add_argument("--config", metavar="FILE", help="YAML file with these same options")
+        for group in groups:
+            section = self.add_argument_group(group.__name__)
+            hints = get_type_hints(group)
+            for field in dataclasses.fields(group):
+                section.add_argument(_flag(field.name), dest=field.name, **_argument(field, hints[field.name]))
+
+    def parse_options(self, argv: Sequence[str] | None = None) -> list[Any]:
+        """One object of each dataclass; ends the process with status 2 and one line for anything wrong."""
+        given = {name: value for name, value in vars(self.parse_args(argv)).items() if value is not None}
+        try:
+            return self._build(self._read_config(given.pop("config", None)) | given)
+        except ValueError as error:
+            self.error(str(error))
+
+    def _build(self, values: dict[str, Any]) -> list[Any]:
+        built = []
+        for group in self._groups:
+            fields = {field.name: field for field in dataclasses.fields(group)}
+            for name, field in fields.items():
+                required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+                if required and name not in values:
+                    raise ValueError(f"{_flag(name)} is needed: {field.metadata['help']}")
+            built.append(group(**{name: value for name, value in values.items() if name in fields}))
+        return built
+
+    def _read_config(self, path: str | None) -> dict[str, Any]:
+        if path is None:
+            return {}
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"--config {path}: must hold option: value lines")
+        return {str(key).replace("-", "_"): self._checked(path, str(key), value) for key, value in content.items()}
+
+    def _checked(self, path: str, key: str, value: Any) -> Any:
+        hints = {name: hint for group in self._groups for name, hint in get_type_hints(group).items()}
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ValueError(f"--config {path}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
+        if not _fits(value, hints[name]):
+            raise ValueError(f"--config {path}: {key}: {value!r} has the wrong type")
+        return value
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=110)
+
+
+def _name(field: str) -> str:
+    return field.replace("_", "-")
+
+
+def _flag(field: str) -> str:
+    return f"--{_name(field)}"
+
+
+def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    text = field.metadata["help"]
+    if field.default not in (None, dataclasses.MISSING):
+        text = f"{text} (default: {field.default})"
+    kind = _inner(hint)
+    if get_origin(kind) is list:
+        return {"nargs": "+", "metavar": "SPEC", "help": text}
+    return {"type": kind, "metavar": kind.__name__.upper(), "help": text}
+
+
+def _inner(hint: Any) -> Any:
+    """The type without `| None`."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if get_origin(hint) is Union or type(hint).__name__ == "UnionType" else hint
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind = _inner(hint)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

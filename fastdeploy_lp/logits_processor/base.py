@@ -1,0 +1,46 @@
+"""The native contract of a logits processor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+
+class LogitsProcessor(ABC):
+    """Changes the logits of the whole batch between the model and the sampler.
+
+    One instance serves all requests of a worker. In every step that samples, the chain calls `update_state` once and
+    then `apply` once. `update_state` always runs before the first `apply`.
+    """
+
+    Params: ClassVar[type[BaseModel] | None] = None
+    """A pydantic model of the arguments a request may pass. Requests are checked against it when they arrive; with
+    None the processor's arguments are unknown to the server and reach it unchecked."""
+
+    @abstractmethod
+    def __init__(self, fd_config: FDConfig) -> None:
+        """Set up state from the server's configuration."""
+
+    @abstractmethod
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Read what this step needs from the slot arrays; row r of the logits is the r-th slot whose stop flag is
+        False.
+
+        Every output token is seen exactly once. Do not change `share_inputs`.
+        """
+
+    @abstractmethod
+    def apply(self, logits: Tensor) -> Tensor:
+        """Return the changed logits [rows, vocab_size]; changing them in place is cheapest."""
+
+    def is_argmax_invariant(self) -> bool:
+        """Whether no row's most likely token can ever change; such a processor is skipped when all rows are greedy."""
+        return False

@@ -1,0 +1,84 @@
+"""Everything the API process and the worker say to each other: msgpack on a ZeroMQ socket, never pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.sampling_params import SamplingParams
+
+
+class WorkerStart(msgspec.Struct, tag=True):
+    """The first message, sent once through the worker's standard input, which no one else can write to.
+
+    `pickled_processors` maps the SPEC of a class that was given as an object to its cloudpickle.
+    """
+
+    fd_config: FDConfig
+    endpoint: str
+    server_key: bytes
+    pickled_processors: dict[str, bytes]
+
+
+class AddRequest(msgspec.Struct, tag=True):
+    """Run one sequence: `max_tokens`, `seed` and `logits_processors_args` of `params` are settled and validated."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class AbortRequests(msgspec.Struct, tag=True):
+    """Drop these requests wherever they are; unknown ids are requests that ended meanwhile."""
+
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """End the worker process."""
+
+
+class WorkerReady(msgspec.Struct, tag=True):
+    """The model is loaded; the worker takes requests."""
+
+    load_seconds: float
+
+
+class WorkerFailed(msgspec.Struct, tag=True):
+    """The worker cannot start or go on, and why in one line."""
+
+    message: str
+
+
+class SequenceStep(msgspec.Struct, array_like=True):
+    """What one step did for one sequence. `error` is set when the sequence ended because it could not go on."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+class StepOutputs(msgspec.Struct, tag=True):
+    """One step of the whole batch, with the load after it."""
+
+    steps: list[SequenceStep]
+    num_running: int
+    num_waiting: int
+
+
+ToWorker = AddRequest | AbortRequests | Shutdown
+FromWorker = WorkerReady | WorkerFailed | StepOutputs
+
+
+def encode(message: WorkerStart | ToWorker | FromWorker) -> bytes:
+    """The message as msgpack bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A reusable typed decoder for `WorkerStart`, `ToWorker` or `FromWorker`; raises msgspec.ValidationError."""
+    return msgspec.msgpack.Decoder(kind)

@@ -1,0 +1,1 @@
+"""Models, their layers and the loading of their weights; only the worker process imports this."""

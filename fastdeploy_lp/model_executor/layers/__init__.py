@@ -1,0 +1,1 @@
+"""The layers that model files are written with."""

@@ -1,0 +1,1 @@
+"""One file a model family; `registry.MODELS` says which architecture is which."""

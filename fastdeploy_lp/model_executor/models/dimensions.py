@@ -1,0 +1,36 @@
+"""The sizes of a decoder, read from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes that every decoder-only family shares."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+
+    @classmethod
+    def from_hf_config(cls, config: dict[str, Any]) -> Dimensions:
+        """Raises ValueError naming the field that `config.json` lacks."""
+        try:
+            heads = int(config["num_attention_heads"])
+            return cls(
+                num_layers=int(config["num_hidden_layers"]),
+                hidden_size=int(config["hidden_size"]),
+                intermediate_size=int(config["intermediate_size"]),
+                num_heads=heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+                rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            )
+        except KeyError as error:
+            raise ValueError(f"config.json: {error.args[0]} is missing") from None

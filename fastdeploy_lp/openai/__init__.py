@@ -1,0 +1,1 @@
+"""The import path that FastDeploy's documents use."""

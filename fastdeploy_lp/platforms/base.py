@@ -1,0 +1,29 @@
+"""The interface of a device platform."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+class Platform(ABC):
+    """One kind of device: its Paddle name and what a worker on it needs.
+
+    Importing a platform never imports Paddle: the API process asks it for `worker_environment` before the worker,
+    and so Paddle, starts.
+    """
+
+    name: str
+    """Paddle's device name, as `paddle.set_device` takes it."""
+
+    @abstractmethod
+    def worker_environment(self) -> dict[str, str]:
+        """Environment variables that have to be set before the worker process imports Paddle."""
+
+    @abstractmethod
+    def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A large tensor of zeros on the device, of which only a part may ever be used."""

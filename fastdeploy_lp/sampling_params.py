@@ -1,0 +1,94 @@
+"""What one request asks of the sampler and of the chain; the same class over HTTP, offline and between processes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+MAX_SEED = 2**64 - 1
+GREEDY_BELOW = 1e-5
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sampling and stopping options of one request.
+
+    n: completions to generate, each with a seed of its own derived from `seed`.
+    temperature: 0 (or anything below 1e-5) picks the most likely token; above, logits are divided by it.
+    top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
+    top_k: keep this many most likely tokens; 0 or -1 keeps all.
+    seed: 0 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one.
+    max_tokens: output tokens at most; None goes on until the context is full.
+    stop: strings that end the output and are cut off from it.
+    stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens.
+    ignore_eos: go on past the model's end-of-sequence tokens; for measuring.
+    logits_processors_args: arguments of the logits processors, `{"logit_bias": {42: 5.0}}`.
+
+    Raises ValueError naming the field and what is allowed.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logits_processors_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer("n", self.n, 1, MAX_N)
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature < GREEDY_BELOW:
+            self.temperature = 0.0
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ValueError("top_p: must be above 0 and at most 1")
+        _check_integer("top_k", self.top_k, -1, None)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, 0, MAX_SEED)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1, None)
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        _check_stop(self.stop)
+        for index, token in enumerate(self.stop_token_ids or []):
+            _check_integer(f"stop_token_ids.{index}", token, 0, None)
+        if self.logits_processors_args is not None and not isinstance(self.logits_processors_args, dict):
+            kind = type(self.logits_processors_args).__name__
+            raise ValueError(f"logits_processors_args: must be a dict of arguments, not {kind}")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return self.stop if isinstance(self.stop, list) else []
+
+
+def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
+    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}: must be {allowed}, not {value!r}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name}: must be {allowed}, not {value}")
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name}: must be a number from {low:g} to {high:g}, not {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: must be from {low:g} to {high:g}, not {value:g}")
+
+
+def _check_stop(stop: object) -> None:
+    if stop is None:
+        return
+    if not isinstance(stop, list) or len(stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"stop: must be a string or a list of at most {MAX_STOP_STRINGS} strings")
+    for index, text in enumerate(stop):
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop.{index}: must be a string that is not empty")

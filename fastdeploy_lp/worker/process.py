@@ -1,0 +1,126 @@
+"""The worker process's main loop: messages in, steps, messages out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from io import RawIOBase
+from typing import Any
+
+import cloudpickle
+import paddle
+import zmq
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
+from fastdeploy_lp.messages import (
+    AbortRequests,
+    AddRequest,
+    FromWorker,
+    Shutdown,
+    ToWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStart,
+    decoder,
+    encode,
+)
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+logger = logging.getLogger(__name__)
+
+ORPHANED = 3
+
+
+def main() -> None:
+    """Read WorkerStart from stdin, serve until told to stop, and never outlive the API process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    # Ctrl-C in a terminal reaches the whole process group; the API process decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.
+    pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
+    start: WorkerStart = decoder(WorkerStart).decode(_read_frame(pipe))
+    threading.Thread(target=_exit_with_parent, args=(pipe,), daemon=True).start()
+    WorkerProcess(start).serve()
+
+
+class WorkerProcess:
+    """Connects to the API process, loads the model and steps the engine."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        self._start = start
+        self._inbox = decoder(ToWorker)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._socket.curve_serverkey = start.server_key
+        self._socket.connect(start.endpoint)
+
+    def serve(self) -> None:
+        """Until Shutdown arrives; a fault of the engine is reported before the process ends with status 1."""
+        try:
+            engine = self._start_engine()
+            while self._receive(engine):
+                if engine.has_work:
+                    self._send(engine.step())
+        except Exception as error:
+            logger.exception("the worker cannot go on")
+            self._send(WorkerFailed(f"{type(error).__name__}: {error}"))
+            raise SystemExit(1) from error
+        finally:
+            self._socket.close(linger=1000)
+            self._context.term()
+
+    def _start_engine(self) -> EngineCore:
+        began = time.monotonic()
+        paddle.set_device(current_platform().name)
+        fd_config = self._start.fd_config
+        engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
+        self._send(WorkerReady(load_seconds=time.monotonic() - began))
+        return engine
+
+    def _build_chain(self, fd_config: FDConfig) -> LogitsProcessorChain:
+        objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
+        declared = load_processors(fd_config.structured_outputs_config.logits_processors, objects)
+        return LogitsProcessorChain([processor.cls(fd_config) for processor in declared])
+
+    def _receive(self, engine: EngineCore) -> bool:
+        """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
+        while self._socket.poll(0 if engine.has_work else None):
+            message: Any = self._inbox.decode(self._socket.recv())
+            if isinstance(message, AddRequest):
+                engine.add(message)
+            elif isinstance(message, AbortRequests):
+                engine.abort(message.request_ids)
+            elif isinstance(message, Shutdown):
+                return False
+        return True
+
+    def _send(self, message: FromWorker) -> None:
+        self._socket.send(encode(message))
+
+
+def _read_frame(pipe: RawIOBase) -> bytes:
+    return _read_exactly(pipe, int.from_bytes(_read_exactly(pipe, 8), "big"))
+
+
+def _read_exactly(pipe: RawIOBase, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        part = pipe.read(size - len(content))
+        if not part:
+            raise EOFError("the API process closed the pipe before it said what to do")
+        content += part
+    return content
+
+
+def _exit_with_parent(pipe: RawIOBase) -> None:
+    """The API process never closes our stdin while it lives, so its end means that we are orphaned."""
+    pipe.read(1)
+    logger.error("the API process is gone")
+    os._exit(ORPHANED)

@@ -1,0 +1,71 @@
+"""One running or waiting sequence as the worker sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.sampling_params import SamplingParams
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt, its parameters, and what has been generated so far.
+
+    `slot` is its row in `share_inputs`, NO_SLOT while it waits; `block_table` lists its KV-cache blocks;
+    `num_computed` counts the tokens whose keys and values are in them.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    slot: int = NO_SLOT
+    num_computed: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    @classmethod
+    def from_request(cls, request: AddRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> Sequence:
+        """The sequence that a request asks for; it ends at the latest when the context is full."""
+        params = request.params
+        room = max_model_len - len(request.prompt_token_ids)
+        stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))
+        return cls(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=params,
+            max_tokens=min(params.max_tokens or room, room),
+            stop_token_ids=frozenset(stops),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def uncomputed_token_ids(self) -> list[int]:
+        """The tokens that the next forward pass has to work on: the prompt at first, the last output token later."""
+        if self.num_computed >= len(self.prompt_token_ids):
+            return self.output_token_ids[self.num_computed - len(self.prompt_token_ids) :]
+        return self.prompt_token_ids[self.num_computed :] + self.output_token_ids
+
+    @property
+    def processor_args(self) -> ProcessorArgs:
+        """This request's `logits_processors_args` in the form that `share_inputs` holds."""
+        return ProcessorArgs(self.params.logits_processors_args or {})
+
+    def append(self, token: int) -> None:
+        """Take a sampled token and settle whether it is the last one; end of sequence wins over length."""
+        self.output_token_ids.append(token)
+        if token in self.stop_token_ids:
+            self.finish_reason, self.stop_reason = "stop", token
+        elif len(self.output_token_ids) >= self.max_tokens:
+            self.finish_reason = "length"

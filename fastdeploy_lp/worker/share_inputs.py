@@ -1,0 +1,153 @@
+"""The slot arrays that the model runner, the sampler and the logits processors share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.worker.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class ArrayField:
+    """A slot array [slots, width]: its element type, what an empty slot holds, and what an entering sequence sets.
+
+    `host` fields are numpy and read without waiting for the device; `device` fields are Paddle tensors. A field on both
+    sides has the host's copy under its name with `_cpu` behind it. `width` None means `max_model_len`.
+    """
+
+    name: str
+    dtype: str
+    empty: float
+    value: Callable[[Sequence], Any]
+    width: int | None = 1
+    host: bool = False
+    device: bool = False
+
+
+@dataclass(frozen=True)
+class ListField:
+    """A list with one Python object a slot."""
+
+    name: str
+    empty: Callable[[], Any]
+    value: Callable[[Sequence], Any]
+
+
+# The one list of fields: allocate, write, clear and reset all walk it.
+ARRAY_FIELDS = (
+    ArrayField("stop_flags", "bool", True, lambda _: True, host=True),
+    ArrayField("prompt_lens", "int64", 0, lambda s: len(s.prompt_token_ids), host=True),
+    ArrayField("step_idx", "int64", 0, lambda s: len(s.output_token_ids), host=True),
+    ArrayField(
+        "token_ids_all",
+        "int64",
+        -1,
+        lambda s: np.array(s.prompt_token_ids + s.output_token_ids),
+        width=None,
+        host=True,
+        device=True,
+    ),
+    ArrayField(
+        "next_tokens",
+        "int64",
+        -1,
+        lambda s: (s.output_token_ids or [-1])[-1],
+        host=True,
+        device=True,
+    ),
+    ArrayField("temperature", "float32", 0.0, lambda s: s.params.temperature, host=True, device=True),
+    ArrayField("top_p", "float32", 1.0, lambda s: s.params.top_p, host=True, device=True),
+    ArrayField("top_k", "int64", 0, lambda s: max(s.params.top_k, 0), host=True, device=True),
+    ArrayField("seed", "uint64", 0, lambda s: s.params.seed or 0, host=True),
+)
+LIST_FIELDS = (
+    ListField("req_ids", str, lambda s: s.request_id),
+    ListField("logits_processors_args", ProcessorArgs, lambda s: s.processor_args),
+)
+
+
+class ShareInputs(Mapping[str, Any]):
+    """Slot arrays by name, for `max_num_seqs` slots.
+
+    Row r of the logits is the r-th slot, ascending, whose entry in `stop_flags` is False. Processors read this mapping
+    in `update_state` and change nothing in it.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self._arrays: dict[str, Any] = {}
+        for field in ARRAY_FIELDS:
+            host = np.full((max_num_seqs, field.width or max_model_len), field.empty, field.dtype)
+            if field.device:
+                self._arrays[field.name] = paddle.to_tensor(host)
+            if field.host:
+                self._arrays[_host_name(field)] = host
+        for slot_list in LIST_FIELDS:
+            self._arrays[slot_list.name] = [slot_list.empty() for _ in range(max_num_seqs)]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def assign(self, sequence: Sequence) -> None:
+        """Write an entering sequence into its slot; it yields no token before `set_active` says so."""
+        for field in ARRAY_FIELDS:
+            self._write(field, sequence.slot, field.value(sequence))
+        for slot_list in LIST_FIELDS:
+            self._arrays[slot_list.name][sequence.slot] = slot_list.value(sequence)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot that its sequence leaves, arguments included."""
+        for field in ARRAY_FIELDS:
+            self._write(field, slot, field.empty)
+        for slot_list in LIST_FIELDS:
+            self._arrays[slot_list.name][slot] = slot_list.empty()
+
+    def reset(self) -> None:
+        """Empty every slot."""
+        for slot in range(self.max_num_seqs):
+            self.clear(slot)
+
+    def set_active(self, slots: NDArray[np.int64]) -> None:
+        """Say which slots yield a token this step."""
+        self._arrays["stop_flags"][:] = True
+        self._arrays["stop_flags"][slots] = False
+
+    def append_tokens(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Record one sampled token [n] for each of these slots [n]."""
+        positions = self._arrays["prompt_lens"][slots, 0] + self._arrays["step_idx"][slots, 0]
+        self._arrays["step_idx"][slots, 0] += 1
+        # The last token of a full context has no place in the array; its sequence ends with it.
+        fits = positions < self._arrays["token_ids_all_cpu"].shape[1]
+        self._put("token_ids_all", slots[fits], positions[fits], tokens[fits])
+        self._put("next_tokens", slots, np.zeros_like(slots), tokens)
+
+    def _put(self, name: str, rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.int64]) -> None:
+        self._arrays[f"{name}_cpu"][rows, cols] = values
+        if rows.size:
+            self._arrays[name].index_put_((paddle.to_tensor(rows), paddle.to_tensor(cols)), paddle.to_tensor(values))
+
+    def _write(self, field: ArrayField, slot: int, value: Any) -> None:
+        row = np.full(self._arrays[_host_name(field)].shape[1], field.empty, field.dtype)
+        values = np.atleast_1d(value)
+        row[: len(values)] = values
+        if field.host:
+            self._arrays[_host_name(field)][slot] = row
+        if field.device:
+            self._arrays[field.name][slot] = paddle.to_tensor(row)
+
+
+def _host_name(field: ArrayField) -> str:
+    return f"{field.name}_cpu" if field.device else field.name

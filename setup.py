@@ -1,0 +1,60 @@
+"""Package definition of fastdeploy-lp; tool settings live in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "fastdeploy_lp" / "version.py").read_text()).group(1)
+
+RUNTIME = [
+    "cloudpickle>=3.1",
+    "fastapi>=0.115",
+    "gguf>=0.17",
+    "httptools>=0.6.4",
+    "jinja2>=3.1.5",
+    "msgspec>=0.19",
+    "numpy>=1.26",
+    "prometheus-client>=0.21",
+    "pydantic>=2.10",
+    "pyyaml>=6.0.2",
+    "pyzmq>=26.2",
+    "safetensors>=0.5",
+    "tokenizers>=0.21",
+    "tqdm>=4.67",
+    "uvicorn>=0.34",
+    "uvloop>=0.21",
+]
+
+EXTRAS = {
+    "cpu": ["paddlepaddle>=3.3.1,<3.4"],
+    # Found on PaddlePaddle's own package index; the public one stops at 2.6.2.
+    "gpu": ["paddlepaddle-gpu>=3.3.1,<3.4"],
+    "dev": [
+        "httpx>=0.28",
+        "hypothesis>=6.120",
+        "mypy>=1.15",
+        "openai>=1.60",
+        "pytest>=8.3",
+        "ruff>=0.9",
+        "types-PyYAML",
+        "types-tqdm",
+    ],
+}
+
+setup(
+    name="fastdeploy-lp",
+    version=VERSION,
+    description="A serving backend on PaddlePaddle built around logits processors",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    # The top-level names `entrypoints` and `worker` of a checkout are links, not packages of their own.
+    packages=find_packages(include=["fastdeploy_lp", "fastdeploy_lp.*"]),
+    package_data={"fastdeploy_lp": ["py.typed"]},
+    install_requires=RUNTIME,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["fastdeploy-lp = fastdeploy_lp.entrypoints.cli:main"]},
+)

@@ -1,0 +1,36 @@
+"""Fixtures that several test folders share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support.server import ServerProcess
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def golden_cases() -> list[dict[str, Any]]:
+    """Chats with SmolLM2-135M-Instruct and what the reference implementation answers greedily in float32."""
+    cases: list[dict[str, Any]] = json.loads((DATA / "golden" / "smollm2.json").read_text())["cases"]
+    return cases
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    """The default model with LogitBias and the documents' own processor, for tests that leave it as it was."""
+    processors = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
+    with ServerProcess("--logits-processors", *processors) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.Client]:
+    """The real OpenAI client on `server`."""
+    with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as connected:
+        yield connected

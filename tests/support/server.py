@@ -1,0 +1,144 @@
+"""A real server process for tests, on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+REPOSITORY = Path(__file__).parents[2]
+TESTS = REPOSITORY / "tests"
+API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
+START_SECONDS = 120.0
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def server_command(*options: str, module: str = API_SERVER) -> list[str]:
+    """The command line of a server; give it the port yourself."""
+    return [sys.executable, "-m", module, *options]
+
+
+def server_environment() -> dict[str, str]:
+    """Lets the server import the processors in `tests/support`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)])}
+
+
+class ServerProcess:
+    """`with ServerProcess("--logits-processors", "X") as server:` gives one that is ready, and stops it afterwards."""
+
+    def __init__(self, *options: str, model: str = "smollm2-135m", module: str = API_SERVER) -> None:
+        self.port = free_port()
+        self.metrics_port = free_port()
+        ports = ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
+        self._command = server_command("--model", model, *ports, *options, module=module)
+        self._log = tempfile.TemporaryFile("w+")
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the API is, without `/v1`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The API process."""
+        return self._running().pid
+
+    @property
+    def worker_pid(self) -> int:
+        """The worker process: the API process's only child."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        workers = [int(child) for child in children if "fastdeploy_lp.worker" in _command_line(int(child))]
+        if len(workers) != 1:
+            raise RuntimeError(f"{len(workers)} workers")
+        return workers[0]
+
+    @property
+    def log(self) -> str:
+        """What the server printed so far."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def start(self) -> ServerProcess:
+        """Start and wait until /health answers 200."""
+        self.process = subprocess.Popen(
+            self._command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=server_environment(),
+            cwd=REPOSITORY,
+        )
+        wait_until(self._healthy, START_SECONDS, lambda: self.log)
+        return self
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
+        """Signal the server and give its exit status."""
+        process = self._running()
+        process.send_signal(number)
+        return process.wait(seconds)
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        self._log.close()
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            raise RuntimeError("the server was not started")
+        return self.process
+
+    def _healthy(self) -> bool:
+        if self._running().poll() is not None:
+            raise RuntimeError(f"the server ended with status {self._running().returncode}:\n{self.log}")
+        return health(self.url) == 200
+
+
+def health(url: str) -> int | None:
+    """Status of GET /health; None while nobody listens."""
+    try:
+        with urlopen(f"{url}/health") as response:
+            status: int = response.status
+            return status
+    except URLError as error:
+        return getattr(error, "code", None)
+
+
+def wait_until(condition: object, seconds: float, describe: object = None) -> None:
+    """Poll a callable until it is true; TimeoutError otherwise, with what `describe` returns."""
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            raise TimeoutError(describe() if callable(describe) else "the condition did not come true")
+        time.sleep(0.02)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process with this id runs (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -1,0 +1,46 @@
+"""Tiny random-weight models as the worker sees them; they have no tokenizer and are fed token ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fastdeploy_lp.config import (
+    CacheConfig,
+    FDConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    StructuredOutputsConfig,
+)
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+
+
+def tiny_fd_config(
+    name: str = "tiny-llama",
+    *,
+    max_num_seqs: int = 8,
+    max_model_len: int = 64,
+    block_size: int = 4,
+    eos_token_ids: tuple[int, ...] = (),
+    logits_processors: tuple[str, ...] = (),
+) -> FDConfig:
+    """The configuration of one of the golden tiny models."""
+    hf_config = json.loads((GOLDEN / name / "config.json").read_text())
+    blocks_per_seq = -(-max_model_len // block_size)
+    return FDConfig(
+        model_config=ModelConfig(
+            model=name,
+            directory=str(GOLDEN / name),
+            served_model_name=name,
+            vocab_size=hf_config["vocab_size"],
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            hf_config=hf_config,
+        ),
+        scheduler_config=SchedulerConfig(max_num_seqs),
+        cache_config=CacheConfig(block_size, 1 + blocks_per_seq * max_num_seqs),
+        parallel_config=ParallelConfig(),
+        structured_outputs_config=StructuredOutputsConfig(logits_processors),
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,14 @@ from typing import Any
 import openai
 import pytest
 from support.server import ServerProcess
+
+from fastdeploy_lp.platforms import current_platform
+
+# Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
+os.environ.update(current_platform().worker_environment())
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    importlib.import_module("paddle")
 
 DATA = Path(__file__).parent / "data"
 

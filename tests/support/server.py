@@ -46,7 +46,7 @@ class ServerProcess:
         self.metrics_port = free_port()
         ports = ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         self._command = server_command("--model", model, *ports, *options, module=module)
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self.process: subprocess.Popen[str] | None = None
 
     @property

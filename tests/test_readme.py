@@ -1,0 +1,90 @@
+"""Every command and program in the README is run as it is printed, but for ports and the path of the environment."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.server import REPOSITORY, ServerProcess, server_environment
+
+README = (REPOSITORY / "README.md").read_text()
+PRINTED_URL = "http://127.0.0.1:8180"
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def block_with(language: str, text: str) -> str:
+    (found,) = [block for block in code_blocks(language) if text in block]
+    return found
+
+
+def run_python(program: str, directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=directory, env=server_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def plain_answer(golden_cases: list[dict[str, str]]) -> str:
+    """What the model says to the README's question without any processor."""
+    return next(case["output_text"] for case in golden_cases if case["prompt"] == "What is the capital of France?")
+
+
+def test_no_block_of_code_is_left_out_of_these_tests() -> None:
+    assert len(code_blocks("bash")) == 3
+    assert len(code_blocks("python")) == 3
+    assert README.count("```") == 2 * 6
+
+
+def test_the_curl_line_bans_the_token(server: ServerProcess, plain_answer: str) -> None:
+    command = block_with("bash", "curl").replace(PRINTED_URL, server.url)
+    answer = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=True).stdout
+    assert '"choices"' in answer
+    assert "Paris" in plain_answer
+    assert "Paris" not in answer
+
+
+def test_the_openai_program_bans_the_token(server: ServerProcess, tmp_path: Path) -> None:
+    answer = run_python(block_with("python", "openai.Client").replace(PRINTED_URL, server.url), tmp_path)
+    assert answer.strip()
+    assert "Paris" not in answer
+
+
+def test_the_offline_program_bans_the_token(tmp_path: Path) -> None:
+    answer = run_python(block_with("python", "LLM("), tmp_path)
+    assert answer.strip()
+    assert "Paris" not in answer
+
+
+def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Path) -> None:
+    (tmp_path / "shout.py").write_text(block_with("python", "class OnlyTokens"))
+    printed = block_with("bash", "shout:OnlyTokens")
+    options = re.search(r"api_server \\\n(.*)", printed, re.DOTALL)
+    assert options is not None
+    words = options.group(1).replace("\\\n", " ").split()
+    declared = words[words.index("--logits-processors") :]
+    assert words[:2] == ["--model", "smollm2-135m"]
+    with ServerProcess(*declared, environment={"PYTHONPATH": str(tmp_path)}) as server:
+        body = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "logits_processors_args": {"only_tokens": [7042]}}'
+        url = f"{server.url}/v1/chat/completions"
+        header = "Content-Type: application/json"
+        answer = subprocess.run(
+            ["curl", "-sS", url, "-H", header, "-d", body], capture_output=True, text=True, check=True
+        ).stdout
+    assert " Paris Paris Paris Paris Paris" in answer
+
+
+def test_the_make_targets_and_files_that_the_readme_names_exist() -> None:
+    targets = re.findall(r"^(?:make )(\w+)", "\n".join(code_blocks("bash")), re.MULTILINE)
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert targets == ["serve", "test"]
+    assert all(f"\n{target}:" in makefile for target in targets)
+    for path in ("configs/smollm2-135m.yaml", "docs/architecture.md", "benchmarks"):
+        assert (REPOSITORY / path).exists()

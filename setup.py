@@ -14,6 +14,7 @@ RUNTIME = [
     "gguf>=0.17",
     "httptools>=0.6.4",
     "jinja2>=3.1.5",
+    "ml-dtypes>=0.5",
     "msgspec>=0.19",
     "numpy>=1.26",
     "prometheus-client>=0.21",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 MAX_SEED = 2**64 - 1
+MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -44,21 +45,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MAX_N)
         _check_number("temperature", self.temperature, 0.0, 100.0)
-        if self.temperature < GREEDY_BELOW:
-            self.temperature = 0.0
+        self.temperature = float(self.temperature) if self.temperature >= GREEDY_BELOW else 0.0
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p: must be above 0 and at most 1")
-        _check_integer("top_k", self.top_k, -1, None)
+        self.top_p = float(self.top_p)
+        _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         if self.seed is not None:
             _check_integer("seed", self.seed, 0, MAX_SEED)
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, None)
+            _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         _check_stop(self.stop)
-        for index, token in enumerate(self.stop_token_ids or []):
-            _check_integer(f"stop_token_ids.{index}", token, 0, None)
+        _check_stop_token_ids(self.stop_token_ids)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos: must be true or false, not {self.ignore_eos!r}")
         if self.logits_processors_args is not None and not isinstance(self.logits_processors_args, dict):
             kind = type(self.logits_processors_args).__name__
             raise ValueError(f"logits_processors_args: must be a dict of arguments, not {kind}")
@@ -69,11 +71,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return self.stop if isinstance(self.stop, list) else []
 
 
-def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
-    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+def _check_stop_token_ids(token_ids: object) -> None:
+    if token_ids is None:
+        return
+    if not isinstance(token_ids, list):
+        raise ValueError(f"stop_token_ids: must be a list of token ids, not {type(token_ids).__name__}")
+    for index, token in enumerate(token_ids):
+        _check_integer(f"stop_token_ids.{index}", token, 0, MAX_INTEGER)
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    allowed = f"an integer from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: must be {allowed}, not {value!r}")
-    if value < low or (high is not None and value > high):
+    if not low <= value <= high:
         raise ValueError(f"{name}: must be {allowed}, not {value}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -71,8 +72,9 @@ def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Pa
     words = options.group(1).replace("\\\n", " ").split()
     declared = words[words.index("--logits-processors") :]
     assert words[:2] == ["--model", "smollm2-135m"]
-    with ServerProcess(*declared, environment={"PYTHONPATH": str(tmp_path)}) as server:
-        body = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "logits_processors_args": {"only_tokens": [7042]}}'
+    with ServerProcess(*declared, env={"PYTHONPATH": str(tmp_path)}) as server:
+        question = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+        body = json.dumps(question | {"logits_processors_args": {"only_tokens": [7042]}})
         url = f"{server.url}/v1/chat/completions"
         header = "Content-Type: application/json"
         answer = subprocess.run(

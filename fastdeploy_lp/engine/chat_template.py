@@ -31,7 +31,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from None
 
 

@@ -36,14 +36,15 @@ class InputProcessor:
         """The conversation after the model's chat template."""
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
-        text = self._tokenizer.render_chat(messages)
+        text = _require_unicode(self._tokenizer.render_chat(messages), "messages")
         # The template writes the special tokens itself.
         return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
 
     def prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """A text or token-id prompt."""
         if isinstance(prompt, str):
-            return self._checked(self._tokenizer.encode(prompt), prompt, "prompt")
+            text = _require_unicode(prompt, "prompt")
+            return self._checked(self._tokenizer.encode(text), text, "prompt")
         for index, token in enumerate(prompt):
             self._check_token_id(f"prompt.{index}", token)
         return self._checked(list(prompt), None, "prompt")
@@ -92,3 +93,12 @@ class InputProcessor:
         size = self._config.vocab_size
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise InvalidRequestError(param, f"{token!r} is no token id; allowed are 0 to {size - 1}")
+
+
+def _require_unicode(text: str, param: str) -> str:
+    """Half a surrogate pair can stand in a JSON string, but it is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(param, f"no valid Unicode: {error.reason}") from None
+    return text

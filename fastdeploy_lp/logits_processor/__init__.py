@@ -5,6 +5,7 @@ Imports no engine, no worker and no HTTP, and Paddle only where a tensor is made
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
+from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.registry import (
     BUILTIN,
@@ -12,7 +13,7 @@ from fastdeploy_lp.logits_processor.registry import (
     LogitsProcessorSpecError,
     load_processors,
 )
-from fastdeploy_lp.logits_processor.request_args import RequestArgsError, RequestArgsValidator
+from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
 
 __all__ = [
     "BUILTIN",

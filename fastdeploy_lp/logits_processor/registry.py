@@ -115,13 +115,15 @@ def _import(module_path: str, spec: str) -> object:
             raise LogitsProcessorSpecError(
                 f"logits_processors: {spec!r} names the module {absent!r}, which cannot be found; {hint}"
             ) from None
-        raise LogitsProcessorSpecError(
-            f"logits_processors: importing {module_path!r} for {spec!r} failed: {error}; install what it needs"
-        ) from error
+        problem = f"importing {module_path!r} for {spec!r} failed: {_one_line(error)}; install what it needs"
+        raise LogitsProcessorSpecError(f"logits_processors: {problem}") from error
     except Exception as error:
-        raise LogitsProcessorSpecError(
-            f"logits_processors: importing {module_path!r} for {spec!r} failed: {type(error).__name__}: {error}"
-        ) from error
+        problem = f"importing {module_path!r} for {spec!r} failed: {type(error).__name__}: {_one_line(error)}"
+        raise LogitsProcessorSpecError(f"logits_processors: {problem}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _attribute(module: object, class_path: str, spec: str) -> object:

@@ -7,18 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.registry import DeclaredProcessor
+from fastdeploy_lp.logits_processor.sendable import require_sendable
 
 FIELD = "logits_processors_args"
-
-
-class RequestArgsError(ValueError):
-    """An argument that no declared processor can take; `path` is its JSON path in the request body."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class RequestArgsValidator:
@@ -42,6 +35,7 @@ class RequestArgsValidator:
                 raise RequestArgsError(f"{FIELD}.{name}", "argument names are strings")
             if name not in self._known and not self._open:
                 raise RequestArgsError(f"{FIELD}.{name}", self._unknown())
+            require_sendable(value, f"{FIELD}.{name}")
             settled[name] = value
         for model in self._models:
             settled |= self._validate_model(model, args)
@@ -57,7 +51,8 @@ class RequestArgsValidator:
             first = error.errors(include_url=False)[0]
             path = ".".join(str(part) for part in (FIELD, *first["loc"]) if part != "[key]")
             raise RequestArgsError(path, first["msg"].removeprefix("Value error, ")) from None
-        return checked.model_dump(by_alias=True, include=set(own))
+        settled = checked.model_dump(by_alias=True)
+        return {name: settled[name] for name in own}
 
     def _unknown(self) -> str:
         if not self._names:

@@ -41,19 +41,12 @@ class Sampler:
             share_inputs["seed"][slots, 0],
             (share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0]).astype(np.uint64),
         )
-        filtered = (share_inputs["top_k_cpu"][slots, 0] > 0) | (share_inputs["top_p_cpu"][slots, 0] < 1)
-        tokens = paddle.empty([len(rows)], "int64")
-        for some, draw in ((np.flatnonzero(~filtered), _draw_all), (np.flatnonzero(filtered), _draw_filtered)):
-            if some.size:
-                where = paddle.to_tensor(some)
-                part = draw(
-                    paddle.gather(scaled, where),
-                    paddle.to_tensor(uniform[some]).unsqueeze(1),
-                    share_inputs["top_k_cpu"][slots[some]],
-                    share_inputs["top_p_cpu"][slots[some]],
-                )
-                tokens.index_put_((where,), part)
-        return tokens
+        return _draw_by_limit(
+            scaled,
+            paddle.to_tensor(uniform).unsqueeze(1),
+            _candidate_limits(share_inputs, slots, logits.shape[-1]),
+            share_inputs["top_p_cpu"][slots],
+        )
 
 
 def seeded_uniform(seeds: Uint64Array, positions: Uint64Array) -> NDArray[np.float32]:
@@ -73,17 +66,37 @@ def _mix(x: Uint64Array) -> Uint64Array:
     return x ^ (x >> np.uint64(31))
 
 
-def _draw_all(scaled: Tensor, uniform: Tensor, _top_k: object, _top_p: object) -> Tensor:
-    return _inverse_cdf(F.softmax(scaled), uniform)
+ALL_UNSORTED = 0
 
 
-def _draw_filtered(scaled: Tensor, uniform: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]) -> Tensor:
-    """Candidates in descending order: the first `top_k`, of those the fewest that reach `top_p` together."""
-    vocab_size = scaled.shape[-1]
-    limit = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
-    values, tokens = paddle.topk(scaled, int(limit.max()))
-    outside = paddle.arange(values.shape[-1]).unsqueeze(0) >= paddle.to_tensor(limit)
-    probs = F.softmax(paddle.where(outside, paddle.full_like(values, -np.inf), values))
+def _candidate_limits(share_inputs: Mapping[str, Any], slots: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """How many of the most likely tokens each row draws from; ALL_UNSORTED where neither top-k nor top-p filters."""
+    top_k, top_p = share_inputs["top_k_cpu"][slots, 0], share_inputs["top_p_cpu"][slots, 0]
+    limits = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
+    return np.where((top_k > 0) | (top_p < 1), limits, ALL_UNSORTED)
+
+
+def _draw_by_limit(scaled: Tensor, uniform: Tensor, limits: NDArray[np.int64], top_p: NDArray[np.float32]) -> Tensor:
+    """Rows of one limit are drawn together, and never with others: the order that `topk` gives equal logits, and the
+    last bits of a softmax, change with the number of candidates."""
+    distinct = np.unique(limits)
+    if len(distinct) == 1:
+        return _draw_rows(scaled, uniform, int(distinct[0]), top_p)
+    tokens = paddle.empty([len(limits)], "int64")
+    for limit in distinct:
+        rows = np.flatnonzero(limits == limit)
+        where = paddle.to_tensor(rows)
+        part = _draw_rows(paddle.gather(scaled, where), paddle.gather(uniform, where), int(limit), top_p[rows])
+        tokens.index_put_((where,), part)
+    return tokens
+
+
+def _draw_rows(scaled: Tensor, uniform: Tensor, limit: int, top_p: NDArray[np.float32]) -> Tensor:
+    """From the `limit` most likely tokens in descending order, of those the fewest that reach `top_p` together."""
+    if limit == ALL_UNSORTED:
+        return _inverse_cdf(F.softmax(scaled), uniform)
+    values, tokens = paddle.topk(scaled, limit)
+    probs = F.softmax(values)
     before = paddle.cumsum(probs, axis=-1) - probs
     probs = paddle.where(before < paddle.to_tensor(top_p), probs, paddle.zeros_like(probs))
     return paddle.take_along_axis(tokens, _inverse_cdf(probs, uniform).unsqueeze(1), axis=1).squeeze(1)

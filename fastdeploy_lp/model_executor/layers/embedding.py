@@ -19,14 +19,16 @@ class Embedding:
 
 
 class LMHead:
-    """hidden [rows, hidden_size] → logits [rows, vocab_size]; tied to the embedding if the checkpoint has no head."""
+    """hidden [rows, hidden_size] → logits [rows, vocab_size].
 
-    def __init__(self, weights: Weights, name: str, embedding: Embedding) -> None:
+    A tied head is the embedding; some checkpoints hold it a second time under its own name.
+    """
+
+    def __init__(self, weights: Weights, name: str, embedding: Embedding, *, tied: bool) -> None:
         tensor = f"{name}.weight"
+        own = tensor in weights or not tied
         shape = embedding.weight.shape
-        self.weight = (
-            weights.take(tensor, shape, transpose=True) if tensor in weights else embedding.weight.T.contiguous()
-        )
+        self.weight = weights.take(tensor, shape, transpose=True) if own else embedding.weight.T.contiguous()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return paddle.matmul(hidden, self.weight)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - teaches numpy bfloat16, which most published checkpoints are in
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -40,7 +41,8 @@ class Weights:
             raise WeightsError(f"{name}: shape {list(array.shape)} in the file, {list(shape)} expected by the model")
         self._untaken.discard(name)
         self._progress.update()
-        return paddle.to_tensor(np.ascontiguousarray(array.T) if transpose else array, dtype=self._dtype)
+        array = array.astype(self._dtype, copy=False)
+        return paddle.to_tensor(np.ascontiguousarray(array.T) if transpose else array)
 
     def require_all_taken(self) -> None:
         """Raise WeightsError if the checkpoint holds tensors that the model did not ask for."""

@@ -17,6 +17,7 @@ class Dimensions:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
+    tie_word_embeddings: bool
 
     @classmethod
     def from_hf_config(cls, config: dict[str, Any]) -> Dimensions:
@@ -31,6 +32,7 @@ class Dimensions:
                 num_kv_heads=int(config.get("num_key_value_heads") or heads),
                 head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
                 rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             )
         except KeyError as error:
             raise ValueError(f"config.json: {error.args[0]} is missing") from None

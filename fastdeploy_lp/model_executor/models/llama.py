@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
@@ -83,6 +84,7 @@ class LlamaForCausalLM:
 
     def __init__(self, config: ModelConfig, weights: Weights, caches: Sequence[LayerKVCache]) -> None:
         dims = Dimensions.from_hf_config(config.hf_config)
+        _require_swiglu(config.hf_config)
         rotary = RotaryEmbedding(config.hf_config, dims.head_dim, config.max_model_len)
         self._rotary = rotary
         self.embed_tokens = Embedding(weights, "model.embed_tokens", config.vocab_size, dims.hidden_size)
@@ -91,7 +93,7 @@ class LlamaForCausalLM:
             for index, cache in enumerate(caches)
         ]
         self.norm = RMSNorm(weights, "model.norm", dims.hidden_size, dims.rms_norm_eps)
-        self.lm_head = LMHead(weights, "lm_head", self.embed_tokens)
+        self.lm_head = LMHead(weights, "lm_head", self.embed_tokens, tied=dims.tie_word_embeddings)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """The final hidden states of every chunk's last token: [sequences, hidden_size]."""
@@ -106,3 +108,9 @@ class LlamaForCausalLM:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [sequences, vocab_size] of hidden states [sequences, hidden_size]."""
         return self.lm_head(hidden)
+
+
+def _require_swiglu(hf_config: dict[str, Any]) -> None:
+    activation = hf_config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ValueError(f"config.json: hidden_act {activation!r} is not supported; Llama models here have silu")

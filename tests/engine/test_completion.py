@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.outputs import CompletionDelta
+
+many = settings(deadline=None, max_examples=80)
+
+IM_END = 2
+VOCAB_SIZE = 49152
+
+texts = st.text(
+    st.one_of(
+        st.characters(codec="utf-8"),
+        st.sampled_from("abc .,\n\t"),
+        st.sampled_from("🙂👩‍🚀🇫🇷한국어漢字かなéñ\u0301\u0308\u200d\ufe0fनमस्ते"),
+    ),
+    max_size=40,
+)
+
+
+def feed(completion: Completion, token_ids: Sequence[int], sizes: Sequence[int] = ()) -> list[CompletionDelta]:
+    """Feed tokens in steps of these sizes (then one by one), ending with "length"; gives the deltas on the way."""
+    deltas = []
+    rest, size_of_step = list(token_ids), iter(sizes)
+    while rest and completion.finish_reason is None:
+        size = next(size_of_step, 1)
+        step, rest = rest[:size], rest[size:]
+        completion.feed(step, None if rest else "length", None)
+        delta = completion.take_delta()
+        if delta is not None:
+            deltas.append(delta)
+    return deltas
+
+
+def joined(deltas: Sequence[CompletionDelta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def run(
+    tokenizer: Tokenizer, text: str, stop: Sequence[str] = (), sizes: Sequence[int] = ()
+) -> tuple[Completion, list[CompletionDelta]]:
+    completion = Completion(0, tokenizer, stop)
+    return completion, feed(completion, tokenizer.encode(text), sizes)
+
+
+def as_tokens(tokenizer: Tokenizer, text: str) -> str:
+    """What is left of the text: the default model's vocabulary lacks 21 of the 256 bytes."""
+    return tokenizer.decode(tokenizer.encode(text))
+
+
+step_sizes = st.lists(st.integers(1, 5), max_size=20)
+
+# Text
+
+
+@many
+@given(text=texts.filter(bool), sizes=step_sizes)
+def test_joined_deltas_are_the_whole_text(tokenizer: Tokenizer, text: str, sizes: list[int]) -> None:
+    completion, deltas = run(tokenizer, text, sizes=sizes)
+    assert joined(deltas) == as_tokens(tokenizer, text)
+    assert [token for delta in deltas for token in delta.token_ids] == tokenizer.encode(text)
+    assert completion.num_tokens == len(tokenizer.encode(text))
+
+
+@many
+@given(token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1) | st.integers(17, 272), min_size=1, max_size=30))
+def test_whatever_the_model_says_deltas_join_to_what_the_tokenizer_decodes(
+    tokenizer: Tokenizer, token_ids: list[int]
+) -> None:
+    deltas = feed(Completion(0, tokenizer, []), token_ids)
+    assert joined(deltas) == tokenizer.decode(token_ids)
+    assert [token for delta in deltas for token in delta.token_ids] == token_ids
+
+
+@many
+@given(text=texts.filter(bool))
+def test_a_delta_never_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
+    _, deltas = run(tokenizer, text)
+    whole, so_far = as_tokens(tokenizer, text), ""
+    for delta in deltas:
+        so_far += delta.text
+        assert whole.startswith(so_far)
+
+
+def test_only_the_last_delta_carries_the_reasons(tokenizer: Tokenizer) -> None:
+    completion, deltas = run(tokenizer, "The sky is blue today.")
+    assert len(deltas) > 3
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    assert (completion.finish_reason, completion.stop_reason) == ("length", None)
+
+
+def test_deltas_carry_the_index_of_their_completion(tokenizer: Tokenizer) -> None:
+    completion = Completion(3, tokenizer, [])
+    assert {delta.index for delta in feed(completion, tokenizer.encode("One two"))} == {3}
+
+
+def test_there_is_no_delta_while_there_is_nothing_to_tell(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, [])
+    assert completion.take_delta() is None
+    emoji = tokenizer.encode("🙂")
+    assert len(emoji) > 1
+    completion.feed(emoji[:1], None, None)
+    assert completion.take_delta() is None
+    completion.feed(emoji[1:], None, None)
+    delta = completion.take_delta()
+    assert delta is not None
+    assert (delta.text, delta.token_ids) == ("🙂", emoji)
+    assert completion.take_delta() is None
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_character_that_stays_incomplete_shows_as_the_tokenizer_shows_it(tokenizer: Tokenizer, kept: int) -> None:
+    greeting, flamingo = tokenizer.encode("Hi"), tokenizer.encode("🦩")
+    assert len(flamingo) == 3
+    deltas = feed(Completion(0, tokenizer, []), [*greeting, *flamingo[:kept]])
+    assert joined(deltas) == "Hi\ufffd"
+
+
+def test_a_finishing_special_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, [])
+    tokens = [*tokenizer.encode("Paris"), IM_END]
+    completion.feed(tokens, "stop", IM_END)
+    delta = completion.take_delta()
+    assert delta == CompletionDelta(0, "Paris", tokens, "stop", IM_END)
+    assert completion.num_tokens == len(tokens)
+
+
+def test_a_completion_that_ends_without_text_still_says_so(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, ["never"])
+    completion.feed([IM_END], "stop", IM_END)
+    assert completion.take_delta() == CompletionDelta(0, "", [IM_END], "stop", IM_END)
+
+
+# Stop strings
+
+
+def before_first(text: str, stops: Sequence[str]) -> str:
+    return text[: min((at for at in map(text.find, stops) if at >= 0), default=len(text))]
+
+
+@many
+@given(
+    parts=st.lists(texts, min_size=2, max_size=2),
+    stop=st.text(st.sampled_from("ab #\né漢🙂"), min_size=1, max_size=6),
+    sizes=step_sizes,
+)
+def test_text_ends_before_a_stop_string_wherever_tokens_cut_it(
+    tokenizer: Tokenizer, parts: list[str], stop: str, sizes: list[int]
+) -> None:
+    text = stop.join(parts)
+    whole = as_tokens(tokenizer, text)
+    assert stop in whole
+    completion, deltas = run(tokenizer, text, [stop], sizes)
+    assert joined(deltas) == before_first(whole, [stop])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+
+
+@many
+@given(text=texts.filter(bool), stops=st.lists(texts.filter(bool), min_size=1, max_size=4))
+def test_nothing_is_held_back_for_good(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
+    tokens = tokenizer.encode(text)
+    whole = tokenizer.decode(tokens)
+    completion = Completion(0, tokenizer, [stop for stop in stops if stop not in whole])
+    assert joined(feed(completion, [*tokens, IM_END])) == whole
+    assert completion.finish_reason == "length"
+
+
+@many
+@given(text=st.text(st.sampled_from("ab#"), min_size=1, max_size=40))
+def test_text_that_may_become_a_stop_string_is_not_shown(tokenizer: Tokenizer, text: str) -> None:
+    stop = "ab#ab"
+    tokens = tokenizer.encode(text)
+    completion = Completion(0, tokenizer, [stop])
+    shown = ""
+    for count, token in enumerate(tokens, start=1):
+        completion.feed([token], None, None)
+        delta = completion.take_delta()
+        shown += delta.text if delta is not None else ""
+        so_far = before_first(tokenizer.decode(tokens[:count]), [stop])
+        assert so_far.startswith(shown)
+        if completion.finish_reason is not None:
+            assert shown == so_far
+            break
+        beginning = max(length for length in range(len(stop)) if so_far.endswith(stop[:length]))
+        assert len(shown) <= len(so_far) - beginning
+
+
+@pytest.mark.parametrize("stops", [["day", "sky"], ["sky", "day"], ["sky is", "e", "is", "today"]])
+def test_the_earliest_of_several_stop_strings_wins(tokenizer: Tokenizer, stops: list[str]) -> None:
+    text = "Blu sky is todays"
+    completion, deltas = run(tokenizer, text, stops, sizes=[100])
+    assert joined(deltas) == before_first(text, stops) == "Blu "
+    assert str(completion.stop_reason).startswith("sky")
+
+
+def test_a_stop_string_at_the_very_beginning_leaves_no_text(tokenizer: Tokenizer) -> None:
+    completion, deltas = run(tokenizer, "Stop here", ["Stop"])
+    assert joined(deltas) == ""
+    assert completion.finish_reason == "stop"
+
+
+def test_a_stop_string_that_spans_many_tokens_is_found(tokenizer: Tokenizer) -> None:
+    stop = "one two three four five"
+    assert len(tokenizer.encode(stop)) > 4
+    completion, deltas = run(tokenizer, f"Count: {stop} six", [stop])
+    assert joined(deltas) == "Count: "
+    assert completion.stop_reason == stop
+
+
+def test_tokens_behind_a_stop_string_are_dropped(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a. b. c. d.")
+    completion = Completion(0, tokenizer, ["b"])
+    completion.feed(tokens, "length", None)
+    count = completion.num_tokens
+    assert count < len(tokens)
+    assert "b" in tokenizer.decode(tokens[:count])
+    assert "b" not in tokenizer.decode(tokens[: count - 1])
+    delta = completion.take_delta()
+    assert delta is not None
+    assert (delta.text, delta.token_ids) == ("a. ", tokens[:count])
+    completion.feed(tokens, "length", None)
+    assert completion.num_tokens == count
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "b")
+
+
+def test_a_stop_string_in_the_final_step_wins_over_length(tokenizer: Tokenizer) -> None:
+    completion, deltas = run(tokenizer, "now stop", ["stop"])
+    assert (joined(deltas), completion.finish_reason) == ("now ", "stop")
+
+
+def test_a_stop_string_that_only_flushed_bytes_complete_is_found(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("Hi🦩")[:-1]
+    completion = Completion(0, tokenizer, ["\ufffd"])
+    deltas = feed(completion, tokens)
+    assert joined(deltas) == "Hi"
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "\ufffd")
+
+
+def test_without_the_stop_string_the_models_own_end_stands(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, ["never"])
+    completion.feed([*tokenizer.encode("Paris"), IM_END], "stop", IM_END)
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", IM_END)
+
+
+def test_text_that_cannot_begin_a_stop_string_is_not_delayed_further_than_it_needs(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, ["##"])
+    completion.feed(tokenizer.encode("plain words and more"), None, None)
+    delta = completion.take_delta()
+    assert delta is not None
+    assert len("plain words and more") - len(delta.text) <= 1

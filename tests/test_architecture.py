@@ -1,0 +1,138 @@
+"""Who may import whom, and who gets by without Paddle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fastdeploy_lp
+
+PACKAGE = Path(fastdeploy_lp.__file__).parent
+NAME = "fastdeploy_lp"
+
+# What no file below a part of the package may import, type annotations included.
+FORBIDDEN = {
+    "engine": ["worker", "entrypoints", "model_executor"],
+    "worker": ["engine", "entrypoints"],
+    "model_executor": ["engine", "entrypoints", "worker"],
+    "logits_processor": ["engine", "worker", "entrypoints", "model_executor"],
+    "platforms": ["engine", "worker", "entrypoints", "model_executor"],
+    "checkpoint": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
+    "entrypoints": ["worker", "model_executor"],
+    "messages.py": ["engine", "worker", "entrypoints", "model_executor"],
+    "config.py": ["engine", "worker", "entrypoints", "model_executor"],
+    "sampling_params.py": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
+    "outputs.py": ["engine", "worker", "entrypoints", "model_executor"],
+}
+
+# Parts that run without Paddle: what they import while they are imported is looked at.
+WITHOUT_PADDLE = (
+    "config.py",
+    "messages.py",
+    "sampling_params.py",
+    "outputs.py",
+    "engine",
+    "entrypoints",
+    "logits_processor",
+    "openai",
+    "platforms",
+    "checkpoint",
+)
+
+
+def files_below(part: str) -> list[Path]:
+    path = PACKAGE / part
+    files = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    assert files, part
+    return files
+
+
+def module_of(path: Path) -> list[str]:
+    parts = [NAME, *path.relative_to(PACKAGE).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports_of(node: ast.AST, package: list[str]) -> Iterator[str]:
+    """The dotted names that an import statement may load."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = package[: len(package) - node.level + 1] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        yield module
+        yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def all_imports(path: Path) -> set[str]:
+    package = module_of(path) if path.name == "__init__.py" else module_of(path)[:-1]
+    return {name for node in ast.walk(ast.parse(path.read_text())) for name in imports_of(node, package)}
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports_at_import(path: Path) -> set[str]:
+    """What the file imports at once: neither for type checkers alone nor inside a function."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        found.update(imports_of(node, module_of(path)))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_for_type_checkers(node):
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_arrows_between_the_parts_run_one_way(part: str) -> None:
+    for path in files_below(part):
+        for name in all_imports(path):
+            for other in FORBIDDEN[part]:
+                forbidden = f"{NAME}.{other}"
+                assert name != forbidden, path
+                assert not name.startswith(f"{forbidden}."), path
+
+
+@pytest.mark.parametrize("part", WITHOUT_PADDLE)
+def test_parts_of_the_api_process_import_paddle_only_where_a_tensor_is_made(part: str) -> None:
+    for path in files_below(part):
+        assert not {name for name in imports_at_import(path) if name.split(".")[0] == "paddle"}, path
+
+
+def test_the_parts_that_may_not_import_each_other_are_all_there() -> None:
+    for part in {*FORBIDDEN, *WITHOUT_PADDLE}:
+        assert (PACKAGE / part).exists(), part
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fastdeploy_lp",
+        "fastdeploy_lp.messages",
+        "fastdeploy_lp.entrypoints.llm",
+        "fastdeploy_lp.entrypoints.cli",
+        "fastdeploy_lp.entrypoints.openai.api_server",
+        "fastdeploy_lp.openai.logits_processor",
+    ],
+)
+def test_the_api_process_starts_without_paddle_and_without_the_worker(module: str) -> None:
+    program = (
+        f"import sys, {module}; "
+        "print([name for name in sys.modules if name == 'paddle' or name.startswith('fastdeploy_lp.worker')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    for path in files_below("."):
+        assert ast.get_docstring(ast.parse(path.read_text())), path

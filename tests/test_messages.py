@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.messages import (
+    AbortRequests,
+    AddRequest,
+    FromWorker,
+    SequenceStep,
+    Shutdown,
+    StepOutputs,
+    ToWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStart,
+    decoder,
+    encode,
+)
+from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+
+names = st.text(st.characters(codec="utf-8"), max_size=10)
+tokens = st.integers(0, 2**31)
+biases = st.floats(allow_nan=False)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | biases | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+sampling_params = st.builds(
+    SamplingParams,
+    n=st.integers(1, 128),
+    temperature=st.floats(0, 100),
+    top_p=st.floats(1e-9, 1),
+    top_k=st.integers(-1, 2**31),
+    seed=st.none() | st.integers(0, MAX_SEED),
+    max_tokens=st.none() | st.integers(1, 2**31),
+    stop=st.none() | st.lists(names.filter(bool), max_size=3),
+    stop_token_ids=st.none() | st.lists(tokens, max_size=3),
+    ignore_eos=st.booleans(),
+    logits_processors_args=st.none()
+    | st.dictionaries(names, json_values, max_size=3)
+    | st.fixed_dictionaries({"logit_bias": st.dictionaries(tokens, biases, max_size=5)}),
+)
+to_worker = st.one_of(
+    st.builds(AddRequest, request_id=names, prompt_token_ids=st.lists(tokens), params=sampling_params),
+    st.builds(AbortRequests, request_ids=st.lists(names)),
+    st.just(Shutdown()),
+)
+steps = st.builds(
+    SequenceStep,
+    request_id=names,
+    token_ids=st.lists(tokens, max_size=3),
+    finish_reason=st.none() | st.sampled_from(["stop", "length"]),
+    stop_reason=st.none() | tokens,
+    error=st.none() | names,
+)
+from_worker = st.one_of(
+    st.builds(WorkerReady, load_seconds=st.floats(0, 1e6)),
+    st.builds(WorkerFailed, message=names),
+    st.builds(StepOutputs, steps=st.lists(steps, max_size=4), num_running=tokens, num_waiting=tokens),
+)
+
+
+def sent(message: Any, kind: Any) -> Any:
+    return decoder(kind).decode(encode(message))
+
+
+@settings(deadline=None, max_examples=150)
+@given(to_worker)
+def test_what_the_worker_is_told_arrives_as_it_was(message: Any) -> None:
+    arrived = sent(message, ToWorker)
+    assert type(arrived) is type(message)
+    assert arrived == message
+
+
+@settings(deadline=None, max_examples=100)
+@given(from_worker)
+def test_what_the_worker_says_arrives_as_it_was(message: Any) -> None:
+    arrived = sent(message, FromWorker)
+    assert type(arrived) is type(message)
+    assert arrived == message
+
+
+def test_token_ids_in_processor_arguments_stay_integers() -> None:
+    args = {"logit_bias": {5: 1.5, 0: -math.inf}, "deep": [{"7": {7: True}}]}
+    arrived = sent(AddRequest("r", [1], SamplingParams(logits_processors_args=args)), ToWorker)
+    assert arrived.params.logits_processors_args == args
+    assert [type(key) for key in arrived.params.logits_processors_args["logit_bias"]] == [int, int]
+    assert list(arrived.params.logits_processors_args["deep"][0]) == ["7"]
+
+
+def test_the_worker_starts_with_the_configuration_it_was_given() -> None:
+    message = WorkerStart(
+        fd_config=tiny_fd_config(eos_token_ids=(2, 7), logits_processors=("LogitBiasLogitsProcessor", "m:C")),
+        endpoint="ipc://somewhere",
+        server_key=bytes(range(40)),
+        pickled_processors={"m:C": b"\x00\xff"},
+    )
+    arrived = sent(message, WorkerStart)
+    assert arrived == message
+    assert isinstance(arrived.fd_config.model_config.eos_token_ids, tuple)
+    assert isinstance(arrived.fd_config.structured_outputs_config.logits_processors, tuple)
+
+
+@pytest.mark.parametrize("message", [Shutdown(), AbortRequests(["a"])])
+def test_each_side_understands_only_what_it_is_told(message: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decoder(FromWorker).decode(encode(message))
+    with pytest.raises(msgspec.ValidationError):
+        decoder(ToWorker).decode(encode(WorkerReady(1.0)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"params": {"temperature": 1000.0}}, {"params": {"unheard_of": 1}}, {"prompt_token_ids": ["1"]}, {"params": 5}],
+)
+def test_a_request_that_breaks_the_rules_does_not_arrive(change: dict[str, Any]) -> None:
+    request = {"type": "AddRequest", "request_id": "r", "prompt_token_ids": [1], "params": {}}
+    decoder(ToWorker).decode(msgspec.msgpack.encode(request))
+    with pytest.raises(msgspec.ValidationError):
+        decoder(ToWorker).decode(msgspec.msgpack.encode(request | change))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=60))
+def test_noise_is_refused_as_noise(noise: bytes) -> None:
+    for kind in (ToWorker, FromWorker):
+        with pytest.raises(msgspec.DecodeError):
+            decoder(kind).decode(noise)
+
+
+def test_one_decoder_serves_many_messages() -> None:
+    inbox = decoder(ToWorker)
+    assert [inbox.decode(encode(AbortRequests([name]))) for name in "abc"] == [AbortRequests([name]) for name in "abc"]

@@ -32,6 +32,8 @@ EXTRAS = {
     "cpu": ["paddlepaddle>=3.3.1,<3.4"],
     # Found on PaddlePaddle's own package index; the public one stops at 2.6.2.
     "gpu": ["paddlepaddle-gpu>=3.3.1,<3.4"],
+    # For processors written for torch: vLLM's, or Hugging Face's.
+    "torch": ["torch>=2.4"],
     "dev": [
         "httpx>=0.28",
         "hypothesis>=6.120",
@@ -39,6 +41,9 @@ EXTRAS = {
         "openai>=1.60",
         "pytest>=8.3",
         "ruff>=0.9",
+        # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.
+        "torch==2.13.0",
+        "transformers>=5",
         "types-PyYAML",
         "types-tqdm",
     ],

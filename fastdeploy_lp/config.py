@@ -14,6 +14,7 @@ from typing import Any
 from fastdeploy_lp.checkpoint import resolve_model
 
 DEFAULT_MAX_MODEL_LEN = 2048
+ON_ERROR = ("fail", "skip", "abort")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,19 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class StructuredOutputsConfig:
-    """The chain: one SPEC a logits processor, in execution order."""
+    """The chain: one SPEC a logits processor, in execution order, and what happens when one fails.
+
+    on_error: "fail" ends the requests that use it, "skip" lets them go on without it, "abort" stops the worker.
+    max_faults: faults and slow steps that put a processor into quarantine; 0 for never.
+    time_budget: seconds of a step that a processor may take; ten times as long breaks it off. 0 for no budget.
+    vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
+    """
 
     logits_processors: tuple[str, ...] = ()
+    on_error: str = "fail"
+    max_faults: int = 5
+    time_budget: float = 1.0
+    vllm_compat: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,9 +93,26 @@ class EngineArgs:
     served_model_name: str | None = field(
         default=None, metadata={"help": "name in the API (default: the --model value)"}
     )
-    logits_processors: list[str] = field(
+    logits_processors: list[str | type] = field(
         default_factory=list,
         metadata={"help": "logits processors in execution order: builtin class name or module.path:ClassName"},
+    )
+    logits_processors_on_error: str = field(
+        default="fail",
+        metadata={
+            "help": "when a logits processor raises: fail the requests that use it, skip it for the step, or abort",
+            "choices": ON_ERROR,
+        },
+    )
+    logits_processors_max_faults: int = field(
+        default=5, metadata={"help": "faults that put a logits processor into quarantine; 0 for never"}
+    )
+    logits_processors_time_budget: float = field(
+        default=1.0,
+        metadata={"help": "seconds of a step that one logits processor may take; 0 for no limit"},
+    )
+    vllm_compat: bool = field(
+        default=False, metadata={"help": "let packages that import vllm's logits-processor modules run without vLLM"}
     )
     max_model_len: int | None = field(
         default=None,
@@ -101,7 +129,18 @@ class EngineArgs:
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logits_processors, (list, tuple)):
+            raise ValueError(f"logits_processors: must be a list, not {self.logits_processors!r}")
+        for index, spec in enumerate(self.logits_processors):
+            if not isinstance(spec, (str, type)):
+                raise ValueError(f"logits_processors.{index}: {spec!r} is neither a name nor a class")
         self.logits_processors = list(self.logits_processors)
+        if self.logits_processors_on_error not in ON_ERROR:
+            allowed = ", ".join(ON_ERROR)
+            raise ValueError(f"logits_processors_on_error: {self.logits_processors_on_error!r} is none of {allowed}")
+        for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must be 0 or more")
         for name in ("max_num_seqs", "block_size"):
             _require_positive(name, getattr(self, name))
         if self.max_model_len is not None:
@@ -136,7 +175,13 @@ class EngineArgs:
                 cache_queue_port=self.cache_queue_port,
             ),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
-            structured_outputs_config=StructuredOutputsConfig(logits_processors=tuple(self.logits_processors)),
+            structured_outputs_config=StructuredOutputsConfig(
+                logits_processors=tuple(spec for spec in self.logits_processors if isinstance(spec, str)),
+                on_error=self.logits_processors_on_error,
+                max_faults=self.logits_processors_max_faults,
+                time_budget=self.logits_processors_time_budget,
+                vllm_compat=self.vllm_compat,
+            ),
         )
 
     def _settle_max_model_len(self, model_limit: int) -> int:
@@ -153,9 +198,9 @@ def require_port(name: str, port: int | None) -> None:
         raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
 
 
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}: {value} is too small; at least 1 is needed")
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least 1")
 
 
 def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:

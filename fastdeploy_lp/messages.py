@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
@@ -23,11 +25,12 @@ class WorkerStart(msgspec.Struct, tag=True):
 
 
 class AddRequest(msgspec.Struct, tag=True):
-    """Run one sequence: `max_tokens`, `seed` and `logits_processors_args` of `params` are settled and validated."""
+    """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    selection: Selection = msgspec.field(default_factory=Selection)
 
 
 class AbortRequests(msgspec.Struct, tag=True):
@@ -36,14 +39,24 @@ class AbortRequests(msgspec.Struct, tag=True):
     request_ids: list[str]
 
 
+class ResetProcessor(msgspec.Struct, tag=True):
+    """Put a quarantined logits processor back into service."""
+
+    name: str
+
+
 class Shutdown(msgspec.Struct, tag=True):
     """End the worker process."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """The model is loaded; the worker takes requests."""
+    """The model is loaded; the worker takes requests.
+
+    `argmax_invariant` is what each logits processor says of itself.
+    """
 
     load_seconds: float
+    argmax_invariant: dict[str, bool] = {}
 
 
 class WorkerFailed(msgspec.Struct, tag=True):
@@ -53,24 +66,33 @@ class WorkerFailed(msgspec.Struct, tag=True):
 
 
 class SequenceStep(msgspec.Struct, array_like=True):
-    """What one step did for one sequence. `error` is set when the sequence ended because it could not go on."""
+    """What one step did for one sequence.
+
+    `error` is set when the sequence ended because it could not go on, `unavailable`
+    when that is because it asked for something out of service.
+    """
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    unavailable: bool = False
 
 
 class StepOutputs(msgspec.Struct, tag=True):
-    """One step of the whole batch, with the load after it."""
+    """One step of the whole batch, with the load after it.
+
+    `processors` are the logits processors' counters, sent when something but their seconds has changed.
+    """
 
     steps: list[SequenceStep]
     num_running: int
     num_waiting: int
+    processors: list[ProcessorStats] | None = None
 
 
-ToWorker = AddRequest | AbortRequests | Shutdown
+ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown
 FromWorker = WorkerReady | WorkerFailed | StepOutputs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -19,6 +19,12 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    def extend(self, delta: CompletionDelta) -> None:
+        """Take what is new."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -29,6 +35,11 @@ class RequestOutput:
     prompt_token_ids: list[int]
     completions: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+
+    def snapshot(self) -> RequestOutput:
+        """A copy that does not grow with this one."""
+        completions = [replace(each, token_ids=list(each.token_ids)) for each in self.completions]
+        return replace(self, completions=completions)
 
     @property
     def outputs(self) -> CompletionOutput:

@@ -26,7 +26,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     stop: strings that end the output and are cut off from it.
     stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens.
     ignore_eos: go on past the model's end-of-sequence tokens; for measuring.
-    logits_processors_args: arguments of the logits processors, `{"logit_bias": {42: 5.0}}`.
+    logits_processors_args: arguments that all declared logits processors see, `{"logit_bias": {42: 5.0}}`.
+    extra_args: the same, under vLLM's name (`vllm_xargs` over HTTP).
+    logit_bias: the same for the builtin of OpenAI's own field, `{42: 5.0}`.
+    logits_processors: processors by name, each with arguments of its own; only these see the request. A dict
+        `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution.
 
     Raises ValueError naming the field and what is allowed.
     """
@@ -41,6 +45,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logits_processors_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+    logit_bias: dict[int | str, float] | None = None
+    logits_processors: dict[str, Any] | list[Any] | None = None
 
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MAX_N)
@@ -61,14 +68,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _check_stop_token_ids(self.stop_token_ids)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos: must be true or false, not {self.ignore_eos!r}")
-        if self.logits_processors_args is not None and not isinstance(self.logits_processors_args, dict):
-            kind = type(self.logits_processors_args).__name__
-            raise ValueError(f"logits_processors_args: must be a dict of arguments, not {kind}")
+        for name in ("logits_processors_args", "extra_args", "logit_bias"):
+            _check_kind(name, getattr(self, name), dict)
+        _check_kind("logits_processors", self.logits_processors, (dict, list))
 
     @property
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return self.stop if isinstance(self.stop, list) else []
+
+
+def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:
+    if value is not None and not isinstance(value, kinds):
+        raise ValueError(f"{name}: must be an object, not {type(value).__name__}")
 
 
 def _check_stop_token_ids(token_ids: object) -> None:

@@ -12,14 +12,15 @@ import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
-from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
-from fastdeploy_lp.messages import AbortRequests, AddRequest, SequenceStep, StepOutputs, WorkerFailed
+from fastdeploy_lp.messages import AbortRequests, AddRequest, ResetProcessor, SequenceStep, StepOutputs, WorkerFailed
 from fastdeploy_lp.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class EngineClient:
         self.fd_config = fd_config
         self.tokenizer = Tokenizer(Path(config.directory))
         self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
-        self.metrics = EngineMetrics()
+        self.processors = ProcessorStates(declared)
+        self.metrics = EngineMetrics(self.processors)
         self._declared = list(declared)
         self._worker = WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
@@ -44,9 +46,10 @@ class EngineClient:
     async def start(self) -> None:
         """Start the worker and wait until it is ready; raises EngineStartError."""
         # Only classes given as objects travel; importable ones are found again by their SPEC.
-        objects = {p.spec: cloudpickle.dumps(p.cls) for p in self._declared if p.given_as_object}
+        objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
         ready = await self._worker.start(objects)
         logger.info("worker %s ready, model loaded in %.1f s", self._worker.pid, ready.load_seconds)
+        self.processors.set_argmax_invariant(ready.argmax_invariant)
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -68,14 +71,22 @@ class EngineClient:
         """
         settled = self.inputs.settle(params, prompt)
         self._require_alive()
-        completions = [Completion(index, self.tokenizer, settled.stop_strings) for index in range(settled.n)]
+        self.processors.require_in_service(settled.selection)
+        stops, count = settled.params.stop_strings, settled.params.n
+        completions = [Completion(index, self.tokenizer, stops) for index in range(count)]
         generation = Generation(request_id, prompt, completions, stream=stream, on_close=self._close)
         self._routes |= {_sequence_id(generation, c): (generation, c) for c in completions}
         self.metrics.prompt_tokens.inc(len(prompt.token_ids))
         for completion in completions:
             sequence = self.inputs.sequence_params(settled, completion.index)
-            await self._worker.send(AddRequest(_sequence_id(generation, completion), prompt.token_ids, sequence))
+            request = AddRequest(_sequence_id(generation, completion), prompt.token_ids, sequence, settled.selection)
+            await self._worker.send(request)
         return generation
+
+    async def reset_processor(self, name: str) -> None:
+        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        self.processors.reset(name)
+        await self._worker.send(ResetProcessor(name))
 
     async def shutdown(self) -> None:
         """End the worker; requests still in flight end with EngineDeadError."""
@@ -97,6 +108,8 @@ class EngineClient:
     def _take(self, outputs: StepOutputs) -> None:
         self.metrics.running.set(outputs.num_running)
         self.metrics.waiting.set(outputs.num_waiting)
+        if outputs.processors is not None:
+            self.processors.update(outputs.processors)
         self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
             route = self._routes.get(step.request_id)
@@ -106,7 +119,8 @@ class EngineClient:
     def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.error is not None:
             self._drop(generation)
-            generation.fail(RequestFailedError(step.error))
+            kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
+            generation.fail(kind(step.error))
             return
         now = time.monotonic()
         if completion.num_tokens == 0:
@@ -138,6 +152,8 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = reason
+        self.metrics.running.set(0)
+        self.metrics.waiting.set(0)
         generations = {id(generation): generation for generation, _ in self._routes.values()}
         self._routes.clear()
         for generation in generations.values():

@@ -13,10 +13,15 @@ class RequestFailedError(RuntimeError):
     """This request could not go on; others are not concerned."""
 
 
+class ProcessorUnavailableError(RequestFailedError):
+    """The request asked for a logits processor that is in quarantine."""
+
+
 class InvalidRequestError(ValueError):
     """A request that cannot be served as it is; `param` is the JSON path of the field at fault."""
 
     def __init__(self, param: str | None, reason: str, code: str = "invalid_value") -> None:
         super().__init__(f"{param}: {reason}" if param else reason)
         self.param = param
+        self.reason = reason
         self.code = code

@@ -52,29 +52,41 @@ class Generation:
         self._error = error
         self._changed.set()
 
+    def abort(self) -> None:
+        """End what still runs, with the reason "abort" for the reader."""
+        for completion in self.completions:
+            completion.finish_reason = completion.finish_reason or "abort"
+        self._on_close(self)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Nobody reads any more: what still runs is aborted."""
+        self._on_close(self)
+
     async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
         """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
         try:
-            open_completions = self.completions
+            open_completions = list(self.completions)
             while open_completions:
                 await self._changed.wait()
                 self._changed.clear()
                 if self._error is not None:
                     raise self._error
-                for delta in [completion.take_delta() for completion in open_completions]:
-                    if delta is not None:
-                        yield delta
-                open_completions = [c for c in open_completions if c.finish_reason is None]
+                for completion in list(open_completions):
+                    delta = completion.take_delta()
+                    if delta is None:
+                        continue
+                    # By its delta: the completion itself may finish while a slow reader holds us at the yield.
+                    if delta.finish_reason is not None:
+                        open_completions.remove(completion)
+                    yield delta
         finally:
-            self._on_close(self)
+            self.close()
 
     async def result(self) -> RequestOutput:
         """The whole answer; raises as `deltas` does."""
         outputs = [CompletionOutput(completion.index, "", []) for completion in self.completions]
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
-                output = outputs[delta.index]
-                output.text += delta.text
-                output.token_ids += delta.token_ids
-                output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+                outputs[delta.index].extend(delta)
         return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, finished=True)

@@ -12,7 +12,7 @@ import msgspec
 from fastdeploy_lp.config import ModelConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator
+from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
 
 
@@ -22,6 +22,14 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Parameters with token limit and seed fixed, and the validated choice of logits processors."""
+
+    params: SamplingParams
+    selection: Selection
 
 
 class InputProcessor:
@@ -36,21 +44,23 @@ class InputProcessor:
         """The conversation after the model's chat template."""
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
-        text = _require_unicode(self._tokenizer.render_chat(messages), "messages")
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
+        text = _require_unicode(self._tokenizer.render_chat([_for_template(each) for each in messages]), "messages")
         # The template writes the special tokens itself.
         return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
 
-    def prompt(self, prompt: str | Sequence[int]) -> Prompt:
-        """A text or token-id prompt."""
+    def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
+        """A text or token-id prompt; `param` is what errors call it."""
         if isinstance(prompt, str):
-            text = _require_unicode(prompt, "prompt")
-            return self._checked(self._tokenizer.encode(text), text, "prompt")
+            text = _require_unicode(prompt, param)
+            return self._checked(self._tokenizer.encode(text), text, param)
         for index, token in enumerate(prompt):
-            self._check_token_id(f"prompt.{index}", token)
-        return self._checked(list(prompt), None, "prompt")
+            self._check_token_id(f"{param}.{index}", token)
+        return self._checked(list(prompt), None, param)
 
-    def settle(self, params: SamplingParams, prompt: Prompt) -> SamplingParams:
-        """A copy of the parameters that leaves nothing open: token limit, seed and processor arguments."""
+    def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
+        """What the worker gets, with nothing left open."""
         room = self._config.max_model_len - len(prompt.token_ids)
         if params.max_tokens is not None and params.max_tokens > room:
             raise InvalidRequestError(
@@ -62,20 +72,17 @@ class InputProcessor:
         for index, token in enumerate(params.stop_token_ids or []):
             self._check_token_id(f"stop_token_ids.{index}", token)
         try:
-            args = self._args_validator.validate(params.logits_processors_args)
+            selection = self._args_validator.validate(params)
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
-        return msgspec.structs.replace(
-            params,
-            max_tokens=params.max_tokens or room,
-            seed=params.seed if params.seed is not None else secrets.randbits(64),
-            logits_processors_args=args,
-        )
+        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        return Settled(msgspec.structs.replace(params, max_tokens=params.max_tokens or room, seed=seed), selection)
 
-    def sequence_params(self, settled: SamplingParams, index: int) -> SamplingParams:
+    def sequence_params(self, settled: Settled, index: int) -> SamplingParams:
         """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
-        seed = ((settled.seed or 0) + index) & MAX_SEED
-        return msgspec.structs.replace(settled, n=1, stop=None, seed=seed)
+        seed = ((settled.params.seed or 0) + index) & MAX_SEED
+        chosen = dict.fromkeys(("logits_processors_args", "extra_args", "logit_bias", "logits_processors"))
+        return msgspec.structs.replace(settled.params, n=1, stop=None, seed=seed, **chosen)
 
     def _checked(self, token_ids: list[int], text: str | None, param: str) -> Prompt:
         limit = self._config.max_model_len
@@ -102,3 +109,11 @@ def _require_unicode(text: str, param: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidRequestError(param, f"no valid Unicode: {error.reason}") from None
     return text
+
+
+def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as chat templates read it: text parts joined, and OpenAI's newer name for the system role put back."""
+    content, role = message.get("content"), message.get("role")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        content = "".join(part["text"] for part in content)
+    return {**message, "role": "system" if role == "developer" else role, "content": content}

@@ -40,7 +40,7 @@ class WorkerHandle:
 
     def __init__(self, fd_config: FDConfig) -> None:
         self._fd_config = fd_config
-        self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
+        self._socket_dir: str | None = None
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._inbox = decoder(FromWorker)
@@ -59,6 +59,8 @@ class WorkerHandle:
                 return message
             raise EngineStartError(_why(message, self.exit_status))
         except BaseException:
+            if self.exit_status is None and self._process is not None:
+                self._process.kill()  # while it loads the model it would not read a request to stop
             await self.stop()
             raise
 
@@ -107,11 +109,16 @@ class WorkerHandle:
                 await process.wait()
         self._socket.close(linger=0)
         self._context.term()
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def _bind(self) -> str:
         port = self._fd_config.parallel_config.engine_worker_queue_port
-        endpoint = f"tcp://127.0.0.1:{port}" if port else f"ipc://{Path(self._socket_dir) / 'worker.sock'}"
+        if port:
+            endpoint = f"tcp://127.0.0.1:{port}"
+        else:
+            self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
+            endpoint = f"ipc://{Path(self._socket_dir) / 'worker.sock'}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.logits_processor import LogitsProcessor, load_processors
-from fastdeploy_lp.logits_processor.registry import spec_of
+from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -34,15 +33,10 @@ class LLM:
     context manager or call `shutdown`; at the interpreter's exit it ends by itself.
     """
 
-    def __init__(
-        self, model: str, *, logits_processors: Sequence[str | type[LogitsProcessor]] = (), **engine_args: Any
-    ) -> None:
-        specs = [spec if isinstance(spec, str) else spec_of(spec) for spec in logits_processors]
-        objects = {spec_of(cls): cls for cls in logits_processors if not isinstance(cls, str)}
-        declared = load_processors(specs, objects)
-        fd_config = _engine_args(model, specs, engine_args).create_fd_config()
+    def __init__(self, model: str, *, logits_processors: Sequence[str | type] = (), **engine_args: Any) -> None:
+        setup = declare(model, logits_processors, engine_args)
         self._loop = _LoopThread()
-        self._engine = self._loop.run(_create(EngineClient, fd_config, declared))
+        self._engine = self._loop.run(_create(EngineClient, setup.fd_config, setup.declared))
         self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
         try:
             self._loop.run(self._engine.start())
@@ -83,6 +77,15 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    @property
+    def logits_processors(self) -> list[ProcessorInfo]:
+        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        return self._engine.processors.describe()
+
+    def reset_logits_processor(self, name: str) -> None:
+        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        self._loop.run(self._engine.reset_processor(name))
 
     @property
     def worker_pid(self) -> int | None:
@@ -132,7 +135,13 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for it; an interrupt of the caller cancels it."""
+        """Run a coroutine there and wait for it; an interrupt of the caller cancels it.
+
+        Raises RuntimeError once it is closed.
+        """
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("this LLM has been shut down")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -154,14 +163,6 @@ async def _create(kind: type[Result], *arguments: Any) -> Result:
 def _shutdown(loop: _LoopThread, engine: EngineClient) -> None:
     loop.run(engine.shutdown())
     loop.close()
-
-
-def _engine_args(model: str, specs: list[str], options: dict[str, Any]) -> EngineArgs:
-    try:
-        return EngineArgs(model=model, logits_processors=specs, **options)
-    except TypeError as error:
-        known = ", ".join(sorted(EngineArgs.__dataclass_fields__))
-        raise ValueError(f"LLM: {str(error).split('() ')[-1]}; options are {known}") from None
 
 
 def _params_per_prompt(

@@ -53,7 +53,7 @@ class OptionsParser(argparse.ArgumentParser):
             return {}
         try:
             content = yaml.safe_load(Path(path).read_text())
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
             raise ValueError(f"--config {path}: must hold option: value lines")
@@ -87,6 +87,10 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if field.default not in (None, dataclasses.MISSING):
         text = f"{text} (default: {field.default})"
     kind = _inner(hint)
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": None, "help": text}
+    if "choices" in field.metadata:
+        return {"choices": field.metadata["choices"], "help": text}
     if get_origin(kind) is list:
         return {"nargs": "+", "metavar": "SPEC", "help": text}
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}

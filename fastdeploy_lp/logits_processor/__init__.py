@@ -4,25 +4,27 @@ Imports no engine, no worker and no HTTP, and Paddle only where a tensor is made
 """
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
-from fastdeploy_lp.logits_processor.errors import RequestArgsError
+from fastdeploy_lp.logits_processor.chain import ChainAbortedError, LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, RequestArgsError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
-from fastdeploy_lp.logits_processor.registry import (
-    BUILTIN,
-    DeclaredProcessor,
-    LogitsProcessorSpecError,
-    load_processors,
-)
+from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
 from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
 
 __all__ = [
     "BUILTIN",
+    "ChainAbortedError",
     "DeclaredProcessor",
     "LogitsProcessor",
     "LogitsProcessorChain",
     "LogitsProcessorSpecError",
     "ProcessorArgs",
+    "ProcessorStats",
     "RequestArgsError",
     "RequestArgsValidator",
+    "Selection",
+    "SlotFailure",
     "load_processors",
 ]

@@ -12,18 +12,28 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class LogitsProcessor(ABC):
     """Changes the logits of the whole batch between the model and the sampler.
 
     One instance serves all requests of a worker. In every step that samples, the chain calls `update_state` once and
-    then `apply` once. `update_state` always runs before the first `apply`.
+    then `apply` once. `update_state` always runs before the first `apply`. When another processor of the chain fails,
+    `apply` runs once more in the same step, on the same logits.
     """
 
     Params: ClassVar[type[BaseModel] | None] = None
     """A pydantic model of the arguments a request may pass. Requests are checked against it when they arrive; with
     None the processor's arguments are unknown to the server and reach it unchecked."""
+
+    only_with_args: ClassVar[bool] = False
+    """Whether the processor leaves a request alone that passes none of its `Params`. The chain then does not call it at
+    all in a step without such requests."""
+
+    keeps_rows_valid: ClassVar[bool] = False
+    """Whether a row that has a finite logit, and no NaN, always still does so afterwards. The guard checks the rows
+    that other processors worked on."""
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig) -> None:
@@ -44,3 +54,10 @@ class LogitsProcessor(ABC):
     def is_argmax_invariant(self) -> bool:
         """Whether no row's most likely token can ever change; such a processor is skipped when all rows are greedy."""
         return False
+
+    @classmethod  # noqa: B027 - most refuse nothing
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raise ValueError for a request that this processor cannot serve; runs in the API process.
+
+        `sampling_params.extra_args` holds the arguments that this processor will see, None if there are none.
+        """

@@ -1,8 +1,15 @@
-"""What can be wrong with a declaration or with a request's arguments."""
+"""What can be wrong with a declaration, or with what a request says of processors."""
+
+
+class LogitsProcessorSpecError(ValueError):
+    """A SPEC that does not lead to a logits processor; the message says what to write instead."""
+
+    def __init__(self, spec: str, problem: str) -> None:
+        super().__init__(f"logits_processors: {spec!r} {problem}")
 
 
 class RequestArgsError(ValueError):
-    """An argument that no declared processor can take; `path` is its JSON path in the request body."""
+    """Something that no declared processor can take; `path` is its JSON path in the request."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

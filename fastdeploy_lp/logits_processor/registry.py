@@ -1,142 +1,186 @@
-"""From the SPEC an operator writes to a logits processor class, with every mistake told before a model is loaded."""
+"""From the SPECs an operator writes to the declared processors, with every mistake told before a model is loaded."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
+from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
 BUILTIN: dict[str, str] = {
     "LogitBiasLogitsProcessor": "fastdeploy_lp.logits_processor.builtin.logit_bias:LogitBiasLogitsProcessor",
 }
+ENTRY_POINT_GROUP = "fastdeploy_lp.logits_processors"
+PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"
 
 
-class LogitsProcessorSpecError(ValueError):
-    """A SPEC that does not lead to a logits processor; the message says what to write instead."""
+def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None = None) -> list[DeclaredProcessor]:
+    """The chain in execution order: entry points that are not declared themselves, then `specs` in their order.
 
-
-@dataclass(frozen=True)
-class DeclaredProcessor:
-    """One entry of the chain: the name requests and metrics use, the SPEC it came from, and the class.
-
-    `given_as_object` marks a class that the caller of `LLM` handed over, which its SPEC need not lead to again.
+    `objects` maps a SPEC to a thing that was given as an object. Raises LogitsProcessorSpecError for a SPEC that does
+    not lead to a processor and for two of one name.
     """
-
-    name: str
-    spec: str
-    cls: type[LogitsProcessor]
-    given_as_object: bool = False
-
-
-def load_processors(specs: Sequence[str], class_objects: Mapping[str, object] | None = None) -> list[DeclaredProcessor]:
-    """Resolve SPECs in order; `class_objects` maps a SPEC to a class that was given as an object.
-
-    Raises LogitsProcessorSpecError for a SPEC that cannot be resolved and for two of one name.
-    """
+    found_points = {point.name: point for point in _installed_entry_points()}
+    explicit = {_split_alias(spec)[1] for spec in specs}
+    order = [name for name in found_points if name not in explicit] + list(specs)
     declared: list[DeclaredProcessor] = []
-    for spec in specs:
-        given = (class_objects or {}).get(spec)
-        cls = check_class(given, spec) if given is not None else load_class(spec)
-        if any(cls.__name__ == other.name for other in declared):
-            raise LogitsProcessorSpecError(f"logits_processors: {cls.__name__} is declared twice; names must be unique")
-        declared.append(DeclaredProcessor(cls.__name__, spec, cls, given_as_object=given is not None))
+    for spec in order:
+        processor = _declare(spec, objects or {}, found_points)
+        if any(processor.name == other.name for other in declared):
+            raise LogitsProcessorSpecError(
+                spec, f"is a second {processor.name}; names must be unique, write another_name={_split_alias(spec)[1]}"
+            )
+        declared.append(processor)
     return declared
 
 
-def spec_of(cls: type[LogitsProcessor]) -> str:
+def spec_of(cls: type) -> str:
     """The SPEC under which a class object is declared."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def load_class(spec: str) -> type[LogitsProcessor]:
-    """The class that a builtin name or `module.path:ClassName` stands for; raises LogitsProcessorSpecError."""
-    module_path, colon, class_path = BUILTIN.get(spec, spec).partition(":")
-    if not colon:
-        raise LogitsProcessorSpecError(_no_colon(spec))
-    if not module_path or not class_path or ":" in class_path:
-        raise LogitsProcessorSpecError(f"logits_processors: {spec!r} must read module.path:ClassName")
-    return check_class(_attribute(_import(module_path, spec), class_path, spec), spec)
+def _declare(spec: str, objects: Mapping[str, object], points: Mapping[str, EntryPoint]) -> DeclaredProcessor:
+    alias, target = _split_alias(spec)
+    if spec in objects:
+        source, found = "object", objects[spec]
+    elif target in BUILTIN:
+        source, found = "builtin", _load_path(BUILTIN[target], spec)
+    elif target in points:
+        source, found = "entry point", _load_entry_point(points[target], spec)
+    else:
+        source, found = "module", _load_path(_require_path(target, spec, points), spec)
+    dialect = find_dialect(found, spec)
+    own_name = target if source == "entry point" else dialect.class_of(found).__name__
+    return DeclaredProcessor(alias or own_name, spec, source, found, dialect)
 
 
-def check_class(found: object, spec: str) -> type[LogitsProcessor]:
-    """`found` itself if it is a usable logits processor class; raises LogitsProcessorSpecError otherwise."""
+def find_dialect(found: object, spec: str) -> Dialect:
+    """The dialect that `found` is written in, after its own check; raises LogitsProcessorSpecError."""
+    dialect = next((dialect for dialect in DIALECTS if dialect.recognizes(found)), None)
+    if dialect is not None:
+        dialect.check(found, spec)
+        return dialect
     if not isinstance(found, type):
-        kind = type(found).__name__
-        raise LogitsProcessorSpecError(f"logits_processors: {spec!r} is no class but {kind}; name the class itself")
-    if not issubclass(found, LogitsProcessor):
-        raise LogitsProcessorSpecError(
-            f"logits_processors: {spec!r} is not a LogitsProcessor; "
-            "derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor"
-        )
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
-    if missing:
-        hint = "; rename __call__ to apply" if "apply" in missing and "__call__" in vars(found) else ""
-        raise LogitsProcessorSpecError(
-            f"logits_processors: {spec!r} does not define {', '.join(missing)}; every LogitsProcessor needs "
-            f"__init__, update_state and apply{hint}"
-        )
-    _check_constructor(found, spec)
-    return found
-
-
-def _check_constructor(cls: type[LogitsProcessor], spec: str) -> None:
-    try:
-        inspect.signature(cls).bind(None)
-    except TypeError as error:
-        raise LogitsProcessorSpecError(
-            f"logits_processors: {spec!r} cannot be built as {cls.__name__}(fd_config): {error}; "
-            "write def __init__(self, fd_config)"
-        ) from None
-
-
-def _no_colon(spec: str) -> str:
-    valid = ", ".join(BUILTIN)
-    close = difflib.get_close_matches(spec, BUILTIN, n=1)
-    guess = f"; did you mean {close[0]}?" if close else ""
-    if "." in spec:
-        module_path, _, class_name = spec.rpartition(".")
-        guess = f"; for a class of your own write {module_path}:{class_name}"
-    return (
-        f"logits_processors: {spec!r} is no builtin (builtin: {valid}) and has no colon (module.path:ClassName){guess}"
+        raise LogitsProcessorSpecError(spec, f"is no class but {type(found).__name__}; name the class itself")
+    raise LogitsProcessorSpecError(
+        spec,
+        "must be a subclass of LogitsProcessor: derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor, "
+        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_v1",
     )
 
 
-def _import(module_path: str, spec: str) -> object:
+def _split_alias(spec: str) -> tuple[str | None, str]:
+    alias, equals, target = spec.partition("=")
+    if not equals:
+        return None, spec
+    if not alias.isidentifier() or not target:
+        raise LogitsProcessorSpecError(spec, "must read alias=SPEC, the alias being a name like my_bias")
+    return alias, target
+
+
+def _installed_entry_points() -> list[EntryPoint]:
+    """In the order of their names, so that every process has the same chain; filtered by FASTDEPLOY_LP_PLUGINS."""
+    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    allowed = os.environ.get(PLUGINS_VARIABLE)
+    if allowed is None:
+        return points
+    names = {name.strip() for name in allowed.split(",")}
+    return [point for point in points if point.name in names]
+
+
+def _load_entry_point(point: EntryPoint, spec: str) -> object:
     try:
-        return importlib.import_module(module_path)
+        return point.load()
+    except Exception as error:  # an author's module may raise anything
+        problem = f"is an installed entry point ({point.value}) that cannot be loaded"
+        cause = f"{type(error).__name__}: {_one_line(error)}"
+        advice = f"mend or uninstall its package, or leave it out of {PLUGINS_VARIABLE}{_compat_advice(error)}"
+        raise LogitsProcessorSpecError(spec, f"{problem}: {cause}; {advice}") from error
+
+
+def _require_path(target: str, spec: str, points: Iterable[str]) -> str:
+    module_path, colon, class_path = target.partition(":")
+    if not colon:
+        raise LogitsProcessorSpecError(spec, _no_colon(target, [*BUILTIN, *points]))
+    if not module_path or not class_path or ":" in class_path:
+        raise LogitsProcessorSpecError(spec, "must read module.path:ClassName")
+    return target
+
+
+def _no_colon(target: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(target, names, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    if "." in target:
+        module_path, _, class_name = target.rpartition(".")
+        guess = f"; for a class of your own write {module_path}:{class_name}"
+    return f"is no name known here ({', '.join(names)}) and has no colon (module.path:ClassName){guess}"
+
+
+def _load_path(path: str, spec: str) -> object:
+    module_path, _, class_path = path.partition(":")
+    return _attribute(_import(module_path, spec), class_path, spec)
+
+
+def _import(module_path: str, spec: str) -> Any:
+    try:
+        with _quiet_paddle():
+            return importlib.import_module(module_path)
     except ModuleNotFoundError as error:
         absent = error.name or module_path
         if module_path == absent or module_path.startswith(f"{absent}."):
             hint = "check the spelling, and that its folder is on PYTHONPATH or its package installed"
-            raise LogitsProcessorSpecError(
-                f"logits_processors: {spec!r} names the module {absent!r}, which cannot be found; {hint}"
-            ) from None
-        problem = f"importing {module_path!r} for {spec!r} failed: {_one_line(error)}; install what it needs"
-        raise LogitsProcessorSpecError(f"logits_processors: {problem}") from error
-    except Exception as error:
-        problem = f"importing {module_path!r} for {spec!r} failed: {type(error).__name__}: {_one_line(error)}"
-        raise LogitsProcessorSpecError(f"logits_processors: {problem}") from error
+            problem = f"names the module {absent!r}, which cannot be found; {hint}"
+            raise LogitsProcessorSpecError(spec, problem) from None
+        problem = f"cannot be used: importing {module_path!r} failed: {_one_line(error)}"
+        raise LogitsProcessorSpecError(spec, f"{problem}; install what it needs{_compat_advice(error)}") from error
+    except Exception as error:  # an author's module may raise anything
+        problem = f"cannot be used: importing {module_path!r} failed: {type(error).__name__}: {_one_line(error)}"
+        raise LogitsProcessorSpecError(spec, problem) from error
+
+
+@contextmanager
+def _quiet_paddle() -> Iterator[None]:
+    """Where a processor's module brings Paddle in, Paddle's advice to install a compiler cache helps nobody."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No ccache found")
+        yield
+
+
+def _compat_advice(error: Exception) -> str:
+    absent = error.name if isinstance(error, ModuleNotFoundError) else None
+    return "; for a package written for vLLM add --vllm-compat" if (absent or "").partition(".")[0] == "vllm" else ""
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _attribute(module: object, class_path: str, spec: str) -> object:
+def _attribute(module: Any, class_path: str, spec: str) -> object:
     found = module
     for part in class_path.split("."):
         if not hasattr(found, part):
-            classes = sorted(name for name, value in vars(module).items() if _is_own_processor(value))
-            hint = f"; it has {', '.join(classes)}" if classes else "; it has no LogitsProcessor classes"
-            name = getattr(module, "__name__", "module")
-            raise LogitsProcessorSpecError(f"logits_processors: {spec!r}: {name} has no {class_path!r}{hint}")
+            raise LogitsProcessorSpecError(spec, f"is not there: {module.__name__} has no {class_path!r}{_has(module)}")
         found = getattr(found, part)
     return found
 
 
-def _is_own_processor(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, LogitsProcessor) and value is not LogitsProcessor
+def _has(module: Any) -> str:
+    names = sorted(name for name, value in vars(module).items() if _is_one(value))
+    return f"; it has {', '.join(names)}" if names else "; it has no LogitsProcessor classes"
+
+
+def _is_one(value: object) -> bool:
+    # Base classes that a module has only imported are abstract.
+    if isinstance(value, dict):
+        return CLASS in value
+    return not inspect.isabstract(value) and any(dialect.recognizes(value) for dialect in DIALECTS)

@@ -1,65 +1,181 @@
-"""Checks a request's `logits_processors_args` against the declared processors, in the API process."""
+"""Checks what a request says about logits processors against the declared ones, in the API process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
-from fastdeploy_lp.logits_processor.registry import DeclaredProcessor
+from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.sendable import require_sendable
+from fastdeploy_lp.sampling_params import SamplingParams
 
-FIELD = "logits_processors_args"
+FLAT, EXTRA, BIAS, NAMED = "logits_processors_args", "extra_args", "logit_bias", "logits_processors"
 
 
 class RequestArgsValidator:
-    """Knows every argument that the declared processors take, from their `Params`."""
+    """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`."""
 
     def __init__(self, declared: Sequence[DeclaredProcessor], vocab_size: int) -> None:
-        self._names = [processor.name for processor in declared]
-        self._models: list[type[BaseModel]] = [p.cls.Params for p in declared if p.cls.Params is not None]
-        self._known = {name for model in self._models for name in _argument_names(model)}
+        self._declared = {processor.name: processor for processor in declared}
+        self._flat = [processor for processor in declared if not processor.dialect.by_name_only]
+        self._known = sorted({name for processor in self._flat for name in processor.argument_names})
         # A processor without Params may read any argument, so none can be called unknown.
-        self._open = any(processor.cls.Params is None for processor in declared)
+        self._open = any(processor.params_model is None for processor in self._flat)
         self._context = {"vocab_size": vocab_size}
 
-    def validate(self, args: dict[str, Any] | None) -> dict[str, Any]:
-        """The arguments with their types settled, `{}` for none; raises RequestArgsError."""
-        if not args:
-            return {}
-        settled: dict[str, Any] = {}
-        for name, value in args.items():
-            if not isinstance(name, str):
-                raise RequestArgsError(f"{FIELD}.{name}", "argument names are strings")
-            if name not in self._known and not self._open:
-                raise RequestArgsError(f"{FIELD}.{name}", self._unknown())
-            require_sendable(value, f"{FIELD}.{name}")
-            settled[name] = value
-        for model in self._models:
-            settled |= self._validate_model(model, args)
+    def validate(self, params: SamplingParams) -> Selection:
+        """The request's choice, its arguments with their types settled; raises RequestArgsError."""
+        flat = self._flat_args(params)
+        if params.logits_processors is None:
+            selection = Selection(flat=flat)
+        elif flat:
+            path = next(field for field in (FLAT, EXTRA, BIAS) if getattr(params, field))
+            raise RequestArgsError(path, f"cannot stand beside {NAMED}; give every processor its own params there")
+        else:
+            selection = self._named_selection(params.logits_processors)
+        self._ask_processors(params, selection)
+        return selection
+
+    def _flat_args(self, params: SamplingParams) -> dict[str, Any]:
+        """The arguments of all flat fields together, settled by the processors that know them."""
+        paths: dict[str, tuple[str, ...]] = {}
+        given: dict[str, Any] = {}
+        bias = {BIAS: params.logit_bias} if params.logit_bias else {}
+        for field, args in ((FLAT, params.logits_processors_args), (EXTRA, params.extra_args), (None, bias)):
+            for name, value in (args or {}).items():
+                path = (field, str(name)) if field else (str(name),)
+                if not isinstance(name, str):
+                    raise RequestArgsError(".".join(path), "argument names are strings")
+                if name in given:
+                    raise RequestArgsError(".".join(path), "this argument is given twice, in two fields of the request")
+                if name not in self._known and not self._open:
+                    raise RequestArgsError(".".join(path), self._unknown_argument())
+                require_sendable(value, ".".join(path))
+                given[name], paths[name] = value, path
+        return self._settle_flat(given, paths)
+
+    def _settle_flat(self, given: dict[str, Any], paths: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+        settled = dict(given)
+        for processor in self._flat:
+            own = {name: given[name] for name in given if name in processor.argument_names}
+            if own and processor.params_model is not None:
+                # An argument that is missing, and a rule between several, belong where the others came from.
+                field = next(iter(paths[name] for name in own))[:-1]
+                where = {name: paths.get(name, (*field, name)) for name in processor.argument_names}
+                settled |= _settle(processor.params_model, own, where.__getitem__, self._context)
         return settled
 
-    def _validate_model(self, model: type[BaseModel], args: dict[str, Any]) -> dict[str, Any]:
-        own = {name: args[name] for name in _argument_names(model) if name in args}
-        if not own:
-            return {}
-        try:
-            checked = model.model_validate(own, context=self._context)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(str(part) for part in (FIELD, *first["loc"]) if part != "[key]")
-            raise RequestArgsError(path, first["msg"].removeprefix("Value error, ")) from None
-        settled = checked.model_dump(by_alias=True)
-        return {name: settled[name] for name in own}
+    def _named_selection(self, chosen: Mapping[str, Any] | Sequence[Any]) -> Selection:
+        named: dict[str, dict[str, Any]] = {}
+        for entry in _entries(chosen):
+            processor = self._declared.get(entry.name)
+            if processor is None:
+                raise RequestArgsError(".".join(entry.name_path), self._unknown_name(entry.name))
+            if entry.name in named:
+                reason = f"{entry.name} is named twice; the server can declare it a second time under an alias"
+                raise RequestArgsError(".".join(entry.name_path), reason)
+            named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
+        order = tuple(named)
+        declared_order = tuple(name for name in self._declared if name in named)
+        # Only a list has an order; the keys of an object have none that a client could rely on.
+        own_order = not isinstance(chosen, Mapping) and order != declared_order
+        return Selection(named=named, order=order if own_order else None)
 
-    def _unknown(self) -> str:
-        if not self._names:
+    def _settle_named(
+        self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
+    ) -> dict[str, Any]:
+        require_sendable(params, ".".join(path))
+        if processor.params_model is None:
+            return params
+        for name in params:
+            if name not in processor.argument_names:
+                known = ", ".join(sorted(processor.argument_names)) or "none"
+                raise RequestArgsError(
+                    ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
+                )
+        return _settle(processor.params_model, params, lambda name: (*path, name), self._context)
+
+    def _ask_processors(self, params: SamplingParams, selection: Selection) -> None:
+        for processor in self._declared.values():
+            if processor.leaves_alone(selection):
+                continue
+            if processor.dialect.by_name_only and not processor.is_used_by(selection):
+                continue
+            seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
+            try:
+                processor.validate(seen)
+            except ValueError as error:
+                path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
+                raise RequestArgsError(path, f"{processor.name}: {error}") from None
+
+    def _unknown_argument(self) -> str:
+        if not self._declared:
             return "no logits processors are declared; start the server with --logits-processors"
-        known = ", ".join(sorted(self._known)) or "none"
-        return f"no declared logits processor ({', '.join(self._names)}) takes this argument; known arguments: {known}"
+        names, known = ", ".join(self._declared), ", ".join(self._known) or "none"
+        return f"no declared logits processor ({names}) takes this argument; known arguments: {known}"
+
+    def _unknown_name(self, name: str) -> str:
+        if not self._declared:
+            return f"{name!r} is not declared; start the server with --logits-processors"
+        close = difflib.get_close_matches(name, self._declared, n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        return f"no logits processor of the name {name!r} is declared; declared are {', '.join(self._declared)}{guess}"
 
 
-def _argument_names(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
+class _Entry(NamedTuple):
+    """One named processor of a request, and where in the request its name and its params stand."""
+
+    name: str
+    params: dict[str, Any]
+    name_path: tuple[str, ...]
+    params_path: tuple[str, ...]
+
+
+def _entries(chosen: Mapping[str, Any] | Sequence[Any]) -> list[_Entry]:
+    """Either form as entries; raises RequestArgsError for a wrong shape."""
+    if isinstance(chosen, Mapping):
+        entries = [_Entry(name, params, (NAMED, str(name)), (NAMED, str(name))) for name, params in chosen.items()]
+    else:
+        entries = [_list_entry(entry, index) for index, entry in enumerate(chosen)]
+    for entry in entries:
+        if not isinstance(entry.name, str):
+            raise RequestArgsError(".".join(entry.name_path), "processor names are strings")
+        if not isinstance(entry.params, dict):
+            kind = type(entry.params).__name__
+            raise RequestArgsError(".".join(entry.params_path), f"must be an object of arguments, not {kind}")
+    return entries
+
+
+def _list_entry(entry: Any, index: int) -> _Entry:
+    path = (NAMED, str(index))
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise RequestArgsError(".".join(path), 'must read {"name": "…", "params": {…}}')
+    for key in entry:
+        if key not in ("name", "params"):
+            raise RequestArgsError(".".join((*path, str(key))), "is unknown here; an entry has name and params")
+    return _Entry(
+        entry["name"], {} if entry.get("params") is None else entry["params"], (*path, "name"), (*path, "params")
+    )
+
+
+def _settle(
+    model: type[BaseModel],
+    args: dict[str, Any],
+    path_of: Callable[[str], tuple[str, ...]],
+    context: dict[str, Any],
+) -> dict[str, Any]:
+    """The arguments as `model` reads them; an error's path is that of the argument which it is about."""
+    try:
+        checked = model.model_validate(args, context=context)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        location = [str(part) for part in first["loc"] if part != "[key]"] or [next(iter(args), "")]
+        where = ".".join((*path_of(location[0]), *location[1:]))
+        raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
+    return checked.model_dump(by_alias=True, exclude_unset=True)

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 import paddle
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
 from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.model_runner import ModelRunner
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
+
+STATS_EVERY_STEPS = 16
 
 
 class EngineCore:
@@ -25,6 +27,8 @@ class EngineCore:
         self.blocks = BlockManager(fd_config.cache_config.num_blocks, fd_config.cache_config.block_size)
         self.scheduler = Scheduler(fd_config.scheduler_config.max_num_seqs, config.max_model_len, self.blocks)
         self.runner = ModelRunner(fd_config, chain, show_progress=show_progress)
+        self._steps_since_stats = 0
+        self._faults_told = 0
 
     @property
     def has_work(self) -> bool:
@@ -40,15 +44,28 @@ class EngineCore:
         for sequence in self.scheduler.take_out(set(request_ids)):
             self._leave(sequence)
 
+    def reset_processor(self, name: str) -> None:
+        """Put a quarantined logits processor back into service."""
+        self.runner.chain.reset(name)
+
+    def load(self) -> StepOutputs:
+        """What a step would tell of the load, without a step."""
+        return StepOutputs([], self.scheduler.num_running, self.scheduler.num_waiting)
+
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
         """Admit what fits, compute one token for every running sequence, and let the finished ones go."""
         for sequence in self.scheduler.admit():
-            self.runner.share_inputs.assign(sequence)
+            self.runner.enter(sequence)
         running = self.scheduler.running()
-        tokens = self.runner.execute(running)
-        steps = [self._advance(sequence, token) for sequence, token in zip(running, tokens.tolist(), strict=True)]
-        return StepOutputs(steps, self.scheduler.num_running, self.scheduler.num_waiting)
+        result = self.runner.execute(running)
+        steps = [
+            self._fail(sequence, result.failures[sequence.slot])
+            if sequence.slot in result.failures
+            else self._advance(sequence, token)
+            for sequence, token in zip(running, result.tokens.tolist(), strict=True)
+        ]
+        return StepOutputs(steps, self.scheduler.num_running, self.scheduler.num_waiting, self._changed_stats())
 
     def _advance(self, sequence: Sequence, token: int) -> SequenceStep:
         sequence.append(token)
@@ -56,6 +73,23 @@ class EngineCore:
             self._leave(sequence)
         return SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
 
+    def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
+        self._leave(sequence)
+        return SequenceStep(sequence.request_id, [], error=failure.message, unavailable=failure.quarantined)
+
     def _leave(self, sequence: Sequence) -> None:
-        self.runner.share_inputs.clear(sequence.slot)
+        self.runner.leave(sequence.slot)
         self.scheduler.release(sequence)
+
+    def _changed_stats(self) -> list[ProcessorStats] | None:
+        """The counters, when a batch has ended or once in a while during a long one; None in between."""
+        self._steps_since_stats += 1
+        if self.scheduler.has_work and self._steps_since_stats < STATS_EVERY_STEPS and not self._faults_changed():
+            return None
+        self._steps_since_stats = 0
+        return list(self.runner.chain.stats.values())
+
+    def _faults_changed(self) -> bool:
+        faults = sum(stats.faults + stats.slow_steps for stats in self.runner.chain.stats.values())
+        changed, self._faults_told = faults != self._faults_told, faults
+        return changed

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
@@ -21,8 +24,25 @@ from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 
+class LogitsMask(Protocol):
+    """Rules tokens out, as guided decoding does; applied before the chain and again behind it."""
+
+    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """The logits [rows, vocab_size] with ruled-out tokens at -inf; row r is slot `slots[r]`."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One token for each row [rows], and which slots' requests have to end instead."""
+
+    tokens: NDArray[np.int64]
+    failures: dict[int, SlotFailure]
+
+
 class ModelRunner:
     """Owns the model, its KV cache, `share_inputs`, the chain and the sampler."""
+
+    mask: LogitsMask | None = None
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
         dims = Dimensions.from_hf_config(fd_config.model_config.hf_config)
@@ -32,21 +52,54 @@ class ModelRunner:
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
         self._model = _load_model(fd_config, dims, show_progress=show_progress)
 
-    def execute(self, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Sample one token for each sequence, given in ascending slot order: tokens [rows]."""
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence takes its slot."""
+        self.share_inputs.assign(sequence)
+        self.chain.enter(sequence.slot, sequence.selection)
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty again, its arguments and its processors' state with it."""
+        self.share_inputs.clear(slot)
+        self.chain.leave(slot)
+
+    def execute(self, sequences: list[Sequence]) -> StepResult:
+        """Sample one token for each sequence, given in ascending slot order."""
         slots = np.array([sequence.slot for sequence in sequences])
         self.share_inputs.set_active(slots)
         self.chain.update_state(self.share_inputs)
         batch = self._batches.build([_chunk(sequence) for sequence in sequences])
-        logits = self._model.compute_logits(self._model.forward(batch))
-        all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
-        logits = self.chain.apply(logits, all_greedy=all_greedy)
-        # The one read of device data in a step.
-        tokens: NDArray[np.int64] = self._sampler(logits, self.share_inputs, slots).numpy()
+        logits = self._process(self._model.forward(batch), slots)
+        tokens, usable = self._sample(logits, slots)
+        failures = dict(self.chain.failures)
+        for slot in slots[~usable].tolist():
+            name = self.chain.last_processor(slot)
+            failures.setdefault(slot, SlotFailure(f"logits processor {name} left no token that can be sampled"))
         self.share_inputs.append_tokens(slots, tokens)
         for sequence in sequences:
             sequence.num_computed = sequence.num_tokens
-        return tokens
+        return StepResult(tokens, failures)
+
+    def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
+
+        def raw_logits() -> Tensor:
+            logits = self._model.compute_logits(hidden)
+            return logits if self.mask is None else self.mask.apply(logits, slots)
+
+        all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
+        logits = self.chain.apply(raw_logits(), all_greedy=all_greedy, recompute=raw_logits)
+        # A processor must not bring back a token that the mask rules out.
+        return logits if self.mask is None else self.mask.apply(logits, slots)
+
+    def _sample(self, logits: Tensor, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Tokens [rows] and whether each row had a usable logit; the one read of device data in a step."""
+        tokens = self._sampler(logits, self.share_inputs, slots)
+        if self.mask is None and not self.chain.needs_guard():
+            return tokens.numpy(), np.ones(len(slots), bool)
+        # The maximum is NaN if any logit is, and -inf if all are.
+        usable = paddle.isfinite(logits.max(axis=-1))
+        both = paddle.stack([tokens, usable.astype("int64")]).numpy()
+        return both[0], both[1].astype(bool)
 
 
 def _chunk(sequence: Sequence) -> SequenceChunk:

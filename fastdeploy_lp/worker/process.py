@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from io import RawIOBase
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -16,11 +18,12 @@ import paddle
 import zmq
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
     FromWorker,
+    ResetProcessor,
     Shutdown,
     ToWorker,
     WorkerFailed,
@@ -39,13 +42,15 @@ ORPHANED = 3
 
 def main() -> None:
     """Read WorkerStart from stdin, serve until told to stop, and never outlive the API process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    # Forced: Paddle has given the root logger a handler of its own, on a stream that nobody reads.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s", force=True)
+    logging.getLogger("fastdeploy_lp").setLevel(logging.INFO)
     # Ctrl-C in a terminal reaches the whole process group; the API process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
     start: WorkerStart = decoder(WorkerStart).decode(_read_frame(pipe))
-    threading.Thread(target=_exit_with_parent, args=(pipe,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(pipe, start.endpoint), daemon=True).start()
     WorkerProcess(start).serve()
 
 
@@ -81,13 +86,15 @@ class WorkerProcess:
         paddle.set_device(current_platform().name)
         fd_config = self._start.fd_config
         engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
-        self._send(WorkerReady(load_seconds=time.monotonic() - began))
+        self._send(WorkerReady(time.monotonic() - began, engine.runner.chain.argmax_invariant))
         return engine
 
     def _build_chain(self, fd_config: FDConfig) -> LogitsProcessorChain:
+        if fd_config.structured_outputs_config.vllm_compat:
+            vllm_compat.install()
         objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
-        declared = load_processors(fd_config.structured_outputs_config.logits_processors, objects)
-        return LogitsProcessorChain([processor.cls(fd_config) for processor in declared])
+        policy = fd_config.structured_outputs_config
+        return LogitsProcessorChain(load_processors(policy.logits_processors, objects), fd_config)
 
     def _receive(self, engine: EngineCore) -> bool:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
@@ -97,6 +104,9 @@ class WorkerProcess:
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)
+                self._send(engine.load())
+            elif isinstance(message, ResetProcessor):
+                engine.reset_processor(message.name)
             elif isinstance(message, Shutdown):
                 return False
         return True
@@ -119,8 +129,11 @@ def _read_exactly(pipe: RawIOBase, size: int) -> bytes:
     return content
 
 
-def _exit_with_parent(pipe: RawIOBase) -> None:
+def _exit_with_parent(pipe: RawIOBase, endpoint: str) -> None:
     """The API process never closes our stdin while it lives, so its end means that we are orphaned."""
     pipe.read(1)
     logger.error("the API process is gone")
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "ipc":  # it can not remove its socket's folder any more
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
     os._exit(ORPHANED)

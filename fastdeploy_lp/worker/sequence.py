@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -22,6 +22,7 @@ class Sequence:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    selection: Selection
     max_tokens: int
     stop_token_ids: frozenset[int]
     slot: int = NO_SLOT
@@ -41,6 +42,7 @@ class Sequence:
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
             params=params,
+            selection=request.selection,
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
         )
@@ -56,11 +58,6 @@ class Sequence:
         if self.num_computed >= len(self.prompt_token_ids):
             return self.output_token_ids[self.num_computed - len(self.prompt_token_ids) :]
         return self.prompt_token_ids[self.num_computed :] + self.output_token_ids
-
-    @property
-    def processor_args(self) -> ProcessorArgs:
-        """This request's `logits_processors_args` in the form that `share_inputs` holds."""
-        return ProcessorArgs(self.params.logits_processors_args or {})
 
     def append(self, token: int) -> None:
         """Take a sampled token and settle whether it is the last one; end of sequence wins over length."""

@@ -69,7 +69,12 @@ ARRAY_FIELDS = (
 )
 LIST_FIELDS = (
     ListField("req_ids", str, lambda s: s.request_id),
-    ListField("logits_processors_args", ProcessorArgs, lambda s: s.processor_args),
+    # A processor's own view shows it only the arguments that are meant for it.
+    ListField("logits_processors_args", ProcessorArgs, lambda s: s.selection.all_args),
+    ListField("sampling_params", lambda: None, lambda s: s.params),
+    ListField("prompt_token_ids", list, lambda s: s.prompt_token_ids),
+    # The live list: it grows by every token before the next step reads it.
+    ListField("output_token_ids", list, lambda s: s.output_token_ids),
 )
 
 

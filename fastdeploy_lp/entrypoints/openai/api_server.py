@@ -21,9 +21,10 @@ from prometheus_client import start_http_server
 from fastdeploy_lp.config import EngineArgs, FDConfig, require_port
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.options import OptionsParser
-from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors
+from fastdeploy_lp.logits_processor import DeclaredProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,13 @@ class ServerArgs:
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Serve until a signal ends it; everything that can be wrong is told in one line before the model loads."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("fastdeploy_lp").setLevel(logging.INFO)
     parser = OptionsParser(EngineArgs, ServerArgs, prog=prog, description="Serve a model over the OpenAI API.")
     engine_args, server_args = parser.parse_options(argv)
     try:
-        declared = load_processors(engine_args.logits_processors)
         with _listen(server_args) as listener:
-            fd_config = engine_args.create_fd_config(show_progress=sys.stderr.isatty())
-            uvloop.run(_serve(fd_config, declared, server_args, listener))
+            setup = declare_engine(engine_args, progress=sys.stderr.isatty())
+            uvloop.run(_serve(setup.fd_config, setup.declared, server_args, listener))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error))
     except KeyboardInterrupt:
@@ -69,18 +70,35 @@ async def _serve(
 ) -> None:
     engine = EngineClient(fd_config, declared)
     own_metrics = args.metrics_port in (None, args.port)
-    metrics = None if own_metrics else _serve_metrics(engine, args)
+    metrics = None
     try:
+        if not own_metrics:
+            metrics = _serve_metrics(engine, args)
         await _unless_signalled(engine.start())
         app = build_app(engine, with_metrics=own_metrics)
         config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=args.timeout_graceful_shutdown, lifespan="on"
+            app, log_level="warning", timeout_graceful_shutdown=args.timeout_graceful_shutdown, lifespan="off"
         )
+        ended_by = _note_signals()
         await _Server(config, fd_config, listener).serve(sockets=[listener])
     finally:
         await engine.shutdown()
         if metrics is not None:
             await asyncio.to_thread(_stop_metrics, *metrics)
+    if signal.SIGINT in ended_by:
+        raise KeyboardInterrupt
+
+
+def _note_signals() -> list[int]:
+    """The numbers of the signals that arrive.
+
+    uvicorn takes over while it serves and raises its signals again when it is done; by default those would end the
+    process right there, before the worker and its socket are cleaned up.
+    """
+    received: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: received.append(number))
+    return received
 
 
 class _Server(uvicorn.Server):

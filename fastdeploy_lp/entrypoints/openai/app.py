@@ -3,64 +3,111 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import make_asgi_app
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     ChatCompletionResponse,
+    CompletionRequest,
+    CompletionResponse,
     ErrorInfo,
     ErrorResponse,
     ModelCard,
     ModelList,
+    ProcessorCard,
+    ProcessorCounters,
+    ProcessorList,
 )
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
+from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.version import __version__
 
+FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
 CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
-    """The application on a started engine, which it shuts down when it ends."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await engine.shutdown()
-
-    app = FastAPI(title="fastdeploy_lp", version=__version__, lifespan=lifespan)
+    """The application on a started engine."""
+    app = FastAPI(title="fastdeploy_lp", version=__version__)
     errors.install(app)
-    chat = ServingChat(engine)
+    app.include_router(_completion_routes(engine))
+    app.include_router(_processor_routes(engine))
+    app.include_router(_server_routes(engine))
+    if with_metrics:
+        app.include_router(_metrics_route(engine))
+    publish_parameter_schemas(app, engine)
+    return app
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses={400: {"model": ErrorResponse}})
+
+def _completion_routes(engine: EngineClient) -> APIRouter:
+    router = APIRouter(responses=FAILURES)
+    chat, completion = ServingChat(engine), ServingCompletion(engine)
+
+    @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Chat completion, plain or streamed."""
         generation = await chat.start(body)
         if body.stream:
-            include_usage = body.stream_options is not None and body.stream_options.include_usage
-            events = chat.stream(generation, include_usage=include_usage)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        output = await _result_unless_disconnected(generation, request)
-        if output is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return Response(chat.response(output).model_dump_json(), media_type="application/json")
+            return _event_stream(chat.stream(generation, include_usage=body.include_usage))
+        outputs = await _results_unless_disconnected([generation], request)
+        return _json(chat.response(outputs[0])) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    @app.get("/v1/models")
+    @router.post("/v1/completions", response_model=CompletionResponse)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Text completion of one or many prompts, plain or streamed."""
+        generations = await completion.start(body)
+        if body.stream:
+            return _event_stream(completion.stream(generations, include_usage=body.include_usage))
+        outputs = await _results_unless_disconnected(generations, request)
+        return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    return router
+
+
+def _processor_routes(engine: EngineClient) -> APIRouter:
+    router = APIRouter(responses={404: {"model": ErrorResponse}})
+
+    @router.get("/v1/logits_processors")
+    async def logits_processors() -> ProcessorList:
+        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        return ProcessorList(data=[_processor_card(info) for info in engine.processors.describe()])
+
+    @router.post("/v1/logits_processors/{name}/reset")
+    async def reset(name: str) -> ProcessorCard:
+        """Put a quarantined logits processor back into service."""
+        cards = {info.name: info for info in engine.processors.describe()}
+        if name not in cards:
+            known = ", ".join(cards) or "none"
+            reason = f"no logits processor of the name {name!r} is declared; declared are {known}"
+            raise errors.NotFoundError(reason, None, "logits_processor_not_found")
+        await engine.reset_processor(name)
+        return _processor_card(next(info for info in engine.processors.describe() if info.name == name))
+
+    return router
+
+
+def _server_routes(engine: EngineClient) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
     async def models() -> ModelList:
         """The served model."""
         config = engine.fd_config.model_config
         return ModelList(data=[ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)])
 
-    @app.get("/health", responses={503: {"model": ErrorResponse}})
+    @router.get("/health", responses={503: {"model": ErrorResponse}})
     async def health() -> Response:
         """200 while the worker is up, else 503."""
         if engine.healthy:
@@ -68,24 +115,81 @@ def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
         info = ErrorInfo(message="the worker process is not running", type="server_error", code="engine_down")
         return JSONResponse(ErrorResponse(error=info).model_dump(), HTTPStatus.SERVICE_UNAVAILABLE)
 
-    if with_metrics:
-        app.mount("/metrics", make_asgi_app(engine.metrics.registry))
-    return app
+    return router
 
 
-async def _result_unless_disconnected(generation: Generation, request: Request) -> RequestOutput | None:
-    """The answer; None, and the request aborted, when the client goes first."""
-    result = asyncio.ensure_future(generation.result())
+def _metrics_route(engine: EngineClient) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics, where they have no port of their own."""
+        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def publish_parameter_schemas(app: FastAPI, engine: EngineClient) -> None:
+    """Put the declared processors' parameter schemas into `/openapi.json`, each under the processor's name."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schemas = generate()["components"]["schemas"]
+            for info in engine.processors.describe():
+                if info.parameters is not None:
+                    schemas[f"logits_processors.{info.name}"] = info.parameters
+        return generate()
+
+    # FastAPI's documented way to extend the schema.
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _processor_card(info: ProcessorInfo) -> ProcessorCard:
+    stats = info.stats
+    counters = {name: getattr(stats, name) for name in ProcessorCounters.model_fields}
+    return ProcessorCard(
+        name=info.name,
+        dialect=info.dialect,
+        source=info.source,
+        spec=info.spec,
+        order=info.order,
+        argmax_invariant=info.argmax_invariant,
+        parameters=info.parameters,
+        description=info.description,
+        state=stats.state,
+        last_error=stats.last_error,
+        counters=ProcessorCounters(**counters),
+    )
+
+
+def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _json(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def _results_unless_disconnected(
+    generations: Sequence[Generation], request: Request
+) -> list[RequestOutput] | None:
+    """The answers; None, and the requests aborted, when the client goes first."""
+    results = asyncio.ensure_future(_all_results(generations))
     gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await result if result.done() else None
+        await asyncio.wait([results, gone], return_when=asyncio.FIRST_COMPLETED)
+        return await results if results.done() else None
     finally:
-        for task in (result, gone):
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        for task in (results, gone):
+            task.cancel()
+        await asyncio.gather(results, gone, return_exceptions=True)
+        for generation in generations:
+            generation.close()
+
+
+async def _all_results(generations: Sequence[Generation]) -> list[RequestOutput]:
+    return list(await asyncio.gather(*(generation.result() for generation in generations)))
 
 
 async def _disconnected(request: Request) -> None:

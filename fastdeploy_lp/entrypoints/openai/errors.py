@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,27 +11,36 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError, RequestFailedError
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+)
 from fastdeploy_lp.entrypoints.openai.protocol import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
 
 
-class ModelNotFoundError(Exception):
-    """The request names a model that is not served here."""
+class NotFoundError(Exception):
+    """The request names something that is not here; `param` is the field that does, `code` says what kind of thing."""
 
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"the model {asked!r} does not exist; this server has {served!r}")
+    def __init__(self, message: str, param: str | None, code: str) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 def describe(error: Exception) -> tuple[int, ErrorInfo]:
     """The HTTP status and error body for an exception of a request."""
     if isinstance(error, InvalidRequestError):
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
-    if isinstance(error, ModelNotFoundError):
-        return 404, ErrorInfo(message=str(error), type="invalid_request_error", param="model", code="model_not_found")
+    if isinstance(error, NotFoundError):
+        return 404, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, EngineDeadError):
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
+    if isinstance(error, ProcessorUnavailableError):
+        return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
     if isinstance(error, RequestFailedError):
         return 500, ErrorInfo(message=str(error), type="server_error", code="request_failed")
     logger.error("unexpected error", exc_info=error)
@@ -43,7 +53,7 @@ def install(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return _response(*describe(error))
 
-    for kind in (InvalidRequestError, ModelNotFoundError, EngineDeadError, RequestFailedError, Exception):
+    for kind in (InvalidRequestError, NotFoundError, EngineDeadError, RequestFailedError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
@@ -52,7 +62,8 @@ def install(app: FastAPI) -> None:
 async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
+    # Of a union's alternatives, the one that went deepest is the one that was meant.
+    first = max(error.errors(), key=lambda each: len(json_path(each["loc"][1:], error.body)))
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "malformed")
         info = ErrorInfo(
@@ -65,6 +76,8 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     param = json_path(first["loc"][1:], error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    if not param and ": " in reason:  # a validator of the whole body names its field itself
+        param, _, reason = reason.partition(": ")
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
     message = f"{param}: {reason}" if param else reason
@@ -75,7 +88,7 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     info = ErrorInfo(message=str(error.detail), type="invalid_request_error", code=None)
-    return _response(error.status_code, info)
+    return _response(error.status_code, info, error.headers)
 
 
 def json_path(location: tuple[Any, ...], body: Any) -> str:
@@ -93,5 +106,5 @@ def json_path(location: tuple[Any, ...], body: Any) -> str:
     return ".".join(path)
 
 
-def _response(status: int, info: ErrorInfo) -> JSONResponse:
-    return JSONResponse(ErrorResponse(error=info).model_dump(), status)
+def _response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(ErrorResponse(error=info).model_dump(), status, headers)

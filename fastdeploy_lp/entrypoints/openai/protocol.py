@@ -7,6 +7,7 @@ import uuid
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from typing_extensions import Self
 
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -66,12 +67,6 @@ class ChatMessage(RequestModel):
     content: str | list[TextPart]
     name: str | None = None
 
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates read it, its parts joined."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
-
 
 class StreamOptions(RequestModel):
     """Options of a streamed answer."""
@@ -79,25 +74,28 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
-class ChatCompletionRequest(RequestModel):
-    """Body of POST /v1/chat/completions; limits of sampling fields are those of `SamplingParams`."""
+class GenerationRequest(RequestModel):
+    """What chat and text completions share; the limits of sampling fields are those of `SamplingParams`."""
 
-    without_effect: ClassVar[dict[str, Any]] = {
-        "frequency_penalty": 0,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "logprobs": False,
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-    }
+    without_effect: ClassVar[dict[str, Any]] = {"frequency_penalty": 0, "presence_penalty": 0}
+    # Fields that go to SamplingParams under their own names.
+    sampling_fields: ClassVar[tuple[str, ...]] = (
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "logit_bias",
+        "logits_processors_args",
+        "logits_processors",
+    )
 
-    messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -106,22 +104,76 @@ class ChatCompletionRequest(RequestModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
     logits_processors_args: dict[str, Any] | None = None
+    logits_processors: dict[str, Any] | list[Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
 
     @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> ChatCompletionRequest:
+    def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed together with stream: true")
         return self
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sent_name(self, field: str) -> str:
+        """The body's name for a field of SamplingParams, or for a path into one."""
+        first, dot, rest = field.partition(".")
+        return f"{self.other_names.get(first, first)}{dot}{rest}"
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """Fields whose name in the body differs."""
+        return {"extra_args": "vllm_xargs"}
+
     def sampling_params(self) -> SamplingParams:
         """Raises ValueError naming the field."""
-        names = ("n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "logits_processors_args")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return SamplingParams(**given, max_tokens=max_tokens, ignore_eos=self.ignore_eos)
+        given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            **given, max_tokens=self.max_tokens, extra_args=self.vllm_xargs, ignore_eos=self.ignore_eos
+        )
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    without_effect: ClassVar[dict[str, Any]] = GenerationRequest.without_effect | {
+        "logprobs": False,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+
+    @model_validator(mode="after")
+    def _newer_name_wins(self) -> Self:
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """`max_tokens` may have come as `max_completion_tokens`."""
+        newer = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
+        return super().other_names | newer
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order."""
+
+    without_effect: ClassVar[dict[str, Any]] = GenerationRequest.without_effect | {"echo": False, "best_of": 1}
+
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
+    # OpenAI's default; a chat goes on to its end, a completion stops early.
+    max_tokens: int | None = 16
 
 
 class Usage(BaseModel):
@@ -149,8 +201,14 @@ class ChatChoice(BaseModel):
     stop_reason: int | str | None = None
 
 
-def new_completion_id() -> str:
+def new_chat_id() -> str:
+    """An id for a chat completion."""
     return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+def new_completion_id() -> str:
+    """An id for a text completion."""
+    return f"cmpl-{uuid.uuid4().hex}"
 
 
 def _now() -> int:
@@ -160,7 +218,7 @@ def _now() -> int:
 class ChatCompletionResponse(BaseModel):
     """Body of a plain answer."""
 
-    id: str = Field(default_factory=new_completion_id)
+    id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int = Field(default_factory=_now)
     model: str
@@ -199,6 +257,62 @@ class ChatCompletionChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+
+
+class TextChoice(BaseModel):
+    """One text completion, or one piece of it in a stream."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class CompletionResponse(BaseModel):
+    """Body of a text completion, and of each event of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int = Field(default_factory=_now)
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | None = None
+
+
+class ProcessorCounters(BaseModel):
+    """What a logits processor did since the worker started."""
+
+    seconds: float
+    rows: int
+    requests: int
+    faults: int
+    slow_steps: int
+    skipped_greedy: int
+
+
+class ProcessorCard(BaseModel):
+    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known."""
+
+    name: str
+    object: Literal["logits_processor"] = "logits_processor"
+    dialect: str
+    source: str
+    spec: str
+    order: int
+    argmax_invariant: bool | None
+    parameters: dict[str, Any] | None
+    description: str
+    state: str
+    last_error: str | None
+    counters: ProcessorCounters
+
+
+class ProcessorList(BaseModel):
+    """Body of GET /v1/logits_processors, in the order of execution."""
+
+    object: Literal["list"] = "list"
+    data: list[ProcessorCard]
 
 
 class ModelCard(BaseModel):

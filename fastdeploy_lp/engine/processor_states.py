@@ -1,0 +1,81 @@
+"""What the API process knows of the declared logits processors: their descriptions, and their state in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastdeploy_lp.engine.errors import ProcessorUnavailableError
+from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
+
+
+@dataclass(frozen=True)
+class ProcessorInfo:
+    """One declared processor, as `GET /v1/logits_processors` and `LLM.logits_processors` tell of it.
+
+    order: its place in the chain, from 0. parameters: JSON Schema of its arguments, None if the server does not know
+    them. argmax_invariant: None until the worker has built it.
+    """
+
+    name: str
+    dialect: str
+    source: str
+    spec: str
+    order: int
+    argmax_invariant: bool | None
+    parameters: dict[str, Any] | None
+    description: str
+    stats: ProcessorStats
+
+
+class ProcessorStates:
+    """The declared processors in chain order, with the last counters that the worker sent."""
+
+    def __init__(self, declared: Sequence[DeclaredProcessor]) -> None:
+        self._declared = list(declared)
+        self._stats = {processor.name: ProcessorStats(processor.name) for processor in declared}
+        self._argmax_invariant: dict[str, bool] = {}
+
+    @property
+    def stats(self) -> list[ProcessorStats]:
+        """Counters in chain order."""
+        return list(self._stats.values())
+
+    def update(self, stats: Sequence[ProcessorStats]) -> None:
+        """Take newer counters."""
+        self._stats |= {each.name: each for each in stats}
+
+    def set_argmax_invariant(self, by_name: dict[str, bool]) -> None:
+        """What the processors said of themselves when the worker built them."""
+        self._argmax_invariant = dict(by_name)
+
+    def describe(self) -> list[ProcessorInfo]:
+        """All of them, in chain order."""
+        return [
+            ProcessorInfo(
+                name=processor.name,
+                dialect=processor.dialect.name,
+                source=processor.source,
+                spec=processor.spec,
+                order=order,
+                argmax_invariant=self._argmax_invariant.get(processor.name),
+                parameters=processor.params_model.model_json_schema() if processor.params_model else None,
+                description=processor.description,
+                stats=self._stats[processor.name],
+            )
+            for order, processor in enumerate(self._declared)
+        ]
+
+    def require_in_service(self, selection: Selection) -> None:
+        """Raise ProcessorUnavailableError if the request asks for a processor that is in quarantine."""
+        for processor in self._declared:
+            stats = self._stats[processor.name]
+            if stats.state == QUARANTINED and processor.is_used_by(selection):
+                reason = f"is in quarantine until an operator resets it: {stats.last_error}"
+                raise ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
+
+    def reset(self, name: str) -> None:
+        """Take a processor to be in service again; raises KeyError for a name that is not declared."""
+        self._stats[name].state = OK

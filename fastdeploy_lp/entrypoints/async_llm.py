@@ -1,0 +1,107 @@
+"""The engine inside an asyncio program, such as a web application of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.entrypoints.declare import declare
+from fastdeploy_lp.outputs import CompletionOutput, RequestOutput
+from fastdeploy_lp.sampling_params import SamplingParams
+
+
+class AsyncLLM:
+    """A model in a worker process of its own, for concurrent requests on one event loop.
+
+    Takes the same arguments as `LLM`. Call `start` before the first request and `shutdown` at the end, or use it with
+    `async with`.
+    """
+
+    def __init__(self, model: str, *, logits_processors: Sequence[str | type] = (), **engine_args: Any) -> None:
+        self._setup = declare(model, logits_processors, engine_args)
+        self._starting = asyncio.Lock()
+        self._engine: EngineClient | None = None
+        self._running: dict[str, Generation] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """From the options that the command line takes; `logits_processors` may hold classes as well."""
+        options = vars(engine_args).copy()
+        return cls(options.pop("model"), logits_processors=options.pop("logits_processors"), **options)
+
+    async def start(self) -> None:
+        """Start the worker and wait until the model is loaded; raises EngineStartError."""
+        async with self._starting:
+            if self._engine is None:
+                engine = EngineClient(self._setup.fd_config, self._setup.declared)
+                await engine.start()
+                self._engine = engine
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """The answer to a text, token-id or chat prompt as it grows: each output holds everything so far.
+
+        Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for a request that
+        cannot be served, RequestFailedError for one that could not go on and EngineDeadError without a worker.
+        """
+        engine = self._require_engine()
+        chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        tokens = engine.inputs.chat_prompt(prompt) if chat else engine.inputs.prompt(prompt)  # type: ignore[arg-type]
+        if request_id in self._running:
+            raise InvalidRequestError("request_id", f"{request_id!r} is running already")
+        unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"
+        generation = await engine.generate(unique, tokens, sampling_params or SamplingParams(), stream=True)
+        completions = [CompletionOutput(each.index, "", []) for each in generation.completions]
+        output = RequestOutput(request_id or unique, tokens.text, tokens.token_ids, completions)
+        self._running[output.request_id] = generation
+        try:
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    completions[delta.index].extend(delta)
+                    output.finished = all(each.finish_reason is not None for each in completions)
+                    yield output.snapshot()
+        finally:
+            del self._running[output.request_id]
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its iteration finishes with the reason "abort". One that is not running is left alone."""
+        if request_id in self._running:
+            self._running[request_id].abort()
+
+    @property
+    def logits_processors(self) -> list[ProcessorInfo]:
+        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        return self._require_engine().processors.describe()
+
+    async def reset_logits_processor(self, name: str) -> None:
+        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        await self._require_engine().reset_processor(name)
+
+    async def shutdown(self) -> None:
+        """End the worker; calling it again does nothing."""
+        if self._engine is not None:
+            await self._engine.shutdown()
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    def _require_engine(self) -> EngineClient:
+        if self._engine is None:
+            raise RuntimeError("AsyncLLM: call `await start()` first")
+        return self._engine

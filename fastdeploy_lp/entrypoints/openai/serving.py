@@ -1,0 +1,78 @@
+"""What chat and text completions do alike: admission and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.protocol import GenerationRequest, Usage
+from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.sampling_params import SamplingParams
+
+DEFAULT_MODEL_NAME = "default"
+DONE = "data: [DONE]\n\n"
+
+
+class Serving:
+    """Admits requests to one engine."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine = engine
+        self.model = engine.fd_config.model_config.served_model_name
+
+    def params(self, request: GenerationRequest) -> SamplingParams:
+        """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
+        if request.model not in (None, "", DEFAULT_MODEL_NAME, self.model):
+            reason = f"the model {request.model!r} does not exist; this server has {self.model!r}"
+            raise NotFoundError(reason, "model", "model_not_found")
+        try:
+            return request.sampling_params()
+        except ValueError as error:
+            field, _, reason = str(error).partition(": ")
+            raise InvalidRequestError(request.sent_name(field), reason) from None
+
+    def check(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> None:
+        """Raise InvalidRequestError, with fields named as in the body, if the engine would refuse the prompt."""
+        try:
+            self.engine.inputs.settle(params, prompt)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
+
+    async def generate(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, request: GenerationRequest
+    ) -> Generation:
+        """Send one prompt to the engine; raises as `check` and `EngineClient.generate` do."""
+        self.check(prompt, params, request)
+        return await self.engine.generate(request_id, prompt, params, stream=request.stream)
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
+    """Counts with their sum."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+    )
+
+
+def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
+    """Counts over whole answers; a prompt counts once however many choices it has."""
+    outputs = list(outputs)
+    completion_tokens = sum(len(each.token_ids) for output in outputs for each in output.completions)
+    return usage_of(sum(len(output.prompt_token_ids) for output in outputs), completion_tokens)
+
+
+def text_reason(stop_reason: int | str | None) -> str | None:
+    """The stop string that ended a choice; a token id is not shown."""
+    return stop_reason if isinstance(stop_reason, str) else None
+
+
+def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> str:
+    """One event of a stream."""
+    return f"data: {body.model_dump_json(exclude=without)}\n\n"

@@ -1,0 +1,137 @@
+"""POST /v1/completions: one or many prompts, each with `n` choices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.protocol import (
+    CompletionRequest,
+    CompletionResponse,
+    ErrorResponse,
+    TextChoice,
+    new_completion_id,
+)
+from fastdeploy_lp.entrypoints.openai.serving import (
+    DONE,
+    Serving,
+    server_sent_event,
+    text_reason,
+    usage_of,
+    usage_of_outputs,
+)
+from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
+
+
+class ServingCompletion:
+    """Text completions on one engine; choice `p * n + i` is the i-th completion of prompt p."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._serving = Serving(engine)
+
+    async def start(self, request: CompletionRequest) -> list[Generation]:
+        """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
+        params = self._serving.params(request)
+        inputs = self._serving.engine.inputs
+        prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request.prompt)]
+        for prompt in prompts:
+            self._serving.check(prompt, params, request)
+        request_id = new_completion_id()
+        return [
+            await self._serving.generate(f"{request_id}-{index}", prompt, params, request)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        """The body of a plain answer."""
+        choices = [
+            TextChoice(
+                index=index,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                stop_reason=text_reason(completion.stop_reason),
+            )
+            for index, completion in enumerate(each for output in outputs for each in output.completions)
+        ]
+        return CompletionResponse(
+            id=_shared_id(outputs[0].request_id),
+            model=self._serving.model,
+            choices=choices,
+            usage=usage_of_outputs(outputs),
+        )
+
+    async def stream(self, generations: Sequence[Generation], *, include_usage: bool) -> AsyncIterator[str]:
+        """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
+        request_id = _shared_id(generations[0].request_id)
+        try:
+            completion_tokens = 0
+            async with aclosing(_merged(generations)) as deltas:
+                async for first_index, delta in deltas:
+                    completion_tokens += len(delta.token_ids)
+                    choice = TextChoice(
+                        index=first_index + delta.index,
+                        text=delta.text,
+                        finish_reason=delta.finish_reason,
+                        stop_reason=text_reason(delta.stop_reason),
+                    )
+                    event = CompletionResponse(id=request_id, model=self._serving.model, choices=[choice])
+                    yield server_sent_event(event, without={"usage"})
+            if include_usage:
+                prompt_tokens = sum(len(generation.prompt.token_ids) for generation in generations)
+                usage = usage_of(prompt_tokens, completion_tokens)
+                yield server_sent_event(
+                    CompletionResponse(id=request_id, model=self._serving.model, choices=[], usage=usage)
+                )
+        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
+            yield server_sent_event(ErrorResponse(error=describe(error)[1]))
+        finally:
+            for generation in generations:
+                generation.close()
+        yield DONE
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
+    """Deltas of all generations as they come, each with the index of its prompt's first choice."""
+    # One place: a slow reader holds back its own request's deltas, which merge while they wait.
+    queue: asyncio.Queue[tuple[int, CompletionDelta] | None] = asyncio.Queue(maxsize=1)
+
+    async def forward(generation: Generation, first_index: int) -> None:
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                await queue.put((first_index, delta))
+
+    async def forward_all() -> None:
+        try:
+            await asyncio.gather(*readers)
+        finally:
+            await queue.put(None)
+
+    count = len(generations[0].completions)
+    readers = [asyncio.ensure_future(forward(each, index * count)) for index, each in enumerate(generations)]
+    everyone = asyncio.ensure_future(forward_all())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await everyone
+    finally:
+        for task in (*readers, everyone):
+            task.cancel()
+        await asyncio.gather(*readers, everyone, return_exceptions=True)
+
+
+def _prompts(given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with its path in the body."""
+    if isinstance(given, str):
+        return [("prompt", given)]
+    tokens = [token for token in given if isinstance(token, int)]
+    if tokens:
+        return [("prompt", tokens)]
+    return [(f"prompt.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
+
+
+def _shared_id(request_id: str) -> str:
+    return request_id.rpartition("-")[0]

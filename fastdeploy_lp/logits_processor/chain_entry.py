@@ -1,0 +1,127 @@
+"""One processor in its place in a chain: the instance, what it may see, and its counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+
+class ProcessorView(Mapping[str, Any]):
+    """`share_inputs` as one processor sees it: its own arguments, and the rows of its own group.
+
+    Two fields are of the view alone. `using_slots`: the slots whose requests are meant for this processor.
+    `args_versions` [S]: a number for each slot that rises with every change of its arguments.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.args = [ProcessorArgs() for _ in range(max_num_seqs)]
+        self.using: set[int] = set()
+        self._share_inputs: Mapping[str, Any] = {}
+        self._own: dict[str, Any] = {
+            "logits_processors_args": self.args,
+            "using_slots": self.using,
+            "args_versions": np.zeros(max_num_seqs, np.int64),
+        }
+
+    def set_args(self, slot: int, args: ProcessorArgs) -> None:
+        """Change the arguments that the processor sees in a slot."""
+        self.args[slot] = args
+        self._own["args_versions"][slot] += 1
+
+    def bind(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
+        """Look at these slot arrays, with these stop flags."""
+        self._share_inputs = share_inputs
+        self._own["stop_flags"] = stop_flags
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[name] if name in self._own else self._share_inputs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own.keys() | self._share_inputs.keys())
+
+    def __len__(self) -> int:
+        return len(self._own.keys() | self._share_inputs.keys())
+
+
+class ChainEntry:
+    """A processor, built anew when it has failed."""
+
+    def __init__(self, declared: DeclaredProcessor, fd_config: FDConfig, stats: ProcessorStats) -> None:
+        self.declared = declared
+        self.stats = stats
+        self._fd_config = fd_config
+        self.step_seconds = 0.0
+        self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """A fresh instance, whose state comes from the next `update_state`."""
+        self.processor = self.declared.build(self._fd_config)
+        self.changes_argmax = not self.processor.is_argmax_invariant()
+        self._was_used = False
+
+    @property
+    def name(self) -> str:
+        """Its declared name."""
+        return self.declared.name
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request may be changed by it."""
+        return bool(self.view.using) or not self.processor.only_with_args
+
+    @property
+    def needs_update(self) -> bool:
+        """Whether its state has to follow the slots: also once more when the last request that used it has left."""
+        return self.has_work or self._was_used
+
+    def enter(self, slot: int, selection: Selection) -> None:
+        """A request takes the slot."""
+        self.view.set_args(slot, selection.args_for(self.name))
+        if self.declared.is_used_by(selection):
+            self.view.using.add(slot)
+            self.stats.requests += 1
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty again."""
+        self.view.set_args(slot, ProcessorArgs())
+        self.view.using.discard(slot)
+
+    def update_state(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
+        """Run it, and count the time it took."""
+        self.view.bind(share_inputs, stop_flags)
+        self._was_used = bool(self.view.using)
+        began = time.perf_counter()
+        try:
+            self.processor.update_state(self.view)
+        finally:
+            self._count_time(time.perf_counter() - began)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The changed logits; raises TypeError for a result that the contract rules out."""
+        began = time.perf_counter()
+        try:
+            result = self.processor.apply(logits)
+        finally:
+            self._count_time(time.perf_counter() - began)
+        if result is not logits:
+            require_same_kind(result, logits)
+        return result
+
+    def _count_time(self, seconds: float) -> None:
+        self.stats.seconds += seconds
+        self.step_seconds += seconds

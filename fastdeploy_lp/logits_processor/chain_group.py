@@ -1,0 +1,49 @@
+"""The rows of one order of processors, with instances of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.selection import Selection
+
+Order = tuple[str, ...] | None
+"""Processor names in the order a request gave, None for the declared order."""
+
+
+class ChainGroup:
+    """Entries in order, and the slots whose requests want them so.
+
+    `stop_flags` [S, 1] are this step's, True for slots of other groups.
+    """
+
+    def __init__(self, entries: Sequence[ChainEntry]) -> None:
+        self.entries = tuple(entries)
+        self.slots: set[int] = set()
+        self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
+
+    def enter(self, slot: int, selection: Selection) -> None:
+        """A request takes the slot."""
+        self.slots.add(slot)
+        for entry in self.entries:
+            entry.enter(slot, selection)
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty again."""
+        self.slots.discard(slot)
+        for entry in self.entries:
+            entry.leave(slot)
+
+    def own_stop_flags(self, stop_flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """`stop_flags` with every slot of another group stopped."""
+        own = np.ones_like(stop_flags)
+        slots = sorted(self.slots)
+        own[slots] = stop_flags[slots]
+        return own
+
+    def active_slots(self) -> NDArray[np.int64]:
+        """The slots of this group that have a row this step, ascending."""
+        return np.flatnonzero(~self.stop_flags[:, 0])

@@ -1,0 +1,21 @@
+"""The ways to write a logits processor that this server runs, one file a dialect; all may stand in one chain."""
+
+from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.hugging_face import HuggingFaceDialect
+from fastdeploy_lp.logits_processor.dialects.native import NativeDialect
+from fastdeploy_lp.logits_processor.dialects.plugin_dict import PluginDictDialect
+from fastdeploy_lp.logits_processor.dialects.request_level import RequestLevelDialect
+from fastdeploy_lp.logits_processor.dialects.torch_vllm import TorchVllmDialect
+from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
+
+# The first one that recognizes a thing runs it, so the special ones stand before the general ones.
+DIALECTS: tuple[Dialect, ...] = (
+    NativeDialect(),
+    TorchVllmDialect(),
+    RequestLevelDialect(),
+    VllmV1Dialect(),
+    PluginDictDialect(),
+    HuggingFaceDialect(),
+)
+
+__all__ = ["DIALECTS", "Dialect"]

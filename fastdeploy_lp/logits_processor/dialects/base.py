@@ -1,0 +1,67 @@
+"""What the chain and the API process need to know of a way to write processors."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.sampling_params import SamplingParams
+
+
+class Dialect(ABC):
+    """Turns what a SPEC leads to into a native `LogitsProcessor` that the chain runs."""
+
+    name: ClassVar[str]
+    by_name_only: ClassVar[bool] = False
+    """Whether a request reaches the processor by naming it, and never through flat arguments."""
+
+    @abstractmethod
+    def recognizes(self, found: Any) -> bool:
+        """Whether `found` is written in this dialect."""
+
+    @abstractmethod
+    def check(self, found: Any, spec: str) -> None:
+        """Raise LogitsProcessorSpecError for a thing that is recognized but cannot run."""
+
+    def params_model(self, found: Any) -> type[BaseModel] | None:  # noqa: ARG002 - others need it
+        """The model of its arguments, None if it has none."""
+        return None
+
+    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
+        """Raise ValueError for a request it cannot serve; `extra_args` are the arguments it will see."""
+        found.validate_params(sampling_params)
+
+    @abstractmethod
+    def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
+        """A native processor that runs it."""
+
+    def class_of(self, found: Any) -> type:
+        """The class that carries its name and documentation."""
+        if not isinstance(found, type):
+            raise TypeError(f"{found!r} is no class")
+        return found
+
+
+def require_methods(cls: type, spec: str, base: str, constructor: tuple[str, ...]) -> None:
+    """Raise LogitsProcessorSpecError unless the class defines every abstract method and can be built as it will be."""
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        renamed = "; rename __call__ to apply" if "apply" in missing and "__call__" in dir(cls) else ""
+        raise LogitsProcessorSpecError(
+            spec, f"has no {', '.join(missing)}, which every {base} needs: add a method of that name{renamed}"
+        )
+    try:
+        inspect.signature(cls).bind(*constructor)
+    except TypeError as error:
+        wanted = ", ".join(("self", *constructor))
+        raise LogitsProcessorSpecError(
+            spec, f"cannot be built ({error}): write its constructor as def __init__({wanted})"
+        ) from None

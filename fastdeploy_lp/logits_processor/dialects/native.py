@@ -1,0 +1,37 @@
+"""FastDeploy's dialect: `LogitsProcessor(fd_config)`, `update_state(share_inputs)`, `apply(logits)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.config import FDConfig
+
+
+class NativeDialect(Dialect):
+    """Runs as it is."""
+
+    name = "native"
+
+    def recognizes(self, found: Any) -> bool:
+        """Subclasses of `LogitsProcessor`."""
+        return isinstance(found, type) and issubclass(found, LogitsProcessor)
+
+    def check(self, found: Any, spec: str) -> None:
+        """Methods and constructor."""
+        require_methods(found, spec, "LogitsProcessor", ("fd_config",))
+
+    def params_model(self, found: Any) -> type[BaseModel] | None:
+        """Its `Params`."""
+        model: type[BaseModel] | None = found.Params
+        return model
+
+    def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
+        """An instance."""
+        processor: LogitsProcessor = found(fd_config)
+        return processor

@@ -1,0 +1,18 @@
+"""Request-level callables behind vLLM's `AdapterLogitsProcessor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_lp.logits_processor import vllm_v1
+from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
+
+
+class RequestLevelDialect(VllmV1Dialect):
+    """Runs subclasses of `AdapterLogitsProcessor`: one callable a request, `new_req_logits_processor` makes them."""
+
+    name = "request"
+
+    def recognizes(self, found: Any) -> bool:
+        """Subclasses of the adapter."""
+        return isinstance(found, type) and issubclass(found, vllm_v1.AdapterLogitsProcessor)

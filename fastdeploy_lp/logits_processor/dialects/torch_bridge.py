@@ -1,0 +1,28 @@
+"""Paddle tensors as torch tensors and back, without a copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+def to_torch(tensor: Tensor) -> Any:
+    """A torch view of the same memory: what one side writes, the other reads."""
+    import torch
+
+    return torch.from_dlpack(tensor.detach())
+
+
+def to_paddle(result: Any, original: Tensor) -> Tensor:
+    """The Paddle tensor for what a torch processor returned: `original` itself if it was changed in place."""
+    import paddle
+    import torch
+
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"returned {type(result).__name__}, not a torch tensor")
+    same_memory = result.data_ptr() == original.data_ptr()
+    if same_memory and list(result.shape) == list(original.shape) and list(result.stride()) == original.strides:
+        return original
+    return paddle.from_dlpack(result.detach().contiguous())

@@ -1,0 +1,62 @@
+"""vLLM's V1 dialect: batch-level processors told of the batch by `BatchUpdate`s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastdeploy_lp.logits_processor import vllm_v1
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
+from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+CONSTRUCTOR = ("vllm_config", "device", "is_pin_memory")
+
+
+class VllmV1Dialect(Dialect):
+    """Runs subclasses of `fastdeploy_lp.logits_processor.vllm_v1.LogitsProcessor` on Paddle tensors."""
+
+    name = "vllm-v1"
+
+    def recognizes(self, found: Any) -> bool:
+        """Subclasses of the interface class."""
+        return isinstance(found, type) and issubclass(found, vllm_v1.LogitsProcessor)
+
+    def check(self, found: Any, spec: str) -> None:
+        """Methods and constructor."""
+        require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
+
+    def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
+        """An instance behind a `VllmV1Processor`."""
+        import paddle
+
+        # Paddle has no pinned memory without a GPU build; a processor that asks gets an honest no.
+        config = vllm_v1.VllmConfig.from_fd_config(fd_config)
+        return VllmV1Processor(found(config, paddle.get_device(), False))
+
+
+class VllmV1Processor(LogitsProcessor):
+    """A vLLM processor as the chain sees it."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._batch = BatchTracker()
+        self._argmax_invariant = bool(processor.is_argmax_invariant())
+
+    def is_argmax_invariant(self) -> bool:
+        """As the processor said at start."""
+        return self._argmax_invariant
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Pass on what changed, None if nothing did."""
+        self._processor.update_state(self._batch.update(share_inputs))
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """As the processor does."""
+        result: Tensor = self._processor.apply(logits)
+        return result

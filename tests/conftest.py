@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import openai
 import pytest
-from support.server import ServerProcess
+from support.server import PLUGINS, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 
 # Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
 os.environ.update(current_platform().worker_environment())
+# The plugin packages that are installed for tests load only where a test asks for them.
+os.environ["FASTDEPLOY_LP_PLUGINS"] = ""
+sys.path.append(str(PLUGINS))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")

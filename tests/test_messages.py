@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import tiny_fd_config
 
+from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
     FromWorker,
+    ResetProcessor,
     SequenceStep,
     Shutdown,
     StepOutputs,
@@ -33,6 +36,9 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
+arguments = st.dictionaries(names, json_values, max_size=3) | st.fixed_dictionaries(
+    {"logit_bias": st.dictionaries(tokens, biases, max_size=5)}
+)
 sampling_params = st.builds(
     SamplingParams,
     n=st.integers(1, 128),
@@ -44,12 +50,23 @@ sampling_params = st.builds(
     stop=st.none() | st.lists(names.filter(bool), max_size=3),
     stop_token_ids=st.none() | st.lists(tokens, max_size=3),
     ignore_eos=st.booleans(),
-    logits_processors_args=st.none()
-    | st.dictionaries(names, json_values, max_size=3)
-    | st.fixed_dictionaries({"logit_bias": st.dictionaries(tokens, biases, max_size=5)}),
+    logits_processors_args=st.none() | arguments,
+)
+selections = st.builds(
+    Selection,
+    flat=arguments,
+    named=st.none() | st.dictionaries(names, arguments, max_size=3),
+    order=st.none() | st.lists(names, max_size=3).map(tuple),
 )
 to_worker = st.one_of(
-    st.builds(AddRequest, request_id=names, prompt_token_ids=st.lists(tokens), params=sampling_params),
+    st.builds(
+        AddRequest,
+        request_id=names,
+        prompt_token_ids=st.lists(tokens),
+        params=sampling_params,
+        selection=selections,
+    ),
+    st.builds(ResetProcessor, name=names),
     st.builds(AbortRequests, request_ids=st.lists(names)),
     st.just(Shutdown()),
 )
@@ -60,11 +77,32 @@ steps = st.builds(
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
     stop_reason=st.none() | tokens,
     error=st.none() | names,
+    unavailable=st.booleans(),
+)
+processor_stats = st.builds(
+    ProcessorStats,
+    name=names,
+    state=st.sampled_from(["ok", "quarantined"]),
+    seconds=st.floats(0, 1e6),
+    rows=tokens,
+    requests=tokens,
+    faults=tokens,
+    slow_steps=tokens,
+    skipped_greedy=tokens,
+    last_error=st.none() | names,
 )
 from_worker = st.one_of(
-    st.builds(WorkerReady, load_seconds=st.floats(0, 1e6)),
+    st.builds(
+        WorkerReady, load_seconds=st.floats(0, 1e6), argmax_invariant=st.dictionaries(names, st.booleans(), max_size=3)
+    ),
     st.builds(WorkerFailed, message=names),
-    st.builds(StepOutputs, steps=st.lists(steps, max_size=4), num_running=tokens, num_waiting=tokens),
+    st.builds(
+        StepOutputs,
+        steps=st.lists(steps, max_size=4),
+        num_running=tokens,
+        num_waiting=tokens,
+        processors=st.none() | st.lists(processor_stats, max_size=3),
+    ),
 )
 
 
@@ -90,15 +128,17 @@ def test_what_the_worker_says_arrives_as_it_was(message: Any) -> None:
 
 def test_token_ids_in_processor_arguments_stay_integers() -> None:
     args = {"logit_bias": {5: 1.5, 0: -math.inf}, "deep": [{"7": {7: True}}]}
-    arrived = sent(AddRequest("r", [1], SamplingParams(logits_processors_args=args)), ToWorker)
-    assert arrived.params.logits_processors_args == args
-    assert [type(key) for key in arrived.params.logits_processors_args["logit_bias"]] == [int, int]
-    assert list(arrived.params.logits_processors_args["deep"][0]) == ["7"]
+    arrived = sent(AddRequest("r", [1], SamplingParams(), Selection(args, {"P": args})), ToWorker)
+    for came in (arrived.selection.flat, arrived.selection.named["P"]):
+        assert came == args
+        assert [type(key) for key in came["logit_bias"]] == [int, int]
+        assert list(came["deep"][0]) == ["7"]
 
 
 def test_the_worker_starts_with_the_configuration_it_was_given() -> None:
+    policy = StructuredOutputsConfig(("LogitBiasLogitsProcessor", "m:C"), "skip", 3, 0.25, vllm_compat=True)
     message = WorkerStart(
-        fd_config=tiny_fd_config(eos_token_ids=(2, 7), logits_processors=("LogitBiasLogitsProcessor", "m:C")),
+        fd_config=tiny_fd_config(eos_token_ids=(2, 7), policy=policy),
         endpoint="ipc://somewhere",
         server_key=bytes(range(40)),
         pickled_processors={"m:C": b"\x00\xff"},

@@ -13,7 +13,7 @@ from fastdeploy_lp.config import ModelConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.logits_processor import RequestArgsValidator, load_processors
+from fastdeploy_lp.logits_processor import RequestArgsValidator, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, ToWorker, decoder, encode
 from fastdeploy_lp.sampling_params import MAX_N, MAX_SEED, SamplingParams
 
@@ -97,7 +97,7 @@ def test_a_chat_that_leaves_no_room_for_output_names_the_messages(inputs: InputP
 
 def test_the_longest_prompt_leaves_room_for_one_token(inputs: InputProcessor) -> None:
     prompt = inputs.prompt([1] * (MAX_MODEL_LEN - 1))
-    assert inputs.settle(SamplingParams(), prompt).max_tokens == 1
+    assert inputs.settle(SamplingParams(), prompt).params.max_tokens == 1
 
 
 @pytest.mark.parametrize("text", ["\ud800", "half \udfff of a pair"])
@@ -115,34 +115,34 @@ def test_text_that_is_no_unicode_is_refused(inputs: InputProcessor, text: str) -
 
 def test_settling_leaves_nothing_open(inputs: InputProcessor) -> None:
     settled = inputs.settle(SamplingParams(), prompt_of(10))
-    assert settled.max_tokens == MAX_MODEL_LEN - 10
-    assert settled.logits_processors_args == {}
-    assert settled.seed is not None
-    assert 0 <= settled.seed <= MAX_SEED
+    assert settled.params.max_tokens == MAX_MODEL_LEN - 10
+    assert settled.selection == Selection()
+    assert settled.params.seed is not None
+    assert 0 <= settled.params.seed <= MAX_SEED
 
 
 def test_settling_leaves_the_callers_parameters_as_they_were(inputs: InputProcessor) -> None:
     params = SamplingParams(logits_processors_args={"logit_bias": {"5": 1}}, stop="x")
     settled = inputs.settle(params, prompt_of(10))
     assert (params.max_tokens, params.seed, params.logits_processors_args) == (None, None, {"logit_bias": {"5": 1}})
-    assert settled.logits_processors_args == {"logit_bias": {5: 1.0}}
-    assert settled.stop_strings == ["x"]
+    assert settled.selection == Selection(flat={"logit_bias": {5: 1.0}})
+    assert settled.params.stop_strings == ["x"]
 
 
 def test_what_the_caller_decided_stays(inputs: InputProcessor) -> None:
     params = SamplingParams(temperature=0.5, top_p=0.9, top_k=3, seed=0, max_tokens=7, n=2, stop_token_ids=[4])
     settled = inputs.settle(params, prompt_of(10))
     for name in ("temperature", "top_p", "top_k", "seed", "max_tokens", "n", "stop_token_ids"):
-        assert getattr(settled, name) == getattr(params, name), name
+        assert getattr(settled.params, name) == getattr(params, name), name
 
 
 def test_requests_without_a_seed_get_different_ones(inputs: InputProcessor) -> None:
-    seeds = {inputs.settle(SamplingParams(), prompt_of(1)).seed for _ in range(20)}
+    seeds = {inputs.settle(SamplingParams(), prompt_of(1)).params.seed for _ in range(20)}
     assert len(seeds) == 20
 
 
 def test_more_tokens_than_the_context_has_room_for_are_refused(inputs: InputProcessor) -> None:
-    assert inputs.settle(SamplingParams(max_tokens=40), prompt_of(10)).max_tokens == 40
+    assert inputs.settle(SamplingParams(max_tokens=40), prompt_of(10)).params.max_tokens == 40
     with pytest.raises(InvalidRequestError) as caught:
         inputs.settle(SamplingParams(max_tokens=41), prompt_of(10))
     assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
@@ -194,8 +194,8 @@ def test_arguments_reach_the_worker_or_are_refused_here(inputs: InputProcessor, 
     except InvalidRequestError as error:
         refused = error.param or ""
     else:
-        sent = AddRequest("r", [1], inputs.sequence_params(settled, 0))
-        arrived = decoder(ToWorker).decode(encode(sent)).params.logits_processors_args
+        sent = AddRequest("r", [1], inputs.sequence_params(settled, 0), settled.selection)
+        arrived = decoder(ToWorker).decode(encode(sent)).selection.flat
         refused = argument if arrived else ""
     assert refused.startswith(argument)
 
@@ -220,8 +220,10 @@ def test_a_sequence_is_one_completion_without_stop_strings(inputs: InputProcesso
     settled = inputs.settle(params, prompt_of(1))
     sequence = inputs.sequence_params(settled, 1)
     assert (sequence.n, sequence.stop, sequence.max_tokens) == (1, None, 5)
-    assert sequence.logits_processors_args == {"logit_bias": {5: 1.0}}
-    assert settled.n == 3
+    assert settled.selection == Selection(flat={"logit_bias": {5: 1.0}})
+    # The selection carries it to the worker; a second copy would only be sent for nothing.
+    assert sequence.logits_processors_args is None
+    assert settled.params.n == 3
 
 
 # The tokenizer's directory

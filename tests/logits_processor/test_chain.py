@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import paddle
 import pytest
 from paddle import Tensor
 from support.processors import Doubles, SetsToFive
-from support.sequences import sequence
+from support.sequences import chain_of, sequence
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
@@ -22,9 +22,9 @@ class Diary(LogitsProcessor):
     """Writes down what happens to it."""
 
     invariant = False
+    events: ClassVar[list[tuple[str, str]]] = []
 
-    def __init__(self, fd_config: FDConfig) -> None:
-        self.events: list[tuple[str, str]] = []
+    def __init__(self, fd_config: FDConfig) -> None: ...
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         self.events.append((type(self).__name__, "update_state"))
@@ -53,19 +53,25 @@ class ReturnsAnother(Diary):
 
 def diaries(*classes: type[Diary]) -> tuple[LogitsProcessorChain, list[tuple[str, str]]]:
     """A chain whose processors write into one common diary."""
-    processors = [cls(CONFIG) for cls in classes]
-    for processor in processors:
-        processor.events = processors[0].events
-    return LogitsProcessorChain(processors), processors[0].events
+    Diary.events.clear()
+    return chain_of(classes, CONFIG), Diary.events
 
 
-def active(*args: dict[str, Any]) -> ShareInputs:
-    """One active slot for each dict of arguments."""
-    share_inputs = ShareInputs(max(len(args), 1), 8)
+def step(chain: LogitsProcessorChain, logits: Tensor, *args: dict[str, Any], all_greedy: bool = False) -> Tensor:
+    """One step with a request in each of the first slots, which they leave again."""
+    share_inputs = ShareInputs(CONFIG.scheduler_config.max_num_seqs, 8)
     for slot, given in enumerate(args):
-        share_inputs.assign(sequence([1], slot=slot, logits_processors_args=given))
+        entering = sequence([1], slot=slot, logits_processors_args=given)
+        share_inputs.assign(entering)
+        chain.enter(slot, entering.selection)
     share_inputs.set_active(np.arange(len(args)))
-    return share_inputs
+    chain.update_state(share_inputs)
+    untouched = logits.clone()
+    result = chain.apply(logits, all_greedy=all_greedy, recompute=untouched.clone)
+    for slot in range(len(args)):
+        chain.leave(slot)
+    assert chain.failures == {}
+    return result
 
 
 @pytest.mark.parametrize(
@@ -73,34 +79,37 @@ def active(*args: dict[str, Any]) -> ShareInputs:
     [((SetsToFive, Doubles), 10.0), ((Doubles, SetsToFive), 5.0)],
 )
 def test_declaration_order_is_execution_order(order: tuple[type[LogitsProcessor], ...], expected: float) -> None:
-    chain = LogitsProcessorChain([cls(CONFIG) for cls in order])
-    chain.update_state(active({"order_token": 2}, {}))
-    result = chain.apply(paddle.full([2, 4], 3.0), all_greedy=True).numpy()
+    chain = chain_of(order, CONFIG)
+    result = step(chain, paddle.full([2, 4], 3.0), {"order_token": 2}, {}, all_greedy=True).numpy()
     np.testing.assert_array_equal(result, [[3.0, 3.0, expected, 3.0], [3.0, 3.0, 3.0, 3.0]])
 
 
 def test_every_processor_sees_the_slots_before_any_sees_logits() -> None:
     chain, events = diaries(Second, Invariant, Diary)
     for _ in range(2):
-        chain.update_state(active({}))
-        chain.apply(paddle.zeros([1, 4]), all_greedy=False)
+        step(chain, paddle.zeros([1, 4]), {})
     names = ["Second", "Invariant", "Diary"]
     assert events == 2 * [*((name, "update_state") for name in names), *((name, "apply") for name in names)]
 
 
 def test_argmax_invariant_processors_are_skipped_only_when_every_row_is_greedy() -> None:
     chain, events = diaries(Diary, Invariant, Second)
-    chain.apply(paddle.zeros([1, 4]), all_greedy=True)
-    assert [name for name, _ in events] == ["Diary", "Second"]
+    step(chain, paddle.zeros([1, 4]), {}, all_greedy=True)
+    assert [name for name, what in events if what == "apply"] == ["Diary", "Second"]
     events.clear()
-    chain.apply(paddle.zeros([1, 4]), all_greedy=False)
-    assert [name for name, _ in events] == ["Diary", "Invariant", "Second"]
+    step(chain, paddle.zeros([1, 4]), {}, all_greedy=False)
+    assert [name for name, what in events if what == "apply"] == ["Diary", "Invariant", "Second"]
+    assert {name: stats.skipped_greedy for name, stats in chain.stats.items()} == {
+        "Diary": 0,
+        "Invariant": 1,
+        "Second": 0,
+    }
+    assert chain.argmax_invariant == {"Diary": False, "Invariant": True, "Second": False}
 
 
 def test_a_skipped_processor_still_sees_every_step() -> None:
     chain, events = diaries(Invariant)
-    chain.update_state(active({}))
-    chain.apply(paddle.zeros([1, 4]), all_greedy=True)
+    step(chain, paddle.zeros([1, 4]), {}, all_greedy=True)
     assert events == [("Invariant", "update_state")]
 
 
@@ -109,16 +118,14 @@ def test_processors_are_not_argmax_invariant_unless_they_say_so() -> None:
 
 
 def test_a_tensor_that_a_processor_returns_is_what_the_next_one_gets() -> None:
-    chain = LogitsProcessorChain([ReturnsAnother(CONFIG), Doubles(CONFIG)])
-    chain.update_state(active({"order_token": 0}))
+    chain = chain_of([ReturnsAnother, Doubles], CONFIG)
     logits = paddle.zeros([1, 3])
-    result = chain.apply(logits, all_greedy=False)
+    result = step(chain, logits, {"order_token": 0})
     np.testing.assert_array_equal(result.numpy(), [[2.0, 1.0, 1.0]])
     np.testing.assert_array_equal(logits.numpy(), np.zeros([1, 3]))
 
 
 def test_an_empty_chain_gives_the_same_tensor_back() -> None:
-    chain = LogitsProcessorChain([])
+    chain = chain_of([], CONFIG)
     logits = paddle.zeros([1, 3])
-    chain.update_state(active({}))
-    assert chain.apply(logits, all_greedy=False) is logits
+    assert step(chain, logits, {}) is logits

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from paddle import Tensor
-from support.sequences import Ran, request
+from support.sequences import Ran, chain_of, request
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain
+from fastdeploy_lp.logits_processor import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -41,8 +41,11 @@ class Seen:
 class Recorder(LogitsProcessor):
     """Copies what it sees and changes nothing."""
 
+    made: ClassVar[list[Recorder]] = []
+
     def __init__(self, fd_config: FDConfig) -> None:
         self.seen: list[Seen] = []
+        Recorder.made.append(self)
         self.updates = 0
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
@@ -62,6 +65,9 @@ class Recorder(LogitsProcessor):
         return logits
 
 
+class Second(Recorder): ...
+
+
 @dataclass
 class Churn:
     """One finished run."""
@@ -75,7 +81,7 @@ class Churn:
     step_rows: list[list[tuple[str, int]]]
 
     def bias(self, request_id: str) -> dict[int, float]:
-        args = self.requests[request_id].params.logits_processors_args or {}
+        args = self.requests[request_id].selection.flat
         return args.get("logit_bias") or {}
 
 
@@ -98,8 +104,8 @@ def random_request(rng: random.Random, index: int) -> AddRequest:
 def churn(request: pytest.FixtureRequest) -> Churn:
     rng = random.Random(request.param)
     config = tiny_fd_config(max_num_seqs=SLOTS, max_model_len=MAX_MODEL_LEN)
-    before, after = Recorder(config), Recorder(config)
-    engine = EngineCore(config, LogitsProcessorChain([before, LogitBiasLogitsProcessor(config), after]))
+    engine = EngineCore(config, chain_of([Recorder, LogitBiasLogitsProcessor, Second], config))
+    before, after = Recorder.made[-2:]
     upcoming = [random_request(rng, index) for index in range(NUM_REQUESTS)]
     requests = {made.request_id: made for made in upcoming}
     aborted: set[str] = set()
@@ -157,7 +163,7 @@ def test_a_slot_holds_the_arguments_of_its_request_and_none_when_it_is_empty(chu
         for slot in range(SLOTS):
             owner = seen.req_ids[slot]
             assert (owner != "") == (slot in seen.slots)
-            expected = churn.requests[owner].params.logits_processors_args or {} if owner else {}
+            expected = churn.requests[owner].selection.flat if owner else {}
             assert seen.args[slot] == expected
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -103,19 +104,20 @@ def refusal(*specs: str, objects: Mapping[str, object] | None = None) -> str:
 def test_a_builtin_is_found_by_its_class_name(name: str) -> None:
     (declared,) = load_processors([name])
     assert (declared.name, declared.spec, declared.given_as_object) == (name, name, False)
-    assert issubclass(declared.cls, LogitsProcessor)
+    assert declared.source == "builtin"
+    assert issubclass(declared.found, LogitsProcessor)
 
 
 def test_a_class_is_found_by_module_and_name(folder: Path) -> None:
     (declared,) = load_processors(["mine:Good"])
     assert declared.name == "Good"
     assert declared.spec == "mine:Good"
-    assert declared.cls is sys.modules["mine"].Good
+    assert declared.found is sys.modules["mine"].Good
 
 
 def test_a_builtin_is_also_found_by_module_and_name() -> None:
     (declared,) = load_processors(["fastdeploy_lp.logits_processor.builtin.logit_bias:LogitBiasLogitsProcessor"])
-    assert declared.cls is LogitBiasLogitsProcessor
+    assert declared.found is LogitBiasLogitsProcessor
 
 
 def test_a_nested_class_is_found(folder: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_class_object_is_taken_as_it_is() -> None:
 
     spec = spec_of(Local)
     declared = load_processors([spec, "LogitBiasLogitsProcessor"], {spec: Local})
-    assert [(d.name, d.cls, d.given_as_object) for d in declared] == [
+    assert [(d.name, d.found, d.given_as_object) for d in declared] == [
         ("Local", Local, True),
         ("LogitBiasLogitsProcessor", LogitBiasLogitsProcessor, False),
     ]
@@ -221,7 +223,7 @@ def test_a_module_path_that_is_none_is_refused(folder: Path, spec: str) -> None:
 def test_a_module_that_lacks_a_dependency_names_it(folder: Path) -> None:
     (folder / "needy.py").write_text("import a_package_nobody_has\n")
     message = refusal("needy:Good")
-    assert "importing 'needy' for 'needy:Good' failed" in message
+    assert "'needy:Good' cannot be used: importing 'needy' failed: " in message
     assert "a_package_nobody_has" in message
     assert "install what it needs" in message
 
@@ -238,7 +240,7 @@ def test_a_module_that_lacks_a_dependency_names_it(folder: Path) -> None:
 def test_a_module_that_fails_on_import_says_why(folder: Path, source: str, reason: str) -> None:
     (folder / "broken.py").write_text(source)
     message = refusal("broken:Good")
-    assert "importing 'broken' for 'broken:Good' failed" in message
+    assert "'broken:Good' cannot be used: importing 'broken' failed: " in message
     assert reason in message
 
 
@@ -275,14 +277,15 @@ def test_an_instance_given_as_object_is_refused() -> None:
 
 def test_a_class_that_is_no_logits_processor_says_what_to_derive_from(folder: Path) -> None:
     message = refusal("mine:NotOne")
-    assert "not a LogitsProcessor" in message
+    assert "must be a subclass of LogitsProcessor" in message
     assert "derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor" in message
+    assert "fastdeploy_lp.logits_processor.vllm_v1" in message
 
 
 @pytest.mark.parametrize(("name", "missing"), [("LacksApply", "apply"), ("LacksBoth", "apply, update_state")])
 def test_missing_methods_are_listed(folder: Path, name: str, missing: str) -> None:
     message = refusal(f"mine:{name}")
-    assert f"does not define {missing};" in message
+    assert f"has no {missing}, which every LogitsProcessor needs: add a method of that name" in message
     assert "rename __call__" not in message
 
 
@@ -293,8 +296,8 @@ def test_call_instead_of_apply_suggests_the_name(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["TakesNothing", "TakesTwo", "KeywordOnly"])
 def test_a_constructor_that_cannot_take_the_config_shows_the_right_one(folder: Path, name: str) -> None:
     message = refusal(f"mine:{name}")
-    assert f"cannot be built as {name}(fd_config)" in message
-    assert "write def __init__(self, fd_config)" in message
+    assert f"'mine:{name}' cannot be built (" in message
+    assert "write its constructor as def __init__(self, fd_config)" in message
 
 
 @pytest.mark.parametrize(
@@ -308,9 +311,321 @@ def test_a_constructor_that_cannot_take_the_config_shows_the_right_one(folder: P
 def test_two_of_one_name_are_refused(folder: Path, specs: tuple[str, ...]) -> None:
     (folder / "other.py").write_text(MODULE)
     message = refusal(*specs)
-    assert f"{specs[-1].rpartition(':')[2]} is declared twice" in message
-    assert "names must be unique" in message
+    assert f"{specs[-1]!r} is a second {specs[-1].rpartition(':')[2]}" in message
+    assert f"names must be unique, write another_name={specs[-1]}" in message
 
 
 def test_a_mistake_behind_good_processors_is_found(folder: Path) -> None:
     assert "mine has no 'Missing'" in refusal("LogitBiasLogitsProcessor", "mine:Good", "mine:Missing")
+
+
+# Names of one's own
+
+
+def test_an_alias_is_the_name(folder: Path) -> None:
+    specs = ["mine:Good", "my_bias=LogitBiasLogitsProcessor", "second=mine:Good", "LogitBiasLogitsProcessor"]
+    declared = load_processors(specs)
+    assert [each.name for each in declared] == ["Good", "my_bias", "second", "LogitBiasLogitsProcessor"]
+    assert [each.source for each in declared] == ["module", "builtin", "module", "builtin"]
+    assert [each.spec for each in declared] == specs
+    assert declared[2].found is declared[0].found
+
+
+def test_a_class_object_may_have_an_alias() -> None:
+    spec = f"mine={spec_of(GivenAsObject)}"
+    (declared,) = load_processors([spec], {spec: GivenAsObject})
+    assert (declared.name, declared.found, declared.given_as_object) == ("mine", GivenAsObject, True)
+
+
+@pytest.mark.parametrize("spec", ["=mine:Good", "my bias=mine:Good", "1st=mine:Good", "a-b=mine:Good", "a=", "="])
+def test_an_alias_that_is_no_name_is_refused(folder: Path, spec: str) -> None:
+    assert "must read alias=SPEC" in refusal(spec)
+
+
+def test_two_of_one_alias_are_refused(folder: Path) -> None:
+    assert "is a second a; names must be unique" in refusal("a=mine:Good", "a=LogitBiasLogitsProcessor")
+    assert "is a second Good; names must be unique" in refusal("Good=LogitBiasLogitsProcessor", "mine:Good")
+
+
+# Entry points
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The installed plugin packages load, unless the test says which."""
+    monkeypatch.delenv("FASTDEPLOY_LP_PLUGINS")
+    return monkeypatch
+
+
+def test_entry_points_load_by_themselves_before_the_declared_ones(folder: Path, plugins: pytest.MonkeyPatch) -> None:
+    declared = load_processors(["mine:Good", "LogitBiasLogitsProcessor"])
+    assert [(each.name, each.source, each.dialect.name) for each in declared] == [
+        ("example_plugin", "entry point", "plugin-dict"),
+        ("my_decoder", "entry point", "vllm-v1"),
+        ("Good", "module", "native"),
+        ("LogitBiasLogitsProcessor", "builtin", "native"),
+    ]
+    assert declared[0].spec == "example_plugin"
+    assert names() == ["example_plugin", "my_decoder"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        ("", []),
+        ("my_decoder", ["my_decoder"]),
+        ("my_decoder,example_plugin", ["example_plugin", "my_decoder"]),
+        (" example_plugin , nobody ", ["example_plugin"]),
+        ("nobody", []),
+    ],
+)
+def test_a_variable_says_which_entry_points_load(
+    plugins: pytest.MonkeyPatch, allowed: str, expected: list[str]
+) -> None:
+    plugins.setenv("FASTDEPLOY_LP_PLUGINS", allowed)
+    assert names() == expected
+
+
+def test_declaring_an_entry_point_moves_it(folder: Path, plugins: pytest.MonkeyPatch) -> None:
+    assert names("mine:Good", "my_decoder") == ["example_plugin", "Good", "my_decoder"]
+    assert names("my_decoder", "mine:Good", "example_plugin") == ["my_decoder", "Good", "example_plugin"]
+    assert names("mine:Good", "other=my_decoder") == ["example_plugin", "Good", "other"]
+
+
+def test_an_entry_point_stands_beside_itself_under_an_alias(plugins: pytest.MonkeyPatch) -> None:
+    assert names("my_decoder", "other=my_decoder") == ["example_plugin", "my_decoder", "other"]
+    assert "is a second my_decoder" in refusal("my_decoder", "my_decoder")
+
+
+def test_an_entry_points_name_may_not_be_taken_by_another(folder: Path, plugins: pytest.MonkeyPatch) -> None:
+    assert "is a second my_decoder; names must be unique" in refusal("my_decoder=mine:Good")
+
+
+def test_what_is_left_out_is_not_known_by_name(plugins: pytest.MonkeyPatch) -> None:
+    plugins.setenv("FASTDEPLOY_LP_PLUGINS", "example_plugin")
+    assert "is no name known here" in refusal("my_decoder")
+    message = refusal("example_plugins")
+    assert "did you mean example_plugin?" in message
+    assert "my_decoder" not in message
+
+
+def test_a_module_path_leads_to_a_plugin_without_its_entry_point() -> None:
+    (declared,) = load_processors(["mine=example_plugin.main:LOGITS_PROCESSOR_PLUGIN"])
+    assert (declared.name, declared.source, declared.dialect.name) == ("mine", "module", "plugin-dict")
+    (declared,) = load_processors(["example_plugin.main:LOGITS_PROCESSOR_PLUGIN"])
+    assert declared.name == "MyLogitsProcessor"
+    assert declared.description == "Multiplies the logit of `token_id` by 100."
+
+
+@pytest.fixture
+def installed(folder: Path, plugins: pytest.MonkeyPatch) -> Path:
+    """A folder in which distributions with entry points can be written; others do not load."""
+    plugins.setenv("FASTDEPLOY_LP_PLUGINS", "tested")
+    importlib.invalidate_caches()
+    return folder
+
+
+def install(folder: Path, value: str, source: str) -> None:
+    info = folder / "tested-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tested\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fastdeploy_lp.logits_processors]\ntested = {value}\n")
+    (folder / "tested_module.py").write_text(source)
+
+
+def test_an_installed_class_has_the_entry_points_name(installed: Path) -> None:
+    install(installed, "tested_module:Good", MODULE)
+    (declared,) = load_processors([])
+    assert (declared.name, declared.found.__name__) == ("tested", "Good")
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "reason"),
+    [
+        ("tested_module:Good", "import a_package_nobody_has", "No module named 'a_package_nobody_has'"),
+        ("tested_module:Good", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("tested_module:Missing", MODULE, "Missing"),
+        ("no_such_module:Good", "", "No module named 'no_such_module'"),
+        ("no_such_module:Good", "", "FASTDEPLOY_LP_PLUGINS"),
+        ("tested_module:Good", "import vllm", "--vllm-compat"),
+        ("tested_module:NotOne", MODULE, "must be a subclass of LogitsProcessor"),
+        ("tested_module:LacksApply", MODULE, "has no apply"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_says_why(installed: Path, value: str, source: str, reason: str) -> None:
+    install(installed, value, source)
+    message = refusal()
+    assert "'tested'" in message
+    assert reason in message
+
+
+# Mistakes in other dialects
+
+DIALECTS_MODULE = """
+from pydantic import BaseModel
+
+from fastdeploy_lp.logits_processor.vllm_v1 import AdapterLogitsProcessor, LogitsProcessor
+
+
+class Vllm(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    def is_argmax_invariant(self):
+        return False
+    def update_state(self, batch_update): ...
+    def apply(self, logits):
+        return logits
+
+
+class Request(AdapterLogitsProcessor):
+    def is_argmax_invariant(self):
+        return False
+    def new_req_logits_processor(self, params):
+        return None
+
+
+class NotInherited:
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    def is_argmax_invariant(self):
+        return False
+    def update_state(self, batch_update): ...
+    def apply(self, logits):
+        return logits
+
+
+class NoInvariant(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    def update_state(self, batch_update): ...
+    def apply(self, logits):
+        return logits
+
+
+class NoUpdate(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    def is_argmax_invariant(self):
+        return False
+    def apply(self, logits):
+        return logits
+
+
+class Called(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    def is_argmax_invariant(self):
+        return False
+    def update_state(self, batch_update): ...
+    def __call__(self, logits):
+        return logits
+
+
+class TakesConfigAlone(Vllm):
+    def __init__(self, vllm_config): ...
+
+
+class TakesFour(Vllm):
+    def __init__(self, vllm_config, device, is_pin_memory, temperature): ...
+
+
+class TakesNothing(Vllm):
+    def __init__(self): ...
+
+
+class NoFactory(AdapterLogitsProcessor):
+    def is_argmax_invariant(self):
+        return False
+
+
+class Parameters(BaseModel):
+    token_id: int
+
+
+class Plugin:
+    def __init__(self, tokenizer, parameters): ...
+    def __call__(self, token_ids, logits):
+        return logits
+
+
+class Uncallable:
+    def __init__(self, tokenizer, parameters): ...
+
+
+class PluginTakesOne(Plugin):
+    def __init__(self, tokenizer): ...
+
+
+GOOD = {"logits_processor_class": Plugin, "parameters_model": Parameters}
+NO_CLASS = {"parameters_model": Parameters}
+CLASS_IS_NONE = {"logits_processor_class": Plugin(1, 2), "parameters_model": Parameters}
+UNCALLABLE = {"logits_processor_class": Uncallable, "parameters_model": Parameters}
+NO_MODEL = {"logits_processor_class": Plugin}
+MODEL_IS_NONE = {"logits_processor_class": Plugin, "parameters_model": dict}
+TAKES_ONE = {"logits_processor_class": PluginTakesOne, "parameters_model": Parameters}
+MISSPELT = {"logit_processor_class": Plugin, "parameters_model": Parameters}
+"""
+
+
+@pytest.fixture
+def dialects(folder: Path) -> None:
+    (folder / "dialects.py").write_text(DIALECTS_MODULE)
+
+
+def test_every_dialect_is_recognized(dialects: None) -> None:
+    specs = ["dialects:Vllm", "dialects:Request", "dialects:GOOD", "mine:Good", "transformers:TemperatureLogitsWarper"]
+    declared = load_processors(specs)
+    assert [each.dialect.name for each in declared] == ["vllm-v1", "request", "plugin-dict", "native", "torch"]
+    assert [each.name for each in declared] == ["Vllm", "Request", "Plugin", "Good", "TemperatureLogitsWarper"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NotInherited", "must be a subclass of LogitsProcessor"),
+        ("NotInherited", "fastdeploy_lp.logits_processor.vllm_v1"),
+        ("NoInvariant", "has no is_argmax_invariant, which every vLLM V1 LogitsProcessor needs"),
+        ("NoUpdate", "has no update_state, which every vLLM V1 LogitsProcessor needs"),
+        ("Called", "has no apply"),
+        ("Called", "rename __call__ to apply"),
+        ("TakesConfigAlone", "write its constructor as def __init__(self, vllm_config, device, is_pin_memory)"),
+        ("TakesFour", "missing a required argument: 'temperature'"),
+        ("TakesFour", "write its constructor as def __init__(self, vllm_config, device, is_pin_memory)"),
+        ("TakesNothing", "write its constructor as def __init__(self, vllm_config, device, is_pin_memory)"),
+        ("NoFactory", "has no new_req_logits_processor"),
+    ],
+)
+def test_mistakes_of_classes_in_vllms_style_say_what_to_write(dialects: None, name: str, expected: str) -> None:
+    message = refusal(f"dialects:{name}")
+    assert f"'dialects:{name}'" in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NO_CLASS", "logits_processor_class"),
+        ("MISSPELT", "logits_processor_class"),
+        ("CLASS_IS_NONE", "['logits_processor_class'] must be a class with __call__(self, token_ids, logits)"),
+        ("UNCALLABLE", "['logits_processor_class'] must be a class with __call__(self, token_ids, logits)"),
+        ("NO_MODEL", "['parameters_model'] must be a pydantic model, class Parameters(BaseModel)"),
+        ("MODEL_IS_NONE", "['parameters_model'] must be a pydantic model, class Parameters(BaseModel)"),
+        ("TAKES_ONE", "write def __init__(self, tokenizer, parameters)"),
+    ],
+)
+def test_mistakes_of_plugin_dicts_say_what_to_write(dialects: None, name: str, expected: str) -> None:
+    message = refusal(f"dialects:{name}")
+    assert f"'dialects:{name}'" in message
+    assert expected in message
+
+
+def test_a_missing_name_lists_the_processors_of_every_dialect(dialects: None) -> None:
+    message = refusal("dialects:Missing")
+    for name in ("Vllm", "Request", "GOOD"):
+        assert name in message
+    assert "NotInherited" not in message
+
+
+@pytest.mark.parametrize("base", ["LogitsProcessor", "AdapterLogitsProcessor"])
+def test_an_imported_base_class_is_not_listed_as_a_processor(dialects: None, base: str) -> None:
+    listed = refusal("dialects:Missing").partition("it has ")[2].split(", ")
+    assert base not in listed
+
+
+def test_a_plugin_that_is_reached_twice_runs_re_entrantly(plugins: pytest.MonkeyPatch) -> None:
+    assert names() == names() == ["example_plugin", "my_decoder"]

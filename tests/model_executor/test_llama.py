@@ -203,14 +203,14 @@ ASKED = 2
 
 def answer(config: FDConfig) -> list[int]:
     """What the model says to the prompt of case ASKED."""
-    engine = EngineCore(config, LogitsProcessorChain([]))
+    engine = EngineCore(config, LogitsProcessorChain([], config))
     prompt = cases(config.model_config.model)[ASKED].prompt
     return run_to_end(engine, [request("r", prompt, max_tokens=8)])["r"].token_ids
 
 
 def refusal(config: FDConfig, kind: type[Exception] = WeightsError) -> str:
     with pytest.raises(kind) as caught:
-        ModelRunner(config, LogitsProcessorChain([]))
+        ModelRunner(config, LogitsProcessorChain([], config))
     message = str(caught.value)
     assert "\n" not in message
     return message

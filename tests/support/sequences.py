@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.logits_processor.registry import spec_of
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -15,8 +17,13 @@ from support.tiny import tiny_fd_config
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> AddRequest:
-    """A greedy request unless `params`, the fields of SamplingParams, say otherwise."""
-    return AddRequest(request_id, list(prompt), SamplingParams(**{"temperature": 0.0, **params}))
+    """A greedy request unless `params`, the fields of SamplingParams, say otherwise.
+
+    `logits_processors_args` and `selection` become what the API process would send for them.
+    """
+    flat = params.pop("logits_processors_args", None) or {}
+    selection = params.pop("selection", None) or Selection(flat=flat)
+    return AddRequest(request_id, list(prompt), SamplingParams(**{"temperature": 0.0, **params}), selection)
 
 
 def sequence(
@@ -50,9 +57,17 @@ class Ran:
         self.finish_reason, self.stop_reason = step.finish_reason, step.stop_reason
 
 
-def tiny_engine(processors: Iterable[Any] = (), **config: Any) -> EngineCore:
+def chain_of(processors: Iterable[str | type], fd_config: FDConfig) -> LogitsProcessorChain:
+    """A chain of SPECs and classes, in that order."""
+    specs = [each if isinstance(each, str) else spec_of(each) for each in processors]
+    objects = {spec_of(each): each for each in processors if not isinstance(each, str)}
+    return LogitsProcessorChain(load_processors(specs, objects), fd_config)
+
+
+def tiny_engine(processors: Iterable[str | type] = (), **config: Any) -> EngineCore:
     """An engine on a tiny model; `config` is what `tiny_fd_config` takes."""
-    return EngineCore(tiny_fd_config(**config), LogitsProcessorChain(list(processors)))
+    fd_config = tiny_fd_config(**config)
+    return EngineCore(fd_config, chain_of(list(processors), fd_config))
 
 
 def run_to_end(engine: EngineCore, requests: Iterable[AddRequest] = ()) -> dict[str, Ran]:

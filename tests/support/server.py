@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
@@ -18,6 +19,8 @@ REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
 API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS = 120.0
+# Where `make test` installs the packages of tests/plugins.
+PLUGINS = Path(sys.prefix) / "test-plugins"
 
 
 def free_port() -> int:
@@ -35,17 +38,30 @@ def server_command(*options: str, module: str = API_SERVER) -> list[str]:
 
 def server_environment() -> dict[str, str]:
     """Lets the server import the processors in `tests/support`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS), str(PLUGINS)])}
 
 
 class ServerProcess:
-    """`with ServerProcess("--logits-processors", "X") as server:` gives one that is ready, and stops it afterwards."""
+    """`with ServerProcess("--logits-processors", "X") as server:` gives one that is ready, and stops it afterwards.
 
-    def __init__(self, *options: str, model: str = "smollm2-135m", module: str = API_SERVER) -> None:
+    Without `own_metrics_port` the metrics are left on the API's port; `env` is set on top of the usual environment.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        model: str = "smollm2-135m",
+        module: str = API_SERVER,
+        own_metrics_port: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
-        self.metrics_port = free_port()
-        ports = ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
+        self.metrics_port = free_port() if own_metrics_port else self.port
+        ports = ["--port", str(self.port)]
+        if own_metrics_port:
+            ports += ["--metrics-port", str(self.metrics_port)]
         self._command = server_command("--model", model, *ports, *options, module=module)
+        self._env = {**server_environment(), **(env or {})}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self.process: subprocess.Popen[str] | None = None
 
@@ -53,6 +69,11 @@ class ServerProcess:
     def url(self) -> str:
         """Where the API is, without `/v1`."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the metrics are."""
+        return f"http://127.0.0.1:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
@@ -74,16 +95,21 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read()
 
-    def start(self) -> ServerProcess:
-        """Start and wait until /health answers 200."""
+    def launch(self) -> ServerProcess:
+        """Start and do not wait."""
         self.process = subprocess.Popen(
             self._command,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             text=True,
-            env=server_environment(),
+            env=self._env,
             cwd=REPOSITORY,
         )
+        return self
+
+    def start(self) -> ServerProcess:
+        """Start and wait until /health answers 200."""
+        self.launch()
         wait_until(self._healthy, START_SECONDS, lambda: self.log)
         return self
 
@@ -93,13 +119,25 @@ class ServerProcess:
         process.send_signal(number)
         return process.wait(seconds)
 
+    def close(self) -> None:
+        """Stop the server if it still runs, by force if it does not follow, and drop its log."""
+        try:
+            if self.process is not None and self.process.poll() is None:
+                self.stop()
+        finally:
+            if self.process is not None and self.process.poll() is None:
+                self.stop(signal.SIGKILL)
+            self._log.close()
+
     def __enter__(self) -> ServerProcess:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.stop()
-        self._log.close()
+        self.close()
 
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None:

@@ -24,7 +24,7 @@ def tiny_fd_config(
     max_model_len: int = 64,
     block_size: int = 4,
     eos_token_ids: tuple[int, ...] = (),
-    logits_processors: tuple[str, ...] = (),
+    policy: StructuredOutputsConfig | None = None,
 ) -> FDConfig:
     """The configuration of one of the golden tiny models."""
     hf_config = json.loads((GOLDEN / name / "config.json").read_text())
@@ -42,5 +42,5 @@ def tiny_fd_config(
         scheduler_config=SchedulerConfig(max_num_seqs),
         cache_config=CacheConfig(block_size, 1 + blocks_per_seq * max_num_seqs),
         parallel_config=ParallelConfig(),
-        structured_outputs_config=StructuredOutputsConfig(logits_processors),
+        structured_outputs_config=policy or StructuredOutputsConfig(),
     )

@@ -18,8 +18,7 @@ BIAS_FORCES = 1000.0
 
 
 def engine(max_num_seqs: int = 4, **config: Any) -> EngineCore:
-    settled = tiny_fd_config(max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN)
-    processors = [LogitBiasLogitsProcessor(settled), YourLogitsProcessor(settled)]
+    processors = [LogitBiasLogitsProcessor, YourLogitsProcessor]
     return tiny_engine(processors, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN, **config)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sequences import request, sequence
 
-from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.logits_processor import ProcessorArgs, Selection
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
 
 EOS = 2
@@ -82,9 +82,11 @@ def test_uncomputed_tokens_continue_where_the_computed_ones_end(
     assert one.uncomputed_token_ids == (prompt + output)[one.num_computed :]
 
 
-def test_processor_args_are_the_requests_and_empty_without() -> None:
-    assert from_request(logits_processors_args={"a": 1}).processor_args == {"a": 1}
-    nothing = from_request().processor_args
+def test_the_selection_is_the_requests_and_empty_without() -> None:
+    selection = Selection(named={"P": {"a": 1}}, order=("P",))
+    assert from_request(selection=selection).selection == selection
+    assert from_request(logits_processors_args={"a": 1}).selection.args_for("Any") == {"a": 1}
+    nothing = from_request().selection.args_for("Any")
     assert nothing == {}
     assert isinstance(nothing, ProcessorArgs)
     assert nothing.anything is None

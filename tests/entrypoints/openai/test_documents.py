@@ -1,0 +1,332 @@
+"""The examples of the documents on vLLM's logits processors run as printed, and do what the documents say.
+
+Imports are renamed, and torch is Paddle, except where a server is started with `--vllm-compat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.chat import MODEL, REQUEST_SECONDS, decode, post
+from support.documents import DummyLogitsProcessor, WrappedPerReqLogitsProcessor
+from support.server import ServerProcess, server_environment
+
+from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, SamplingParams
+
+TARGET = 67
+TOKENS = 6
+PLAIN = {"temperature": 0, "max_tokens": TOKENS}
+
+# What the model makes of "Hello!" first: tokens by their logits there, of which the highest is 20.3.
+HELLO = "Hello!"
+GREEDY_TOKEN = 339
+POSITIVE_TOKEN = 345  # 7.9
+NEGATIVE_TOKEN = 14423  # -7.5
+
+Case = dict[str, Any]
+Ask = Callable[[ServerProcess, list[dict[str, Any]], "dict[str, Any] | None"], str]
+
+
+@pytest.fixture(scope="module")
+def fqcn_server() -> Iterator[ServerProcess]:
+    """The plugin dict as an entry point, and classes named by their paths."""
+    classes = ["support.documents:DummyLogitsProcessor", "support.documents:ThresholdLogitsProcessor"]
+    with ServerProcess("--logits-processors", *classes, env={"FASTDEPLOY_LP_PLUGINS": "example_plugin"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def entry_point_server() -> Iterator[ServerProcess]:
+    """A vLLM V1 class as an entry point, and a wrapped request-level processor."""
+    classes = ["support.documents:WrappedPerReqLogitsProcessor"]
+    with ServerProcess("--logits-processors", *classes, env={"FASTDEPLOY_LP_PLUGINS": "my_decoder"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def torch_server() -> Iterator[ServerProcess]:
+    """The printed torch classes, which import from `vllm`, and the variable that one of them reads."""
+    names = ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor", "MyLogitsProcessor"]
+    classes = [f"support.documents_torch:{name}" for name in names]
+    options = ["--vllm-compat", "--logits-processors", *classes]
+    with ServerProcess(*options, env={"MY_PROCESSOR_PARAM": "2.0"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """Given class objects, as the document's third way to load them."""
+    with LLM(MODEL, logits_processors=[DummyLogitsProcessor, WrappedPerReqLogitsProcessor]) as running:
+        yield running
+
+
+def complete(server: ServerProcess, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": HELLO, "temperature": 0, "max_tokens": 1, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=REQUEST_SECONDS)
+
+
+def completed(server: ServerProcess, **fields: Any) -> str:
+    answer = complete(server, **fields)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def refused(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def names_of(server: ServerProcess) -> list[str]:
+    answer = httpx.get(f"{server.url}/v1/logits_processors").json()
+    return [card["name"] for card in answer["data"]]
+
+
+# Plugins chosen by name: {"logits_processors": {"example_plugin": {"token_id": N}}}
+
+
+def plugin_curl(server: ServerProcess, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The document's command line, with the server's address, a model and the parameters put in."""
+    command = f"""curl {server.url}/v1/completions \\
+        -H "Content-Type: application/json" \\
+        -d '{{
+            "model": "{MODEL}",
+            "prompt": "Hello!",
+            "max_tokens": 1,
+            "temperature": 0,
+            "logits_processors": {{
+              "example_plugin": {json.dumps(parameters)}
+            }}
+        }}'"""
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=REQUEST_SECONDS, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_the_plugin_multiplies_the_chosen_tokens_logit(fqcn_server: ServerProcess) -> None:
+    """A hundred times a positive logit is the highest one."""
+    answer = plugin_curl(fqcn_server, {"token_id": POSITIVE_TOKEN})
+    assert answer["choices"][0]["text"] == decode(POSITIVE_TOKEN)
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+def test_the_plugin_leaves_the_greedy_answer_when_the_token_can_not_win(fqcn_server: ServerProcess) -> None:
+    """A hundred times a negative logit is lower still."""
+    answer = plugin_curl(fqcn_server, {"token_id": NEGATIVE_TOKEN})
+    assert answer["choices"][0]["text"] == decode(GREEDY_TOKEN)
+
+
+def test_without_the_field_the_plugin_does_nothing(fqcn_server: ServerProcess, server: ServerProcess) -> None:
+    plain = completed(fqcn_server, max_tokens=TOKENS)
+    assert plain == completed(server, max_tokens=TOKENS)
+    assert plain.startswith(decode(GREEDY_TOKEN))
+
+
+def test_every_request_has_a_plugin_instance_of_its_own(fqcn_server: ServerProcess) -> None:
+    tokens = [POSITIVE_TOKEN, NEGATIVE_TOKEN, None, 42] * 2
+    chosen = [{} if t is None else {"logits_processors": {"example_plugin": {"token_id": t}}} for t in tokens]
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        texts = list(pool.map(lambda fields: completed(fqcn_server, **fields), chosen))
+    assert texts == [decode(t) for t in (POSITIVE_TOKEN, GREEDY_TOKEN, GREEDY_TOKEN, 42) * 2]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "param"),
+    [
+        ({"example_plugin": {"token_id": "many"}}, "logits_processors.example_plugin.token_id"),
+        ({"example_plugin": {"token_id": None}}, "logits_processors.example_plugin.token_id"),
+        ({"example_plugin": {}}, "logits_processors.example_plugin.token_id"),
+        ({"example_plugin": {"token_id": 1, "nope": 2}}, "logits_processors.example_plugin.nope"),
+        ({"example_plugin": 5}, "logits_processors.example_plugin"),
+        ({"example_plugins": {"token_id": 1}}, "logits_processors.example_plugins"),
+        ([{"name": "example_plugin", "params": {"token_id": "many"}}], "logits_processors.0.params.token_id"),
+        ([{"name": "example_plugin"}], "logits_processors.0.params.token_id"),
+    ],
+)
+def test_wrong_parameters_of_a_plugin_are_refused_with_their_path(
+    fqcn_server: ServerProcess, chosen: Any, param: str
+) -> None:
+    error = refused(complete(fqcn_server, logits_processors=chosen))
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_a_token_that_does_not_exist_ends_the_request_with_the_plugins_name(fqcn_server: ServerProcess) -> None:
+    """The plugin's parameters know nothing of the vocabulary."""
+    answer = complete(fqcn_server, logits_processors={"example_plugin": {"token_id": 10**6}})
+    assert answer.status_code == 500
+    assert "example_plugin" in answer.json()["error"]["message"]
+    assert completed(fqcn_server) == decode(GREEDY_TOKEN)
+
+
+# vLLM's interface: {"vllm_xargs": {"target_token": N}}, in the documents' four ways
+
+
+def ask_rest(server: ServerProcess, messages: list[dict[str, Any]], xargs: dict[str, Any] | None) -> str:
+    body = {"model": MODEL, "messages": messages, **PLAIN} | ({"vllm_xargs": xargs} if xargs else {})
+    answer = post(server, body)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def ask_sdk(server: ServerProcess, messages: list[dict[str, Any]], xargs: dict[str, Any] | None) -> str:
+    extra = {"extra_body": {"vllm_xargs": xargs}} if xargs else {}
+    with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        answer = client.chat.completions.create(model=MODEL, messages=messages, **PLAIN, **extra)  # type: ignore[call-overload]
+    text: str = answer.choices[0].message.content
+    return text
+
+
+def alternating(cases: list[Case], argument: str) -> list[tuple[list[dict[str, Any]], dict[str, Any] | None]]:
+    """Every second conversation carries the argument."""
+    return [(case["messages"], {argument: TARGET + index} if index % 2 else None) for index, case in enumerate(cases)]
+
+
+def expected_tokens(cases: list[Case]) -> list[list[int]]:
+    """What those are answered with: nothing but the target, or what the reference answers."""
+    return [[TARGET + i] * TOKENS if i % 2 else case["output_ids"][:TOKENS] for i, case in enumerate(cases)]
+
+
+def check_in_one_batch(server: ServerProcess, cases: list[Case], ask: Ask, argument: str) -> None:
+    with ThreadPoolExecutor(len(cases)) as pool:
+        texts = list(pool.map(lambda request: ask(server, *request), alternating(cases, argument)))
+    assert texts == [decode(*tokens) for tokens in expected_tokens(cases)]
+
+
+LOADED = [
+    ("fqcn_server", "target_token"),
+    ("entry_point_server", "decoder_token"),
+    ("entry_point_server", "target_token"),
+    ("torch_server", "target_token"),
+]
+
+
+@pytest.mark.parametrize("ask", [ask_rest, ask_sdk])
+@pytest.mark.parametrize(("fixture", "argument"), LOADED)
+def test_only_requests_with_the_argument_get_nothing_but_the_target(
+    fixture: str, argument: str, ask: Ask, golden_cases: list[Case], request: pytest.FixtureRequest
+) -> None:
+    check_in_one_batch(request.getfixturevalue(fixture), golden_cases, ask, argument)
+
+
+@pytest.mark.parametrize("name", ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor"])
+def test_each_printed_torch_class_works_alone(torch_server: ServerProcess, name: str) -> None:
+    text = completed(torch_server, logits_processors={name: {"target_token": TARGET}}, max_tokens=TOKENS)
+    assert text == decode(*[TARGET] * TOKENS)
+
+
+def test_offline_the_argument_is_in_extra_args(llm: LLM, golden_cases: list[Case]) -> None:
+    conversations, extra = zip(*alternating(golden_cases, "target_token"), strict=True)
+    params = [SamplingParams(**PLAIN, extra_args=args) for args in extra]
+    outputs = llm.chat(list(conversations), params, use_tqdm=False)
+    assert [output.outputs.token_ids for output in outputs] == expected_tokens(golden_cases)
+
+
+@pytest.mark.parametrize("name", ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor"])
+def test_each_class_object_works_alone(llm: LLM, name: str) -> None:
+    params = SamplingParams(**PLAIN, logits_processors={name: {"target_token": TARGET}})
+    (output,) = llm.generate(HELLO, params, use_tqdm=False)
+    assert output.outputs.token_ids == [TARGET] * TOKENS
+
+
+def test_async_llm_takes_a_class_object_and_extra_args(golden_cases: list[Case]) -> None:
+    async def answer(async_llm: AsyncLLM, messages: list[dict[str, Any]], extra: dict[str, Any] | None) -> list[int]:
+        params = SamplingParams(**PLAIN, extra_args=extra)
+        outputs = [output async for output in async_llm.generate(messages, params)]
+        return outputs[-1].outputs.token_ids
+
+    async def answer_all() -> list[list[int]]:
+        engine_args = EngineArgs(model=MODEL, logits_processors=[DummyLogitsProcessor])
+        async with AsyncLLM.from_engine_args(engine_args) as async_llm:
+            requests = alternating(golden_cases, "target_token")
+            return list(await asyncio.gather(*(answer(async_llm, *request) for request in requests)))
+
+    assert asyncio.run(answer_all()) == expected_tokens(golden_cases)
+
+
+def test_a_target_token_of_the_wrong_type_is_refused_by_validate_params(fqcn_server: ServerProcess) -> None:
+    with (
+        openai.Client(base_url=f"{fqcn_server.url}/v1", api_key="EMPTY", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError, match="target_token value many is not int") as caught,
+    ):
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": HELLO}],
+            extra_body={"vllm_xargs": {"target_token": "many"}},
+        )
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["type"] == "invalid_request_error"
+
+
+def test_a_wrapped_processor_that_returns_none_leaves_the_request_alone(
+    entry_point_server: ServerProcess, golden_cases: list[Case]
+) -> None:
+    """The document's adapter only warns of a target that is no number."""
+    case = golden_cases[0]
+    plain = decode(*case["output_ids"][:TOKENS])
+    assert ask_rest(entry_point_server, case["messages"], {"target_token": "many"}) == plain
+    assert "target_token value many is not int" in entry_point_server.log
+
+
+def test_entry_points_load_by_themselves_before_the_declared_ones(
+    fqcn_server: ServerProcess, entry_point_server: ServerProcess, server: ServerProcess
+) -> None:
+    assert names_of(fqcn_server) == ["example_plugin", "DummyLogitsProcessor", "ThresholdLogitsProcessor"]
+    assert names_of(entry_point_server) == ["my_decoder", "WrappedPerReqLogitsProcessor"]
+    assert names_of(server) == ["LogitBiasLogitsProcessor", "YourLogitsProcessor"]
+
+
+# The plugin guide
+
+
+def sampled(server: ServerProcess, temperature: float, **fields: Any) -> str:
+    return completed(server, temperature=temperature, seed=11, max_tokens=16, **fields)
+
+
+def test_the_worker_sees_the_servers_environment(torch_server: ServerProcess, server: ServerProcess) -> None:
+    """Logits divided by 2 are those of twice the temperature."""
+    assert sampled(torch_server, 0.8) == sampled(server, 1.6)
+    assert sampled(torch_server, 0.8) != sampled(server, 0.8)
+
+
+def test_a_request_that_names_no_processor_is_left_alone_by_a_global_one(
+    torch_server: ServerProcess, server: ServerProcess
+) -> None:
+    """Only the named processors see the request."""
+    assert sampled(torch_server, 0.8, logits_processors={}) == sampled(server, 0.8)
+    named = {"MyLogitsProcessor": {}}
+    assert sampled(torch_server, 0.8, logits_processors=named) == sampled(server, 1.6)
+
+
+def test_state_of_a_request_comes_from_its_extra_args(fqcn_server: ServerProcess, server: ServerProcess) -> None:
+    """At a threshold of 1 only the most likely token is left, at 0 every one, whatever a neighbour asks for."""
+    thresholds = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    with ThreadPoolExecutor(len(thresholds)) as pool:
+        chosen = [{"vllm_xargs": {"my_threshold": threshold}} for threshold in thresholds]
+        texts = list(pool.map(lambda fields: sampled(fqcn_server, 1.0, **fields), chosen))
+    greedy, drawn = completed(server, max_tokens=16), sampled(server, 1.0)
+    assert greedy != drawn
+    assert texts == [greedy if threshold else drawn for threshold in thresholds]
+
+
+def test_python_finds_the_installed_entry_points() -> None:
+    program = (
+        "from importlib.metadata import entry_points; "
+        "print(list(entry_points(group='fastdeploy_lp.logits_processors')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=server_environment()
+    )
+    assert "name='example_plugin'" in done.stdout
+    assert "name='my_decoder', value='my_decoder.processor:TargetTokenProcessor'" in done.stdout

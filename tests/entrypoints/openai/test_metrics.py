@@ -1,0 +1,95 @@
+"""Prometheus metrics: where they are, and that they count the right things."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from support.chat import GREEDY, HELLO, metric, post
+from support.server import ServerProcess
+
+COUNTED = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "time_to_first_token_seconds_count",
+    "e2e_request_latency_seconds_count",
+    "e2e_request_latency_seconds_sum",
+)
+NAMES = (
+    "fastdeploy_lp:num_requests_running",
+    "fastdeploy_lp:num_requests_waiting",
+    "fastdeploy_lp:prompt_tokens_total",
+    "fastdeploy_lp:generation_tokens_total",
+    "fastdeploy_lp:time_to_first_token_seconds_bucket",
+    "fastdeploy_lp:e2e_request_latency_seconds_bucket",
+)
+
+Case = dict[str, Any]
+
+
+def counters(server: ServerProcess) -> dict[str, float]:
+    """What only goes up."""
+    values = {name: metric(server, name) for name in COUNTED}
+    reasons = {f"ended by {reason}": ended(server, reason) for reason in ("stop", "length")}
+    return values | reasons
+
+
+def ended(server: ServerProcess, reason: str) -> float:
+    """Completions that ended for this reason."""
+    return metric(server, "request_success_total", finished_reason=reason)
+
+
+def gained(server: ServerProcess, bodies: list[dict[str, Any]]) -> dict[str, float]:
+    """By how much these requests, run together, moved the counters."""
+    before = counters(server)
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for answer in pool.map(lambda body: post(server, body), bodies):
+            answer.raise_for_status()
+    after = counters(server)
+    return {name: after[name] - before[name] for name in before}
+
+
+@pytest.mark.parametrize("fixture", ["server", "strict_server"])
+def test_metrics_are_on_their_port_or_the_api_port(fixture: str, request: pytest.FixtureRequest) -> None:
+    """`curl` does not follow a redirect, and neither do some scrapers."""
+    server: ServerProcess = request.getfixturevalue(fixture)
+    answer = httpx.get(server.metrics_url)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert all(f"\n{name}" in answer.text for name in NAMES)
+
+
+def test_api_port_has_no_metrics_when_they_have_their_own(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.url}/metrics").status_code == 404
+
+
+def test_tokens_and_ends_are_counted(server: ServerProcess, golden_cases: list[Case]) -> None:
+    gain = gained(server, [{"messages": case["messages"], **GREEDY} for case in golden_cases])
+    assert gain["prompt_tokens_total"] == sum(len(case["prompt_ids"]) for case in golden_cases)
+    assert gain["generation_tokens_total"] == sum(len(case["output_ids"]) for case in golden_cases)
+    assert gain["ended by stop"] == sum(case["finish"] == "stop" for case in golden_cases)
+    assert gain["ended by length"] == sum(case["finish"] == "length" for case in golden_cases)
+    assert gain["time_to_first_token_seconds_count"] == len(golden_cases)
+    assert gain["e2e_request_latency_seconds_count"] == len(golden_cases)
+    assert gain["e2e_request_latency_seconds_sum"] > 0
+
+
+def test_every_choice_generates_tokens(strict_server: ServerProcess) -> None:
+    gain = gained(strict_server, [{"messages": HELLO, "n": 3, "max_tokens": 4, "ignore_eos": True}])
+    assert gain["generation_tokens_total"] == 3 * 4
+    assert gain["ended by length"] == 3
+
+
+def test_refused_request_counts_nothing(strict_server: ServerProcess) -> None:
+    before = counters(strict_server)
+    assert post(strict_server, {"messages": HELLO, "max_tokens": 100_000}).status_code == 400
+    assert post(strict_server, {"messages": HELLO, "logits_processors_args": {"no": 1}}).status_code == 400
+    assert counters(strict_server) == before
+
+
+def test_nothing_runs_when_all_have_ended(server: ServerProcess) -> None:
+    post(server, {"messages": HELLO, "max_tokens": 1}).raise_for_status()
+    assert metric(server, "num_requests_running") == 0
+    assert metric(server, "num_requests_waiting") == 0

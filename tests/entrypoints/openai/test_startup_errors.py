@@ -1,0 +1,148 @@
+"""What an operator can get wrong is told in one line, before the model loads, and ends the process with status 2."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.server import free_port, server_command, server_environment
+
+SECONDS = 90.0
+BUILTIN = "fastdeploy_lp.logits_processor.builtin.logit_bias"
+
+# Options besides the port, and what the one line has to say; braces hold what the fixture `places` made. More of what
+# an option parser refuses is in test_options.py.
+CASES: dict[str, tuple[list[str], list[str]]] = {
+    "no builtin": (["--logits-processors", "LogitBias"], ["'LogitBias'", "LogitBiasLogitsProcessor"]),
+    "no colon": (["--logits-processors", "support.processors.Doubles"], ["write support.processors:Doubles"]),
+    "no module": (["--logits-processors", "no_such_module:Doubles"], ["'no_such_module'", "PYTHONPATH"]),
+    "no attribute": (
+        ["--logits-processors", f"{BUILTIN}:LogitBais"],
+        ["'LogitBais'", "it has LogitBiasLogitsProcessor"],
+    ),
+    "no processor": (
+        ["--logits-processors", "support.processors:NoLogitsProcessor"],
+        ["must be a subclass of LogitsProcessor", "fastdeploy_lp.openai.logits_processor.LogitsProcessor"],
+    ),
+    "no class": (
+        ["--logits-processors", "fastdeploy_lp.logits_processor:BUILTIN"],
+        ["is a dict without 'logits_processor_class'"],
+    ),
+    "no model": (["--model", "{folder}/nowhere"], ["nowhere", "smollm2-135m"]),
+    "no checkpoint": (["--model", "{folder}"], ["{folder}"]),
+    "no GGUF file": (["--model", "{folder}/text.gguf"], ["text.gguf"]),
+    "port in use": (["--port", "{used_port}"], ["port", "{used_port}", "in use"]),
+    "metrics port in use": (["--metrics-port", "{used_port}"], ["metrics_port", "{used_port}", "in use"]),
+    "queue port in use": (
+        ["--engine-worker-queue-port", "{used_port}"],
+        ["engine_worker_queue_port", "{used_port}", "in use"],
+    ),
+    "no such host": (["--host", "no.such.host.invalid"], ["no.such.host.invalid"]),
+    "unknown option": (["--no-such-option", "5"], ["--no-such-option"]),
+    "context too long": (["--max-model-len", "1000000"], ["max_model_len: 1000000", "8192"]),
+    "unknown config key": (["--config", "{folder}/key.yaml"], ["max-num-sequences", "max-num-seqs"]),
+    "config type": (["--config", "{folder}/type.yaml"], ["max-num-seqs", "'eight'"]),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A folder with bad files, and a port that is in use."""
+    folder = tmp_path_factory.mktemp("startup")
+    (folder / "text.gguf").write_text("no GGUF")
+    (folder / "key.yaml").write_text("max-num-sequences: 5\n")
+    (folder / "type.yaml").write_text("max-num-seqs: eight\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield {"folder": str(folder), "used_port": str(listener.getsockname()[1])}
+
+
+def start(options: list[str], temporary: Path, *path: Path) -> subprocess.CompletedProcess[str]:
+    """A server that has to end by itself; an option that is given twice counts the second time."""
+    command = server_command("--port", str(free_port()), *options)
+    environment = {**server_environment(), "TMPDIR": str(temporary)}
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *map(str, path)])
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+
+
+@pytest.fixture(scope="module")
+def ended(
+    places: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[subprocess.CompletedProcess[str], Path]]:
+    """How each case ended, and the folder it had for temporary files; several at a time, as each is a second or two."""
+
+    def run(name: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        temporary = tmp_path_factory.mktemp("t")
+        options = [option.format(**places) for option in CASES[name][0]]
+        return start(["--model", "smollm2-135m", *options], temporary), temporary
+
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(CASES, pool.map(run, CASES), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistake_is_told_in_one_line(
+    name: str, ended: dict[str, tuple[subprocess.CompletedProcess[str], Path]], places: dict[str, str]
+) -> None:
+    done, _ = ended[name]
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    for part in CASES[name][1]:
+        assert part.format(**places) in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistake_is_told_before_the_model_loads(
+    name: str, ended: dict[str, tuple[subprocess.CompletedProcess[str], Path]]
+) -> None:
+    done, temporary = ended[name]
+    assert done.stdout == ""
+    assert "model loaded" not in done.stderr
+    assert not list(temporary.glob("fastdeploy_lp-*"))
+
+
+def test_model_is_needed(tmp_path: Path) -> None:
+    done = start([], tmp_path)
+    assert done.returncode == 2
+    assert "--model" in done.stderr.splitlines()[-1]
+
+
+FAULTY = """
+from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+
+class NeedsAFile(LogitsProcessor):
+    def __init__(self, fd_config):
+        raise FileNotFoundError("words.txt is not here")
+
+    def update_state(self, share_inputs):
+        pass
+
+    def apply(self, logits):
+        return logits
+"""
+
+
+def test_processor_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+    """It is built in the worker, whose log holds the traceback; the one line says who failed and why."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    done = start(["--model", "smollm2-135m", "--logits-processors", "faulty:NeedsAFile"], tmp_path, tmp_path)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "words.txt is not here" in line
+    assert "NeedsAFile" in line
+    assert not list(tmp_path.glob("fastdeploy_lp-*"))
+
+
+def test_module_that_fails_to_import_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise KeyError('WORDS')\n")
+    done = start(["--model", "smollm2-135m", "--logits-processors", "broken:Anything"], tmp_path, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: logits_processors: 'broken:Anything' cannot be used: importing 'broken' failed: KeyError: 'WORDS'"
+    ]

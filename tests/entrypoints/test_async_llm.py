@@ -1,0 +1,413 @@
+"""`AsyncLLM` on the real model, and what `LLM` tells of its logits processors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from support.chat import HELLO, MODEL
+from support.documents import DummyLogitsProcessor
+from support.served_faults import RaisesOnBoom
+from support.server import process_exists, wait_until
+
+from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, SamplingParams
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+)
+from fastdeploy_lp.outputs import RequestOutput
+
+TOKENS = 8
+PLAIN = SamplingParams(temperature=0, max_tokens=TOKENS)
+ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
+TARGET, OTHER_TARGET = 67, 42
+ABORT_SECONDS = 5.0
+MAX_FAULTS = 2
+
+Case = dict[str, Any]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Result = TypeVar("Result")
+
+
+class Engine:
+    """A started `AsyncLLM` and the event loop it lives on, which runs while a test waits for something."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        args = EngineArgs(model=MODEL, logits_processors=["LogitBiasLogitsProcessor", DummyLogitsProcessor])
+        self.llm = AsyncLLM.from_engine_args(args)
+        self.run(self.llm.start())
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._loop.run_until_complete(asyncio.wait_for(work, 120))
+
+    def close(self) -> None:
+        self.run(self.llm.shutdown())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Shared by the tests that leave it as it was."""
+    made = Engine()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The same offline, with a processor that fails when asked to."""
+    processors = ["LogitBiasLogitsProcessor", DummyLogitsProcessor, RaisesOnBoom]
+    with LLM(MODEL, logits_processors=processors, logits_processors_max_faults=MAX_FAULTS) as running:
+        yield running
+
+
+async def answer(llm: AsyncLLM, prompt: Prompt, params: SamplingParams | None = PLAIN) -> RequestOutput:
+    last = None
+    async for output in llm.generate(prompt, params):
+        last = output
+    assert last is not None
+    assert last.finished
+    return last
+
+
+async def none_running(llm: AsyncLLM) -> None:
+    """Until the worker says that every slot is empty."""
+    registry = llm._engine.metrics.registry  # type: ignore[union-attr]
+
+    async def poll() -> None:
+        while registry.get_sample_value("fastdeploy_lp:num_requests_running") != 0:
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(poll(), ABORT_SECONDS)
+
+
+def tokens(output: RequestOutput) -> list[int]:
+    return output.outputs.token_ids
+
+
+# Prompts
+
+
+def test_text_token_ids_and_chat_are_the_same_prompt(engine: Engine, golden_cases: list[Case]) -> None:
+    case = golden_cases[0]
+    for prompt in (case["rendered"], case["prompt_ids"], case["messages"]):
+        output = engine.run(answer(engine.llm, prompt, SamplingParams(temperature=0, max_tokens=32)))
+        assert output.prompt_token_ids == case["prompt_ids"]
+        assert tokens(output) == case["output_ids"]
+        assert output.outputs.text == case["output_text"]
+        assert output.outputs.finish_reason == case["finish"]
+        assert output.prompt == (None if prompt is case["prompt_ids"] else case["rendered"])
+
+
+def test_outputs_grow_to_the_whole_answer(engine: Engine, golden_cases: list[Case]) -> None:
+    case = golden_cases[1]
+
+    async def watch() -> list[tuple[list[int], str, bool]]:
+        params = SamplingParams(temperature=0, max_tokens=32)
+        outputs = engine.llm.generate(case["messages"], params)
+        return [(list(tokens(output)), output.outputs.text, output.finished) async for output in outputs]
+
+    seen = engine.run(watch())
+    assert len(seen) > 3
+    for (before, text_before, finished), (after, text, _) in pairwise(seen):
+        assert after[: len(before)] == before
+        assert text.startswith(text_before)
+        assert not finished
+    assert seen[-1] == (case["output_ids"], case["output_text"], True)
+
+
+def test_concurrent_requests_equal_what_llm_answers(engine: Engine, llm: LLM, golden_cases: list[Case]) -> None:
+    conversations = [case["messages"] for case in golden_cases] * 2
+    params = [
+        SamplingParams(temperature=0, max_tokens=TOKENS),
+        SamplingParams(temperature=0, max_tokens=TOKENS, extra_args={"target_token": TARGET}),
+        SamplingParams(temperature=1, seed=5, max_tokens=TOKENS),
+        SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias={OTHER_TARGET: 100.0}),
+        SamplingParams(n=2, temperature=1, seed=9, max_tokens=TOKENS),
+    ]
+    mixed = [params[index % len(params)] for index in range(len(conversations))]
+
+    async def answer_all() -> list[RequestOutput]:
+        pairs = zip(conversations, mixed, strict=True)
+        return list(await asyncio.gather(*(answer(engine.llm, messages, each) for messages, each in pairs)))
+
+    expected = llm.chat(conversations, mixed, use_tqdm=False)
+    answers = engine.run(answer_all())
+    assert [output.completions for output in answers] == [output.completions for output in expected]
+    assert tokens(answers[1]) == [TARGET] * TOKENS
+    assert tokens(answers[3]) == [OTHER_TARGET] * TOKENS
+
+
+def test_parameters_may_be_left_out(engine: Engine) -> None:
+    async def begin() -> RequestOutput:
+        outputs = engine.llm.generate("Hello")
+        first = await anext(outputs)
+        await outputs.aclose()
+        return first
+
+    assert len(tokens(engine.run(begin()))) >= 1
+
+
+def test_a_request_id_comes_back(engine: Engine) -> None:
+    async def ids() -> set[str]:
+        return {output.request_id async for output in engine.llm.generate("Hi", PLAIN, request_id="mine")}
+
+    assert engine.run(ids()) == {"mine"}
+    # It is free again.
+    assert engine.run(ids()) == {"mine"}
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ("", PLAIN, "prompt"),
+        ([], PLAIN, "prompt"),
+        ([1, 49152], PLAIN, "prompt.1"),
+        ("Hi", SamplingParams(max_tokens=10**6), "max_tokens"),
+        ("Hi", SamplingParams(logit_bias={49152: 1.0}), "logit_bias.49152"),
+        ("Hi", SamplingParams(logits_processors={"nope": {}}), "logits_processors.nope"),
+        ("Hi", SamplingParams(logits_processors={"DummyLogitsProcessor": {"target_token": "x"}}), None),
+    ],
+)
+def test_a_request_that_cannot_be_served_raises_its_path(
+    engine: Engine, prompt: Prompt, params: SamplingParams, param: str | None
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.run(answer(engine.llm, prompt, params))
+    assert caught.value.param == (param or "logits_processors.DummyLogitsProcessor")
+
+
+def test_a_request_id_that_is_running_is_refused(engine: Engine) -> None:
+    async def twice() -> None:
+        first = engine.llm.generate("Hi", ENDLESS, request_id="same")
+        await anext(first)
+        try:
+            with pytest.raises(InvalidRequestError, match="'same' is running already"):
+                await anext(engine.llm.generate("Hi", PLAIN, request_id="same"))
+            # The first one did not notice.
+            assert not (await anext(first)).finished
+        finally:
+            await first.aclose()
+
+    engine.run(twice())
+
+
+# Aborts
+
+
+def test_leaving_the_iteration_early_aborts_the_request(engine: Engine) -> None:
+    async def leave() -> None:
+        outputs = engine.llm.generate("Hello", ENDLESS)
+        async for output in outputs:
+            if len(tokens(output)) >= 2:
+                break
+        await outputs.aclose()
+        await none_running(engine.llm)
+
+    engine.run(leave())
+
+
+def test_cancelling_the_task_aborts_the_request(engine: Engine) -> None:
+    async def cancel() -> None:
+        started = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in engine.llm.generate("Hello", ENDLESS):
+                started.set()
+
+        task = asyncio.create_task(read())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await none_running(engine.llm)
+
+    engine.run(cancel())
+
+
+def test_abort_ends_the_iteration_with_the_reason_abort(engine: Engine) -> None:
+    async def abort() -> RequestOutput:
+        last = None
+        async for output in engine.llm.generate("Hello", ENDLESS, request_id="long"):
+            last = output
+            if len(tokens(output)) >= 2:
+                engine.llm.abort("long")
+        assert last is not None
+        await none_running(engine.llm)
+        return last
+
+    output = engine.run(abort())
+    assert output.finished
+    assert output.outputs.finish_reason == "abort"
+    assert 2 <= len(tokens(output)) < 100
+
+
+def test_abort_ends_all_of_n_completions(engine: Engine) -> None:
+    params = SamplingParams(n=3, temperature=1, max_tokens=2000, ignore_eos=True)
+
+    async def abort() -> list[str | None]:
+        reasons: list[str | None] = []
+        async for output in engine.llm.generate("Hello", params, request_id="three"):
+            engine.llm.abort("three")
+            reasons = [completion.finish_reason for completion in output.completions]
+        await none_running(engine.llm)
+        return reasons
+
+    assert engine.run(abort()) == ["abort"] * 3
+
+
+def test_abort_leaves_other_requests_alone(engine: Engine, golden_cases: list[Case]) -> None:
+    case = golden_cases[1]
+
+    async def abort() -> list[int]:
+        other = asyncio.create_task(answer(engine.llm, case["messages"], SamplingParams(temperature=0, max_tokens=32)))
+        async for _ in engine.llm.generate("Hello", ENDLESS, request_id="long"):
+            engine.llm.abort("long")
+        return tokens(await other)
+
+    assert engine.run(abort()) == case["output_ids"]
+
+
+def test_abort_of_a_request_that_does_not_run_does_nothing(engine: Engine) -> None:
+    engine.llm.abort("nobody")
+    assert len(tokens(engine.run(answer(engine.llm, "Hello")))) == TOKENS
+
+
+# Logits processors
+
+
+def test_async_llm_tells_of_its_processors(engine: Engine) -> None:
+    engine.run(answer(engine.llm, "Hi", SamplingParams(max_tokens=1, logit_bias={OTHER_TARGET: 1.0})))
+    infos = engine.llm.logits_processors
+    assert [(info.order, info.name, info.source) for info in infos] == [
+        (0, "LogitBiasLogitsProcessor", "builtin"),
+        (1, "DummyLogitsProcessor", "object"),
+    ]
+    assert infos[0].stats.requests >= 1
+
+
+def test_async_llm_resets_only_what_is_declared(engine: Engine) -> None:
+    engine.run(engine.llm.reset_logits_processor("DummyLogitsProcessor"))
+    with pytest.raises(KeyError):
+        engine.run(engine.llm.reset_logits_processor("nope"))
+
+
+def test_llm_tells_of_its_processors(llm: LLM) -> None:
+    before = llm.logits_processors[0].stats.rows
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias={OTHER_TARGET: 100.0})
+    llm.generate("Hello!", params, use_tqdm=False)
+    bias, dummy, boom = llm.logits_processors
+    assert [(info.order, info.dialect, info.source) for info in (bias, dummy, boom)] == [
+        (0, "native", "builtin"),
+        (1, "vllm-v1", "object"),
+        (2, "native", "object"),
+    ]
+    assert bias.parameters is not None
+    assert "logit_bias" in bias.parameters["properties"]
+    assert dummy.parameters is None
+    assert (bias.argmax_invariant, bias.stats.state) == (False, "ok")
+    assert bias.stats.rows == before + TOKENS
+
+
+def test_llm_resets_a_processor_out_of_quarantine(llm: LLM) -> None:
+    asking = SamplingParams(temperature=0, max_tokens=TOKENS, logits_processors_args={"boom": 0})
+
+    def state() -> str:
+        return llm.logits_processors[2].stats.state
+
+    for _ in range(MAX_FAULTS):
+        assert state() == "ok"
+        with pytest.raises(RequestFailedError, match="RaisesOnBoom"):
+            llm.chat(HELLO, asking, use_tqdm=False)
+    assert state() == "quarantined"
+    with pytest.raises(ProcessorUnavailableError, match="RaisesOnBoom"):
+        llm.chat(HELLO, asking, use_tqdm=False)
+    (output,) = llm.chat(HELLO, PLAIN, use_tqdm=False)
+    assert output.finished
+    llm.reset_logits_processor("RaisesOnBoom")
+    assert state() == "ok"
+    with pytest.raises(RequestFailedError) as caught:
+        llm.chat(HELLO, asking, use_tqdm=False)
+    assert not isinstance(caught.value, ProcessorUnavailableError)
+    llm.reset_logits_processor("RaisesOnBoom")
+
+
+def test_llm_does_not_reset_what_is_not_declared(llm: LLM) -> None:
+    with pytest.raises(KeyError):
+        llm.reset_logits_processor("nope")
+
+
+# Start and end
+
+
+def test_nothing_works_before_start() -> None:
+    async def use() -> None:
+        llm = AsyncLLM(MODEL, logits_processors=[DummyLogitsProcessor])
+        with pytest.raises(RuntimeError, match="start"):
+            await anext(llm.generate("Hello"))
+        with pytest.raises(RuntimeError, match="start"):
+            _ = llm.logits_processors
+        with pytest.raises(RuntimeError, match="start"):
+            await llm.reset_logits_processor("DummyLogitsProcessor")
+        llm.abort("nobody")
+        await llm.shutdown()
+
+    asyncio.run(use())
+
+
+def test_wrong_options_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="options are"):
+        AsyncLLM(MODEL, max_sequences=3)
+    with pytest.raises(ValueError, match="logits_processors: 'nope'"):
+        AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
+
+
+def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice() -> None:
+    class Local(DummyLogitsProcessor):
+        """A class that no module has."""
+
+    async def use() -> int:
+        llm = AsyncLLM(MODEL, logits_processors=[Local])
+        await llm.start()
+        await llm.start()
+        children = worker_pids()
+        assert len(children) == 1
+        forced = await answer(llm, "Hello", SamplingParams(max_tokens=3, extra_args={"target_token": TARGET}))
+        assert tokens(forced) == [TARGET] * 3
+        running = llm.generate("Hello", ENDLESS)
+        await anext(running)
+        await llm.shutdown()
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            async for _ in running:
+                pass
+        with pytest.raises(EngineDeadError):
+            await anext(llm.generate("Hello", PLAIN))
+        return children.pop()
+
+    before = children_of_this_process()
+
+    def worker_pids() -> set[int]:
+        return children_of_this_process() - before
+
+    worker = asyncio.run(use())
+    wait_until(lambda: not process_exists(worker), 5.0)
+
+
+def children_of_this_process() -> set[int]:
+    """Processes that this one started and that still run."""
+    task = Path(f"/proc/{os.getpid()}/task")
+    pids = {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
+    return {pid for pid in pids if process_exists(pid)}

@@ -1,0 +1,177 @@
+"""Random churn with the same processor in every dialect: every row of every step is what plain numpy gives."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import support.hash_bias as hash_bias
+from support.hash_bias import PLUGIN, Native, RequestThree, RequestTwo, Vllm, reference
+from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_ins
+from support.recording import After, Before, forget
+from support.sequences import Ran, request
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.logits_processor.registry import spec_of
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+SLOTS = 5
+NUM_REQUESTS = 30
+BY_NAME_ONLY = ("Plugin", "HuggingFace")
+
+
+@pytest.fixture
+def torch_classes() -> Iterator[list[type]]:
+    with vllm_stand_ins():
+        yield torch_vllm_classes()
+
+
+def chain_of(classes: Sequence[type]) -> tuple[LogitsProcessorChain, list[str], Any]:
+    """The chain between two recorders; the names of what stands between them."""
+    config = tiny_fd_config(max_num_seqs=SLOTS, max_model_len=40)
+    objects: dict[str, object] = {spec_of(cls): cls for cls in (Before, *classes, After)}
+    specs = [spec_of(cls) if cls is not hash_bias.Plugin else "support.hash_bias:PLUGIN" for cls in (Before, *classes)]
+    declared = load_processors([*specs, spec_of(After)], objects)
+    return LogitsProcessorChain(declared, config), [each.name for each in declared[1:-1]], config
+
+
+def random_selection(rng: random.Random, names: Sequence[str]) -> Selection:
+    def args() -> dict[str, Any]:
+        return {"hash_bias": [rng.randrange(512), rng.choice([1000.0, -7.5, 3.25])]}
+
+    kind = rng.random()
+    if kind < 0.25:
+        return Selection()
+    if kind < 0.5 and set(names) - set(BY_NAME_ONLY):
+        return Selection(flat=args())
+    chosen = {name: args() for name in names if len(names) == 1 or rng.random() < 0.5}
+    return Selection(named={"Before": {}, **chosen, "After": {}})
+
+
+def random_request(rng: random.Random, names: Sequence[str], index: int) -> AddRequest:
+    prompt = [rng.randrange(512) for _ in range(rng.choice([1, 2, 3, 8]))]
+    return request(f"r{index}", prompt, max_tokens=rng.randrange(1, 9), selection=random_selection(rng, names))
+
+
+def expected_row(made: AddRequest, names: Sequence[str], before: np.ndarray, output: Sequence[int]) -> np.ndarray:
+    row, selection = before.copy(), made.selection
+    for name in names:
+        if selection.named is None:
+            args = {} if name in BY_NAME_ONLY else selection.flat
+        else:
+            args = selection.named.get(name, {})
+        if args:
+            reference(row, name, args["hash_bias"], made.prompt_token_ids, output)
+    return row
+
+
+def check_churn(classes: Sequence[type], seed: int) -> EngineCore:
+    rng = random.Random(seed)
+    chain, names, config = chain_of(classes)
+    engine = EngineCore(config, chain)
+    forget()
+    upcoming = [random_request(rng, names, index) for index in range(NUM_REQUESTS)]
+    requests = {made.request_id: made for made in upcoming}
+    ran: dict[str, Ran] = {}
+    while upcoming or engine.has_work:
+        for _ in range(rng.choice([0, 1, 1, 3])):
+            if upcoming:
+                engine.add(upcoming.pop(0))
+        if ran and rng.random() < 0.15:
+            engine.abort([rng.choice(list(ran))])
+        if engine.has_work:
+            for step in engine.step().steps:
+                ran.setdefault(step.request_id, Ran()).take(step)
+    changed = 0
+    assert len(After.rows) == sum(len(each.token_ids) for each in ran.values())
+    for request_id, each in ran.items():
+        for count, token in enumerate(each.token_ids):
+            before, after = Before.rows[request_id, count], After.rows[request_id, count]
+            expected = expected_row(requests[request_id], names, before, each.token_ids[:count])
+            np.testing.assert_array_equal(after.view(np.uint32), expected.view(np.uint32))
+            assert token == after.argmax()
+            changed += bool((after != before).any())
+    assert changed > NUM_REQUESTS / 2
+    return engine
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("cls", [Native, Vllm, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace])
+def test_every_row_is_the_references(cls: type, seed: int) -> None:
+    check_churn([cls], seed)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["in place", "copies"])
+def test_every_row_of_a_torch_processor_for_vllm_is_the_references(torch_classes: list[type], which: int) -> None:
+    check_churn([torch_classes[which]], seed=2)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_all_dialects_stand_in_one_chain(torch_classes: list[type], seed: int) -> None:
+    classes = [Vllm, HuggingFace, *torch_classes, Native, hash_bias.Plugin, RequestThree, RequestTwo]
+    random.Random(seed).shuffle(classes)
+    engine = check_churn(classes, seed)
+    stats = engine.runner.chain.stats
+    assert all(each.faults == 0 and each.slow_steps == 0 for each in stats.values())
+    assert all(stats[cls.__name__].requests > 0 for cls in classes)
+
+
+class Watched(hash_bias.Plugin):
+    """Every live instance is in `alive`."""
+
+    alive: ClassVar[weakref.WeakSet[Watched]] = weakref.WeakSet()
+
+    def __init__(self, tokenizer: Any, parameters: Any) -> None:
+        super().__init__(tokenizer, parameters)
+        Watched.alive.add(self)
+
+
+class WatchedHuggingFace(HuggingFace):
+    alive: ClassVar[weakref.WeakSet[WatchedHuggingFace]] = weakref.WeakSet()
+
+    def __init__(self, hash_bias: Any) -> None:
+        super().__init__(hash_bias)
+        WatchedHuggingFace.alive.add(self)
+
+
+PLUGIN_WATCHED = {**PLUGIN, "logits_processor_class": Watched}
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["others go on with it", "nobody else uses it"])
+@pytest.mark.parametrize("how", ["finished", "aborted"])
+@pytest.mark.parametrize("cls", [Watched, WatchedHuggingFace])
+def test_a_requests_instance_goes_with_it(cls: Any, how: str, others: bool) -> None:
+    cls.alive.clear()
+    config = tiny_fd_config()
+    found = PLUGIN_WATCHED if cls is Watched else cls
+    engine = EngineCore(config, LogitsProcessorChain(load_processors(["x:Y"], {"x:Y": found}), config))
+    chosen = Selection(named={cls.__name__: {"hash_bias": [1, 2.0]}})
+    engine.add(request("short", [1], max_tokens=2 if how == "finished" else 30, selection=chosen))
+    engine.add(request("long", [1], max_tokens=20, selection=chosen if others else Selection()))
+    engine.step()
+    assert len(cls.alive) == 1 + others
+    engine.step()
+    if how == "aborted":
+        engine.abort(["short"])
+    engine.step()
+    gc.collect()
+    assert len(cls.alive) == others
+    engine.abort(["long"])
+    engine.add(request("plain", [1], max_tokens=1))
+    engine.step()
+    gc.collect()
+    assert len(cls.alive) == 0
+
+
+def test_importing_the_dialects_leaves_no_stand_ins_behind() -> None:
+    with vllm_stand_ins():
+        assert "vllm.v1.sample.logits_processor" in sys.modules
+    assert not [name for name in sys.modules if name.partition(".")[0] == "vllm"]

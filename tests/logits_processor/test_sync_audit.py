@@ -1,0 +1,185 @@
+"""The chain and the builtins never read a tensor back to the host while a step runs; a step reads one, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from paddle import Tensor
+from support.sequences import request, run_to_end, tiny_engine
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+# What makes the host wait for the device. `__dlpack__` shares memory and waits for nothing in host memory.
+READS = (
+    "numpy",
+    "item",
+    "tolist",
+    "cpu",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__complex__",
+    "__array__",
+    "__index__",
+    "__contains__",
+    "__format__",
+    "__repr__",
+    "__str__",
+    "__hex__",
+    "__oct__",
+    "__iter__",
+)
+
+
+class DeviceReadError(AssertionError):
+    """A tensor was read where it must not be."""
+
+
+@contextmanager
+def reads_go_to(on_read: Callable[[str], None]) -> Iterator[None]:
+    """`on_read` hears of every read of a tensor's contents."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READS:
+            if hasattr(Tensor, name):
+                patch.setattr(Tensor, name, watched_read(name, on_read))
+        yield
+
+
+def watched_read(name: str, on_read: Callable[[str], None]) -> Callable[..., Any]:
+    read = getattr(Tensor, name)
+
+    def watched(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        on_read(name)
+        return read(self, *args, **kwargs)
+
+    return watched
+
+
+def refuse(name: str) -> None:
+    raise DeviceReadError(f"Tensor.{name} waits for the device")
+
+
+def audit(engine: EngineCore) -> None:
+    """From now on the chain must not read tensors."""
+    chain = engine.runner.chain
+    for name in ("update_state", "apply", "needs_guard"):
+        setattr(chain, name, audited(getattr(chain, name)))
+
+
+def audited(method: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with reads_go_to(refuse):
+            return method(*args, **kwargs)
+
+    return run
+
+
+def crowd(**selections: Selection) -> list[AddRequest]:
+    """Greedy and random requests that come and go, some with a bias."""
+    made = []
+    for index in range(14):
+        flat = {"logit_bias": {index: 2.0, 7: -np.inf}} if index % 3 == 0 else {}
+        sampling: dict[str, Any] = {"temperature": 0.8, "seed": index, "top_k": 5} if index % 2 else {}
+        selection = selections.get(f"r{index}", Selection(flat=flat))
+        made.append(request(f"r{index}", [index + 1, 2], max_tokens=1 + index % 5, selection=selection, **sampling))
+    return made
+
+
+@pytest.mark.parametrize(
+    "processors", [[], *([name] for name in BUILTIN), [*BUILTIN, "second=LogitBiasLogitsProcessor"]]
+)
+def test_the_chain_and_the_builtins_do_not_wait_for_the_device(processors: list[str]) -> None:
+    engine = tiny_engine(processors, max_num_seqs=5)
+    audit(engine)
+    ran = run_to_end(engine, crowd())
+    assert all(each.finish_reason == "length" for each in ran.values())
+
+
+def test_several_orders_in_one_batch_do_not_wait_either() -> None:
+    engine = tiny_engine(["LogitBiasLogitsProcessor", "second=LogitBiasLogitsProcessor"], max_num_seqs=5)
+    audit(engine)
+    names = ("second", "LogitBiasLogitsProcessor")
+    selection = Selection(named={name: {"logit_bias": {5: 1.0}} for name in names}, order=names)
+    ran = run_to_end(engine, crowd(r1=selection, r4=selection, r8=selection))
+    assert all(each.finish_reason == "length" for each in ran.values())
+
+
+class Quiet(LogitsProcessor):
+    """Works on the device."""
+
+    def __init__(self, fd_config: FDConfig) -> None: ...
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None: ...
+
+    def apply(self, logits: Tensor) -> Tensor:
+        return logits.scale_(0.5)
+
+
+class Reads(Quiet):
+    """Waits in the way that `how` says."""
+
+    how: Callable[[Tensor], object] = staticmethod(id)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        type(self).how(logits)
+        return logits
+
+
+WAYS: dict[str, Callable[[Tensor], object]] = {
+    "numpy": lambda logits: logits.numpy(),
+    "item": lambda logits: logits[0, 0].item(),
+    "tolist": lambda logits: logits[0].tolist(),
+    "bool": lambda logits: bool((logits > 0).any()),
+    "if": lambda logits: 1 if logits.max() > 0 else 0,
+    "float": lambda logits: float(logits[0, 0]),
+    "int": lambda logits: int(logits.argmax()),
+    "index": lambda logits: range(logits.shape[1])[logits[0].argmax()],
+    "array": lambda logits: np.asarray(logits),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_audit_catches_a_processor_that_waits(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(Reads, "how", staticmethod(WAYS[way]))
+    engine = tiny_engine([Reads])
+    audit(engine)
+    engine.add(request("r", [1], max_tokens=1))
+    (step,) = engine.step().steps
+    assert "DeviceReadError" in (step.error or "")
+
+
+def test_the_audit_lets_a_processor_pass_that_does_not_wait() -> None:
+    engine = tiny_engine([Quiet])
+    audit(engine)
+    assert len(run_to_end(engine, [request("r", [1], max_tokens=2)])["r"].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    "processors", [[], ["LogitBiasLogitsProcessor"], [Quiet]], ids=["no processor", "a builtin", "one that is guarded"]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_step_reads_from_the_device_once(processors: list[Any], masked: bool) -> None:
+    engine = tiny_engine(processors, max_num_seqs=5)
+    if masked:
+        engine.runner.mask = Everything()
+    for made in crowd():
+        engine.add(made)
+    while engine.has_work:
+        reads: list[str] = []
+        with reads_go_to(reads.append):
+            engine.step()
+        assert reads == ["numpy"]
+
+
+class Everything:
+    """A mask that rules nothing out."""
+
+    def apply(self, logits: Tensor, slots: Any) -> Tensor:
+        return logits

@@ -1,0 +1,1 @@
+"""A vLLM V1 logits processor that installs itself as an entry point."""

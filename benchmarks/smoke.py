@@ -22,11 +22,15 @@ def main() -> int:
     server = subprocess.Popen([sys.executable, "-m", SERVER, *options])
     try:
         _wait_until_healthy(port, server)
-        command = [sys.executable, str(HERE / "serving.py"), "--smoke", "--base-url", f"http://127.0.0.1:{port}/v1"]
-        return subprocess.run(command, check=False).returncode
+        status = _run("serving.py", "--smoke", "--base-url", f"http://127.0.0.1:{port}/v1")
     finally:
         server.terminate()
         server.wait()
+    return status or _run("chain.py", "--smoke")
+
+
+def _run(benchmark: str, *options: str) -> int:
+    return subprocess.run([sys.executable, str(HERE / benchmark), *options], check=False).returncode
 
 
 def _free_port() -> int:

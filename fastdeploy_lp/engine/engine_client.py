@@ -45,6 +45,8 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the worker and wait until it is ready; raises EngineStartError."""
+        if self.fd_config.cache_config.cache_queue_port is not None:
+            logger.info("cache_queue_port: accepted, but KV-cache events are not published yet")
         # Only classes given as objects travel; importable ones are found again by their SPEC.
         objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
         ready = await self._worker.start(objects)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,7 +54,8 @@ class RequestArgsValidator:
                     raise RequestArgsError(".".join(path), "argument names are strings")
                 if name in given:
                     raise RequestArgsError(".".join(path), "this argument is given twice, in two fields of the request")
-                if name not in self._known and not self._open:
+                # OpenAI's own field is meant for the builtin; one that knows other arguments would not look at it.
+                if name not in self._known and (not self._open or field is None):
                     raise RequestArgsError(".".join(path), self._unknown_argument())
                 require_sendable(value, ".".join(path))
                 given[name], paths[name] = value, path
@@ -67,8 +68,7 @@ class RequestArgsValidator:
             if own and processor.params_model is not None:
                 # An argument that is missing, and a rule between several, belong where the others came from.
                 field = next(iter(paths[name] for name in own))[:-1]
-                where = {name: paths.get(name, (*field, name)) for name in processor.argument_names}
-                settled |= _settle(processor.params_model, own, where.__getitem__, self._context)
+                settled |= _settle(processor.params_model, own, self._context, field, paths)
         return settled
 
     def _named_selection(self, chosen: Mapping[str, Any] | Sequence[Any]) -> Selection:
@@ -99,7 +99,7 @@ class RequestArgsValidator:
                 raise RequestArgsError(
                     ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
                 )
-        return _settle(processor.params_model, params, lambda name: (*path, name), self._context)
+        return _settle(processor.params_model, params, self._context, path)
 
     def _ask_processors(self, params: SamplingParams, selection: Selection) -> None:
         for processor in self._declared.values():
@@ -167,15 +167,20 @@ def _list_entry(entry: Any, index: int) -> _Entry:
 def _settle(
     model: type[BaseModel],
     args: dict[str, Any],
-    path_of: Callable[[str], tuple[str, ...]],
     context: dict[str, Any],
+    prefix: tuple[str, ...],
+    paths: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, Any]:
-    """The arguments as `model` reads them; an error's path is that of the argument which it is about."""
+    """The arguments as `model` reads them.
+
+    An error is about an argument at its path in `paths`, or else behind `prefix`.
+    """
     try:
         checked = model.model_validate(args, context=context)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         location = [str(part) for part in first["loc"] if part != "[key]"] or [next(iter(args), "")]
-        where = ".".join((*path_of(location[0]), *location[1:]))
+        path = (paths or {}).get(location[0], (*prefix, location[0]))
+        where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
     return checked.model_dump(by_alias=True, exclude_unset=True)

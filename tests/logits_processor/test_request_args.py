@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, model_validator
 from support.faulty import PLUGIN
+from support.processors import YourLogitsProcessor
 from transformers import TemperatureLogitsWarper
 
 from fastdeploy_lp.config import FDConfig
@@ -470,3 +471,12 @@ class RangeParams(BaseModel):
 
 class RangeProcessor(_Plain):
     Params = RangeParams
+
+
+def test_openais_logit_bias_needs_a_processor_that_takes_it() -> None:
+    """One whose arguments are unknown might ignore it, and nothing may be ignored silently."""
+    checks = validator(*declare(YourLogitsProcessor))
+    with pytest.raises(RequestArgsError) as caught:
+        checks.validate(SamplingParams(logit_bias={5: 1.0}))
+    assert caught.value.path == "logit_bias"
+    assert checks.validate(SamplingParams(logits_processors_args={"logit_bias": {5: 1.0}})).flat

@@ -176,7 +176,7 @@ class EngineArgs:
             ),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
-                logits_processors=tuple(spec for spec in self.logits_processors if isinstance(spec, str)),
+                logits_processors=tuple(spec_of(given) for given in self.logits_processors),
                 on_error=self.logits_processors_on_error,
                 max_faults=self.logits_processors_max_faults,
                 time_budget=self.logits_processors_time_budget,
@@ -190,6 +190,11 @@ class EngineArgs:
         if self.max_model_len > model_limit:
             raise ValueError(f"max_model_len: {self.max_model_len} is more than the model's own {model_limit}")
         return self.max_model_len
+
+
+def spec_of(given: str | type) -> str:
+    """The SPEC of a declared logits processor: itself, or for a class the path under which it is declared."""
+    return given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
 
 
 def require_port(name: str, port: int | None) -> None:

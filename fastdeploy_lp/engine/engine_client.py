@@ -14,14 +14,13 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
 from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
 from fastdeploy_lp.messages import AbortRequests, AddRequest, ResetProcessor, SequenceStep, StepOutputs, WorkerFailed
-from fastdeploy_lp.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +63,12 @@ class EngineClient:
         """The worker's process id."""
         return self._worker.pid
 
-    async def generate(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
-    ) -> Generation:
-        """Send a request to the worker.
+    async def generate(self, request_id: str, prompt: Prompt, settled: Settled, *, stream: bool = False) -> Generation:
+        """Send a request, whose parameters `inputs.settle` has settled, to the worker.
 
-        Raises InvalidRequestError for parameters that do not fit and EngineDeadError when there is no worker.
+        Raises EngineDeadError when there is no worker and ProcessorUnavailableError when the request asks for a logits
+        processor that is in quarantine.
         """
-        settled = self.inputs.settle(params, prompt)
         self._require_alive()
         self.processors.require_in_service(settled.selection)
         stops, count = settled.params.stop_strings, settled.params.n
@@ -79,10 +76,14 @@ class EngineClient:
         generation = Generation(request_id, prompt, completions, stream=stream, on_close=self._close)
         self._routes |= {_sequence_id(generation, c): (generation, c) for c in completions}
         self.metrics.prompt_tokens.inc(len(prompt.token_ids))
-        for completion in completions:
-            sequence = self.inputs.sequence_params(settled, completion.index)
-            request = AddRequest(_sequence_id(generation, completion), prompt.token_ids, sequence, settled.selection)
-            await self._worker.send(request)
+        try:
+            for completion in completions:
+                params = self.inputs.sequence_params(settled, completion.index)
+                name = _sequence_id(generation, completion)
+                await self._worker.send(AddRequest(name, prompt.token_ids, params, settled.selection))
+        except BaseException:
+            self._close(generation)
+            raise
         return generation
 
     async def reset_processor(self, name: str) -> None:

@@ -62,7 +62,8 @@ class AsyncLLM:
         if request_id in self._running:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
         unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"
-        generation = await engine.generate(unique, tokens, sampling_params or SamplingParams(), stream=True)
+        settled = engine.inputs.settle(sampling_params or SamplingParams(), tokens)
+        generation = await engine.generate(unique, tokens, settled, stream=True)
         completions = [CompletionOutput(each.index, "", []) for each in generation.completions]
         output = RequestOutput(request_id or unique, tokens.text, tokens.token_ids, completions)
         self._running[output.request_id] = generation

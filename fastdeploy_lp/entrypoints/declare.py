@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
-from fastdeploy_lp.logits_processor.registry import spec_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,5 @@ def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine
     if args.vllm_compat:
         vllm_compat.install()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
-    specs = [given if isinstance(given, str) else spec_of(given) for given in args.logits_processors]
-    declared = load_processors(specs, objects)
-    fd_config = replace(args, logits_processors=list(specs)).create_fd_config(show_progress=progress)
-    return DeclaredEngine(fd_config, declared)
+    declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
+    return DeclaredEngine(args.create_fd_config(show_progress=progress), declared)

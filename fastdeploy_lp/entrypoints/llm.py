@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.outputs import RequestOutput
@@ -106,12 +106,11 @@ class LLM:
     async def _generate_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: tqdm[Any]
     ) -> list[RequestOutput]:
-        # Checked before the first one is sent, so that a bad one does not leave the others running.
-        for prompt, each in zip(prompts, params, strict=True):
-            self._engine.inputs.settle(each, prompt)
+        # All are settled before the first one is sent, so that a bad one does not leave the others running.
+        settled = [self._engine.inputs.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
         tasks = [
             asyncio.ensure_future(self._generate_one(prompt, each, progress))
-            for prompt, each in zip(prompts, params, strict=True)
+            for prompt, each in zip(prompts, settled, strict=True)
         ]
         try:
             return list(await asyncio.gather(*tasks))
@@ -119,8 +118,8 @@ class LLM:
             for task in tasks:
                 task.cancel()
 
-    async def _generate_one(self, prompt: Prompt, params: SamplingParams, progress: tqdm[Any]) -> RequestOutput:
-        generation = await self._engine.generate(f"offline-{uuid.uuid4().hex}", prompt, params)
+    async def _generate_one(self, prompt: Prompt, settled: Settled, progress: tqdm[Any]) -> RequestOutput:
+        generation = await self._engine.generate(f"offline-{uuid.uuid4().hex}", prompt, settled)
         output = await generation.result()
         progress.update()
         return output

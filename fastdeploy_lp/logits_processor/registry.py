@@ -44,11 +44,6 @@ def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None =
     return declared
 
 
-def spec_of(cls: type) -> str:
-    """The SPEC under which a class object is declared."""
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _declare(spec: str, objects: Mapping[str, object], points: Mapping[str, EntryPoint]) -> DeclaredProcessor:
     alias, target = _split_alias(spec)
     if spec in objects:

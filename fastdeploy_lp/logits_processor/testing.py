@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.config import spec_of
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
-from fastdeploy_lp.logits_processor.registry import load_processors, spec_of
+from fastdeploy_lp.logits_processor.registry import load_processors
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -51,7 +52,7 @@ def check_argmax_invariance(
 def _entry(processor: str | type, fd_config: FDConfig, rows: int) -> ChainEntry:
     if rows > fd_config.scheduler_config.max_num_seqs:
         raise ValueError(f"args: {rows} rows, but max_num_seqs is {fd_config.scheduler_config.max_num_seqs}")
-    spec = processor if isinstance(processor, str) else spec_of(processor)
+    spec = spec_of(processor)
     declared = next(
         each
         for each in load_processors([spec], {} if isinstance(processor, str) else {spec: processor})

@@ -49,8 +49,9 @@ class EngineCore:
         self.runner.chain.reset(name)
 
     def load(self) -> StepOutputs:
-        """What a step would tell of the load, without a step."""
-        return StepOutputs([], self.scheduler.num_running, self.scheduler.num_waiting)
+        """What a step would tell of the load and of the logits processors, without a step."""
+        stats = list(self.runner.chain.stats.values())
+        return StepOutputs([], self.scheduler.num_running, self.scheduler.num_waiting, stats)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:

@@ -107,6 +107,7 @@ class WorkerProcess:
                 self._send(engine.load())
             elif isinstance(message, ResetProcessor):
                 engine.reset_processor(message.name)
+                self._send(engine.load())
             elif isinstance(message, Shutdown):
                 return False
         return True

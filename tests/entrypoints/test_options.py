@@ -165,3 +165,9 @@ def test_yaml_file_that_is_not_text_is_told(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("name", ["nowhere.yaml", ""])
 def test_yaml_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     assert str(tmp_path) in complaint(capsys, "--config", str(tmp_path / name))
+
+
+def test_a_class_among_the_engine_arguments_is_declared_by_its_path() -> None:
+    args = EngineArgs(model="smollm2-135m", logits_processors=["LogitBiasLogitsProcessor", ServerArgs])
+    declared = args.create_fd_config().structured_outputs_config.logits_processors
+    assert declared == ("LogitBiasLogitsProcessor", "fastdeploy_lp.entrypoints.openai.api_server:ServerArgs")

@@ -24,11 +24,10 @@ from support.recording import After, Rows, forget
 from support.sequences import chain_of, request, tiny_engine
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
+from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig, spec_of
 from fastdeploy_lp.logits_processor import ChainAbortedError, LogitsProcessor, Selection, load_processors
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
 from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
-from fastdeploy_lp.logits_processor.registry import spec_of
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
 

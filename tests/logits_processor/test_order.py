@@ -14,14 +14,13 @@ from support.recording import After, Before, forget
 from support.sequences import request, run_to_end
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import (
     LogitsProcessor,
     LogitsProcessorChain,
     RequestArgsValidator,
     load_processors,
 )
-from fastdeploy_lp.logits_processor.registry import spec_of
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore

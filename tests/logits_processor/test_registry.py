@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, LogitsProcessorSpecError, load_processors
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
-from fastdeploy_lp.logits_processor.registry import spec_of
 
 MODULE = '''
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor

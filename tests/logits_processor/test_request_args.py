@@ -13,7 +13,7 @@ from support.faulty import PLUGIN
 from support.processors import YourLogitsProcessor
 from transformers import TemperatureLogitsWarper
 
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import (
     DeclaredProcessor,
     LogitsProcessor,
@@ -23,7 +23,6 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
     vllm_v1,
 )
-from fastdeploy_lp.logits_processor.registry import spec_of
 from fastdeploy_lp.sampling_params import SamplingParams
 
 VOCAB_SIZE = 100

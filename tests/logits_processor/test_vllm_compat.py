@@ -13,160 +13,24 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 
-# As vLLM's documents print them.
-BATCH_LEVEL = '''
-from typing import Optional
-import torch
-from vllm.config import VllmConfig
-from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor import (BatchUpdate,
-                                             LogitsProcessor,
-                                             MoveDirectionality)
+# The documents' processors are those of `support.documents_torch`; these two say more of what they are given.
+STRICTER = """
+from support.documents_torch import DummyLogitsProcessor, MyLogitsProcessor
 
 
-class DummyLogitsProcessor(LogitsProcessor):
-    """Fake logit processor to support unit testing and examples"""
-
+class Validating(DummyLogitsProcessor):
     @classmethod
-    def validate_params(cls, params: SamplingParams):
+    def validate_params(cls, params):
         target_token = params.extra_args and params.extra_args.get("target_token")
         if target_token is not None and not isinstance(target_token, int):
             raise ValueError(f"target_token value {target_token} is not int")
 
-    def __init__(self, vllm_config: "VllmConfig", device: torch.device,
-                 is_pin_memory: bool):
-        self.req_info: dict[int, int] = {}
 
-    def is_argmax_invariant(self) -> bool:
-        """Never impacts greedy sampling"""
-        return False
-
-    def update_state(self, batch_update: Optional[BatchUpdate]):
-        if not batch_update:
-            return
-
-        # Process added requests.
-        for index, params, _, _ in batch_update.added:
-            assert params is not None
-            if params.extra_args and (target_token :=
-                                      params.extra_args.get("target_token")):
-                self.req_info[index] = target_token
-            else:
-                self.req_info.pop(index, None)
-
-        if self.req_info:
-            # Process removed requests.
-            for index in batch_update.removed:
-                self.req_info.pop(index, None)
-
-            # Process moved requests, unidirectional move (a->b) and swap
-            # (a<->b)
-            for adx, bdx, direct in batch_update.moved:
-                a_val = self.req_info.pop(adx, None)
-                b_val = self.req_info.pop(bdx, None)
-                if a_val is not None:
-                    self.req_info[bdx] = a_val
-                if direct == MoveDirectionality.SWAP and b_val is not None:
-                    self.req_info[adx] = b_val
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        if not self.req_info:
-            return logits
-
-        # Save target values before modification
-        cols = torch.tensor(
-            list(self.req_info.values()), dtype=torch.long, device=logits.device
-        )
-        rows = torch.tensor(
-            list(self.req_info.keys()), dtype=torch.long, device=logits.device
-        )
-        values_to_keep = logits[rows, cols].clone()
-
-        # Mask all but target tokens
-        logits[rows] = float('-inf')
-        logits[rows, cols] = values_to_keep
-
-        return logits
-'''
-REQUEST_LEVEL = """
-from typing import Any, Optional
-import torch
-from vllm.logger import init_logger
-from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import (
-    AdapterLogitsProcessor,  # Wrapper base-class
-    RequestLogitsProcessor,  # Request-level logitsproc type annotation
-)
-
-logger = init_logger(__name__)
-
-
-class DummyPerReqLogitsProcessor:
-    def __init__(self, target_token: int) -> None:
-        self.target_token = target_token
-
-    def __call__(
-        self,
-        output_ids: list[int],
-        logits: torch.Tensor,
-    ) -> torch.Tensor:
-        val_to_keep = logits[self.target_token].item()
-        logits[:] = float("-inf")
-        logits[self.target_token] = val_to_keep
-        return logits
-
-
-class WrappedPerReqLogitsProcessor(AdapterLogitsProcessor):
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def new_req_logits_processor(
-        self,
-        params: SamplingParams,
-    ) -> Optional[RequestLogitsProcessor]:
-        target_token: Optional[Any] = params.extra_args and params.extra_args.get("target_token")
-        if target_token is None:
-            return None
-        if not isinstance(target_token, int):
-            logger.warning("target_token value %s is not int; not applying logits processor to request.", target_token)
-            return None
-        return DummyPerReqLogitsProcessor(target_token)
+class Halving(MyLogitsProcessor):
+    def apply(self, logits):
+        assert logits.shape[0] == self.batch_size
+        return super().apply(logits)
 """
-INTERFACE = '''
-from typing import Optional
-import torch
-from vllm.v1.sample.logits_processor.interface import LogitsProcessor
-
-# TYPE_CHECKING imports to avoid circular dependencies
-from typing import TYPE_CHECKING
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.sample.logits_processor.interface import BatchUpdate
-
-
-class MyLogitsProcessor(LogitsProcessor):
-    """Out of place, for every row."""
-
-    def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool):
-        self.vocab_size = vllm_config.model_config.get_vocab_size()
-        self.batch_size = 0
-        self.my_param = 2.0
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def update_state(self, batch_update: Optional["BatchUpdate"]) -> None:
-        if batch_update:
-            self.batch_size = batch_update.batch_size
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        if logits.size(0) == 0:
-            return logits
-        assert logits.shape == (self.batch_size, self.vocab_size)
-        modified_logits = logits / self.my_param
-        return modified_logits
-'''
 PROGRAM = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -177,9 +41,9 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 told = {"advice": []}
 specs = [
-    "batch_level:DummyLogitsProcessor",
-    "request_level:WrappedPerReqLogitsProcessor",
-    "interface:MyLogitsProcessor",
+    "stricter:Validating",
+    "support.documents_torch:WrappedPerReqLogitsProcessor",
+    "stricter:Halving",
 ]
 for spec in specs:
     try:
@@ -219,12 +83,11 @@ print("TOLD", json.dumps(told))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process tells that loads and runs the modules."""
     folder = tmp_path_factory.mktemp("modules")
-    for name, source in (("batch_level", BATCH_LEVEL), ("request_level", REQUEST_LEVEL), ("interface", INTERFACE)):
-        (folder / f"{name}.py").write_text(source)
+    (folder / "stricter.py").write_text(STRICTER)
     path = os.pathsep.join([str(folder), str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "MY_PROCESSOR_PARAM": "2.0"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -252,10 +115,10 @@ def test_the_stand_ins_make_them_torch_processors(told: dict[str, Any]) -> None:
 
 
 def test_validate_params_runs_when_a_request_arrives(told: dict[str, Any]) -> None:
-    assert "DummyLogitsProcessor: target_token value x is not int" in told["refusal"]
+    assert "Validating: target_token value x is not int" in told["refusal"]
 
 
-@pytest.mark.parametrize("spec", ["batch_level:DummyLogitsProcessor", "request_level:WrappedPerReqLogitsProcessor"])
+@pytest.mark.parametrize("spec", ["stricter:Validating", "support.documents_torch:WrappedPerReqLogitsProcessor"])
 def test_the_documents_processors_force_their_tokens_and_leave_the_others_alone(
     told: dict[str, Any], spec: str
 ) -> None:
@@ -267,4 +130,4 @@ def test_the_documents_processors_force_their_tokens_and_leave_the_others_alone(
 
 def test_a_processor_that_returns_another_tensor_runs_too(told: dict[str, Any]) -> None:
     # Halved logits have the same maximum.
-    assert told["interface:MyLogitsProcessor"] == told["plain"]
+    assert told["stricter:Halving"] == told["plain"]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.logits_processor.registry import spec_of
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore

@@ -268,3 +268,11 @@ def test_aborting_requests_that_are_not_there_changes_nothing(shared: EngineCore
     assert len(run_to_end(shared)["r"].token_ids) == 1
     shared.abort(["r"])
     assert_empty(shared)
+
+
+def test_the_load_between_steps_carries_the_processors_state() -> None:
+    engine = tiny_engine(["LogitBiasLogitsProcessor"])
+    engine.runner.chain.stats["LogitBiasLogitsProcessor"].state = "quarantined"
+    assert [each.state for each in engine.load().processors or []] == ["quarantined"]
+    engine.reset_processor("LogitBiasLogitsProcessor")
+    assert [each.state for each in engine.load().processors or []] == ["ok"]

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol import GenerationRequest, Usage
 from fastdeploy_lp.outputs import RequestOutput
@@ -37,19 +36,12 @@ class Serving:
             field, _, reason = str(error).partition(": ")
             raise InvalidRequestError(request.sent_name(field), reason) from None
 
-    def check(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> None:
-        """Raise InvalidRequestError, with fields named as in the body, if the engine would refuse the prompt."""
+    def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
+        """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""
         try:
-            self.engine.inputs.settle(params, prompt)
+            return self.engine.inputs.settle(params, prompt)
         except InvalidRequestError as error:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
-
-    async def generate(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, request: GenerationRequest
-    ) -> Generation:
-        """Send one prompt to the engine; raises as `check` and `EngineClient.generate` do."""
-        self.check(prompt, params, request)
-        return await self.engine.generate(request_id, prompt, params, stream=request.stream)
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:

@@ -42,7 +42,8 @@ class ServingChat:
         prompt = self._serving.engine.inputs.chat_prompt(
             [message.model_dump(exclude_none=True) for message in request.messages]
         )
-        return await self._serving.generate(new_chat_id(), prompt, params, request)
+        settled = self._serving.settle(prompt, params, request)
+        return await self._serving.engine.generate(new_chat_id(), prompt, settled, stream=request.stream)
 
     def response(self, output: RequestOutput) -> ChatCompletionResponse:
         """The body of a plain answer."""

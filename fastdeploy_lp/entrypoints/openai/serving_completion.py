@@ -38,12 +38,11 @@ class ServingCompletion:
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
         prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request.prompt)]
-        for prompt in prompts:
-            self._serving.check(prompt, params, request)
+        settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id()
         return [
-            await self._serving.generate(f"{request_id}-{index}", prompt, params, request)
-            for index, prompt in enumerate(prompts)
+            await self._serving.engine.generate(f"{request_id}-{index}", prompt, each, stream=request.stream)
+            for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
 
     def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:

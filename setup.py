@@ -1,11 +1,14 @@
 """Package definition of fastdeploy-lp; tool settings live in pyproject.toml."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+OPS = ROOT / "fastdeploy_lp" / "model_executor" / "ops"
 VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "fastdeploy_lp" / "version.py").read_text()).group(1)
 
 RUNTIME = [
@@ -49,6 +52,22 @@ EXTRAS = {
     ],
 }
 
+
+def compile_ops() -> None:
+    """Compile the C++ operators if a compiler is there; without them the worker tries again on first use."""
+    spec = importlib.util.spec_from_file_location("ops_build", OPS / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    try:
+        if not (build.PACKAGED_DIRECTORY / build.library_name()).is_file():
+            build.compile_library(build.PACKAGED_DIRECTORY)
+    except build.BuildError as error:
+        print(f"compiled operators are left out: {error}", file=sys.stderr)  # noqa: T201
+
+
+if {"bdist_wheel", "editable_wheel", "develop", "build"} & set(sys.argv):
+    compile_ops()
+
 setup(
     name="fastdeploy-lp",
     version=VERSION,
@@ -59,7 +78,7 @@ setup(
     python_requires=">=3.10",
     # The top-level names `entrypoints` and `worker` of a checkout are links, not packages of their own.
     packages=find_packages(include=["fastdeploy_lp", "fastdeploy_lp.*"]),
-    package_data={"fastdeploy_lp": ["py.typed"]},
+    package_data={"fastdeploy_lp": ["py.typed"], "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"]},
     install_requires=RUNTIME,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["fastdeploy-lp = fastdeploy_lp.entrypoints.cli:main"]},

@@ -1,0 +1,49 @@
+"""Finds or builds the library of compiled operators and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+from pathlib import Path
+
+from fastdeploy_lp.checkpoint.cache import cache_root
+from fastdeploy_lp.model_executor.ops.build import PACKAGED_DIRECTORY, BuildError, compile_library, library_name
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "FASTDEPLOY_LP_COMPILED_OPS"
+
+
+@functools.cache
+def compiled_ops() -> ctypes.CDLL | None:
+    """The compiled operators, built now if nobody has; None, said once in the log, where they cannot be had.
+
+    `FASTDEPLOY_LP_COMPILED_OPS=0` does without them.
+    """
+    if os.environ.get(SWITCH) == "0":
+        logger.info("%s=0: Paddle's own operators compute", SWITCH)
+        return None
+    try:
+        return ctypes.CDLL(str(_find() or _build()))
+    except (BuildError, OSError) as error:
+        logger.warning("no compiled operators, Paddle's own compute, several times slower: %s", error)
+        return None
+
+
+def _find() -> Path | None:
+    places = [directory / library_name() for directory in (PACKAGED_DIRECTORY, _cache_directory())]
+    return next((path for path in places if path.is_file()), None)
+
+
+def _build() -> Path:
+    began = time.monotonic()
+    path = compile_library(_cache_directory())
+    logger.info("compiled the operators for this processor in %.0f s: %s", time.monotonic() - began, path)
+    return path
+
+
+def _cache_directory() -> Path:
+    return cache_root() / "ops"

@@ -14,11 +14,9 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
@@ -45,12 +43,10 @@ class ModelRunner:
     mask: LogitsMask | None = None
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
-        dims = Dimensions.from_hf_config(fd_config.model_config.hf_config)
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
         self._sampler = Sampler()
-        self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
-        self._model = _load_model(fd_config, dims, show_progress=show_progress)
+        self._model = _load_model(fd_config, show_progress=show_progress)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -67,8 +63,7 @@ class ModelRunner:
         slots = np.array([sequence.slot for sequence in sequences])
         self.share_inputs.set_active(slots)
         self.chain.update_state(self.share_inputs)
-        batch = self._batches.build([_chunk(sequence) for sequence in sequences])
-        logits = self._process(self._model.forward(batch), slots)
+        logits = self._process(self._model.forward([_chunk(sequence) for sequence in sequences]), slots)
         tokens, usable = self._sample(logits, slots)
         failures = dict(self.chain.failures)
         for slot in slots[~usable].tolist():
@@ -110,15 +105,11 @@ def _chunk(sequence: Sequence) -> SequenceChunk:
     )
 
 
-def _load_model(fd_config: FDConfig, dims: Dimensions, *, show_progress: bool) -> CausalLM:
-    config, cache = fd_config.model_config, fd_config.cache_config
+def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
+    config = fd_config.model_config
     cls = model_class(config.hf_config)
-    caches = [
-        LayerKVCache(cache.num_blocks, dims.num_kv_heads, cache.block_size, dims.head_dim, config.dtype)
-        for _ in range(dims.num_layers)
-    ]
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    with paddle.no_grad(), open_weights(files, config.dtype, show_progress=show_progress) as weights:
-        model = cls(config, weights, caches)
+    with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
+        model = cls(fd_config, weights)
         weights.require_all_taken()
     return model

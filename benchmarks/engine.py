@@ -1,0 +1,159 @@
+"""Measures the engine without HTTP: prefill, decode steps and their parts, the floor of a step, memory.
+
+One process a precision, in a worker's environment. ``benchmarks/README.md`` says what is measured and how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+from engine_floor import CompileError, compile_native, compile_onednn
+from engine_report import FULL, Job, Measured, Sizes, show
+
+from fastdeploy_lp.config import QUANTIZATIONS
+from fastdeploy_lp.platforms import current_platform
+
+SCHEMA_VERSION = 1
+RUNNER = Path(__file__).with_name("engine_run.py")
+PROMPTS, BATCHES, CONTEXTS, TURNS = [32, 128, 512, 1024, 2000], [1, 2, 4, 8, 16, 32], [64, 256, 1024], 10
+SMOKE = {"prompts": [16], "batches": [1, 4], "contexts": [32], "turns": 2}
+
+
+@dataclass(frozen=True)
+class Harnesses:
+    """Compiled harnesses, None where there is none, and why not."""
+
+    native: Path | None
+    onednn: Path | None
+    missing: list[str]
+
+
+def compile_harnesses(directory: Path, onednn_include: Path | None) -> Harnesses:
+    """What can be compiled here; oneDNN's only if its headers are given."""
+    missing: list[str] = []
+    native = onednn = None
+    try:
+        native = compile_native(directory)
+        if onednn_include is not None:
+            onednn = compile_onednn(directory, onednn_include, _paddle_onednn())
+    except CompileError as error:
+        missing.append(str(error))
+    return Harnesses(native, onednn, missing)
+
+
+def _paddle_onednn() -> Path:
+    spec = importlib.util.find_spec("paddle")
+    if spec is None or spec.origin is None:
+        raise CompileError("Paddle is not installed")
+    return Path(spec.origin).parent / "libs" / "libdnnl.so.3"
+
+
+def run_job(job: Job, directory: Path) -> Measured | None:
+    """The job in a process of its own; None, the reason on standard error, when it failed."""
+    job_path, result_path = directory / "job.json", directory / "result.json"
+    job_path.write_bytes(msgspec.json.encode(job))
+    result_path.unlink(missing_ok=True)
+    # Plugins' processors would join the chain that is measured.
+    environment = {**os.environ, **current_platform().worker_environment(), "FASTDEPLOY_LP_PLUGINS": ""}
+    command = [sys.executable, str(RUNNER), str(job_path), str(result_path)]
+    done = subprocess.run(command, env=environment, check=False)
+    if done.returncode:
+        print(f"error: {job.quantization or FULL} ended with status {done.returncode}", file=sys.stderr)
+        return None
+    return msgspec.json.decode(result_path.read_bytes(), type=Measured)
+
+
+def report(model: str, results: Sequence[Measured]) -> dict[str, object]:
+    """What the JSON file holds: all that was measured, and by decode step what follows from it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "model": model,
+        "results": [
+            asdict(each) | {"derived": [_derived(each, index) for index in range(len(each.decode))]} for each in results
+        ],
+    }
+
+
+def _derived(measured: Measured, index: int) -> dict[str, object]:
+    row = measured.decode[index]
+    floor = row.floor()
+    return {
+        "batch": row.batch,
+        "context": row.context,
+        "step_ms": row.step.median,
+        "host_ms": row.host_ms,
+        "shares": row.shares(),
+        "step_over": {name: row.step.ratio_to(timing) for name, timing in row.floors.items()},
+        "floor": floor,
+        "step_over_floor": None if floor is None else row.step.ratio_to(row.floors[floor]),
+    }
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with the defaults of a smoke run if it is one."""
+    parser = argparse.ArgumentParser(description="Measure the engine without HTTP.")
+    parser.add_argument("--model", default="smollm2-135m", help="model directory, GGUF file, or a known name")
+    names = [FULL, *QUANTIZATIONS]
+    parser.add_argument("--quantization", nargs="+", choices=names, metavar="P", help=f"precisions: {', '.join(names)}")
+    for name, meaning in (("prompts", "prompt lengths"), ("batches", "rows of decode steps"), ("contexts", "contexts")):
+        parser.add_argument(f"--{name}", type=_positive, nargs="+", metavar="N", help=meaning)
+    parser.add_argument("--turns", type=_positive, metavar="N", help="turns of each measurement")
+    parser.add_argument("--processors", action="store_true", help="measure LogitBias in every row, on and off")
+    parser.add_argument("--onednn", type=Path, metavar="DIR", help="oneDNN's headers, to compare its products too")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results here as JSON")
+    parser.add_argument("--smoke", action="store_true", help="seconds: does it run at all?")
+    args = parser.parse_args(argv)
+    full = {"prompts": PROMPTS, "batches": BATCHES, "contexts": CONTEXTS, "turns": TURNS, "quantization": names}
+    defaults = {**full, **SMOKE, "quantization": ["w8a8"], "processors": True} if args.smoke else full
+    for name, value in defaults.items():
+        if not getattr(args, name):
+            setattr(args, name, value)
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        parser.error(f"--output: no directory {args.output.parent}")
+    if args.onednn is not None and not (args.onednn / "dnnl.hpp").is_file():
+        parser.error(f"--onednn: {args.onednn} holds no dnnl.hpp")
+    return args
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each precision, print and write; 1 if one of them could not be measured."""
+    args = parse_arguments(argv)
+    sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, rounds=1 if args.smoke else 5)
+    results: list[Measured] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        harnesses = compile_harnesses(directory, args.onednn)
+        for line in harnesses.missing:
+            print(f"floors are left out: {line}", file=sys.stderr)
+        native, onednn = (None if path is None else str(path) for path in (harnesses.native, harnesses.onednn))
+        for precision in args.quantization:
+            quantization = None if precision == FULL else precision
+            measured = run_job(Job(args.model, quantization, sizes, args.processors, native, onednn), directory)
+            if measured is not None:
+                show(measured)
+                results.append(measured)
+    if args.output is not None:
+        args.output.write_bytes(msgspec.json.format(msgspec.json.encode(report(args.model, results))) + b"\n")
+    return 0 if len(results) == len(args.quantization) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""What a decode step cannot be faster than: its matrix products alone, and reading its weights and keys from memory.
+
+Compiles `native/*.cpp` against the package's own kernels and, where its headers are given, against oneDNN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import weakref
+from ctypes import POINTER, c_float, c_int32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
+from fastdeploy_lp.model_executor.ops.structs import LinearStruct
+from fastdeploy_lp.platforms.cpu import mapped_zeros
+
+NATIVE = Path(__file__).parent / "native"
+GROUP, PANEL, LINE_BYTES = 32, 32, 64
+# Far larger than any cache that these processors have, and at least eight times the one that the kernel tells of.
+STREAM_BYTES = 512 << 20
+
+
+class CompileError(RuntimeError):
+    """A harness could not be compiled, and why."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One matrix product of a step: [rows, in_features] times [in_features, out_features]."""
+
+    in_features: int
+    out_features: int
+
+
+def compile_native(directory: Path) -> Path:
+    """The harness of our own kernels and of the memory's bandwidth, compiled into `directory`.
+
+    Raises CompileError when there is no compiler or it fails.
+    """
+    sources = [NATIVE / "products.cpp", NATIVE / "stream.cpp"]
+    return _compile(directory / "products.so", sources, "-I", str(SOURCE_DIRECTORY))
+
+
+def compile_onednn(directory: Path, include: Path, library: Path) -> Path:
+    """The harness of oneDNN's products; `include` holds the headers of the release that `library` (libdnnl.so.3) is.
+
+    Raises CompileError when there is no compiler or it fails, or the headers are not there.
+    """
+    headers = directory / "include"
+    config = headers / "oneapi" / "dnnl" / "dnnl_config.h"
+    try:
+        shutil.copytree(include, headers)
+        config.write_text(_with_openmp(config.read_text()))
+    except OSError as error:
+        raise CompileError(f"no oneDNN headers in {include}: {error}") from error
+    link = ["-I", str(SOURCE_DIRECTORY), "-I", str(headers), str(library), f"-Wl,-rpath,{library.parent}"]
+    return _compile(directory / "onednn_products.so", [NATIVE / "onednn_products.cpp"], *link)
+
+
+def _with_openmp(config: str) -> str:
+    """The public headers are made for TBB and SYCL; Paddle's library runs on OpenMP and no GPU."""
+    wanted = {"CPU_THREADING": "OMP", "CPU": "OMP", "GPU": "NONE"}
+    for device, runtime in wanted.items():
+        name = f"DNNL_{device}_RUNTIME"
+        config = re.sub(rf"^#define {name} \w+$", f"#define {name} DNNL_RUNTIME_{runtime}", config, flags=re.M)
+    return config
+
+
+def _compile(target: Path, sources: list[Path], *options: str) -> Path:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        raise CompileError("no C++ compiler on PATH")
+    command = [compiler, *FLAGS, *map(str, sources), *options, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(f"{compiler} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return target
+
+
+class ActivationsStruct(ctypes.Structure):
+    """`Activations` of `linear.h`."""
+
+    _fields_ = (("values", c_void_p), ("q", c_void_p), ("scale", c_void_p), ("total", c_void_p))
+
+
+class ProductStruct(ctypes.Structure):
+    """`Product` of `products.cpp`."""
+
+    _fields_ = (("layer", LinearStruct), ("x", ActivationsStruct), ("out", c_void_p))
+
+
+class OneDnnStruct(ctypes.Structure):
+    """`Given` of `onednn_products.cpp`."""
+
+    _fields_ = (
+        ("in_features", c_int32),
+        ("out_features", c_int32),
+        ("weights", c_void_p),
+        ("x", c_void_p),
+        ("to", POINTER(c_float)),
+    )
+
+
+class Products(Protocol):
+    """The products of one step, ready to be computed again and again."""
+
+    def multiply(self) -> None:
+        """Compute all of them."""
+
+
+class OurProducts:
+    """The products by the package's own kernels, every one with packed weights of its own.
+
+    `digits` is 0 for float32, 1 or 2 for 8-bit weights with activations of so many 8-bit digits. All products of one
+    shape share activations and result; quantizing the activations is no part of `multiply`. `ops` is the package's
+    library, `library` the path that `compile_native` gave.
+    """
+
+    def __init__(self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int) -> None:
+        self._library, self._ops, self._digits = ctypes.CDLL(str(library)), ops, digits
+        self._shapes = shapes
+        ops.fdlp_packed_bytes.restype = ctypes.c_int64
+        random = np.random.default_rng(0)
+        self.weights = {shape: _random_matrix(random, shape.out_features, shape.in_features) for shape in shapes}
+        packed = {shape: self._pack(shape, weight) for shape, weight in self.weights.items()}
+        self._packed = [_copy(packed[shape]) for shape in shapes]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights that one step reads."""
+        return sum(part.nbytes for part in self._packed)
+
+    def rows(self, rows: int) -> OurRows:
+        """The same products for so many rows of activations."""
+        return OurRows(self._library, self._shapes, self._packed, self._digits, rows)
+
+    def _pack(self, shape: Shape, weight: NDArray[np.float32]) -> NDArray[np.uint8]:
+        int8 = self._digits > 0
+        packed = mapped_zeros(self._ops.fdlp_packed_bytes(shape.in_features, shape.out_features, int8), "uint8")
+        self._ops.fdlp_pack(_pointer(packed), _pointer(weight), shape.in_features, shape.out_features, int8)
+        return packed
+
+
+class OurRows:
+    """`OurProducts` for one number of rows. `inputs` and `outputs`, by shape, are [rows, in_features] and, with columns
+    filled up to whole panels, [rows, out_features]."""
+
+    def __init__(
+        self, library: ctypes.CDLL, shapes: list[Shape], packed: list[NDArray[np.uint8]], digits: int, rows: int
+    ) -> None:
+        self._library, self._rows = library, rows
+        random = np.random.default_rng(1)
+        self.inputs = {shape: _random_matrix(random, rows, shape.in_features) for shape in shapes}
+        self.outputs = {shape: np.zeros((rows, _round_up(shape.out_features)), np.float32) for shape in shapes}
+        self._kept: list[Any] = [packed]
+        prepared = {shape: self._activations(shape, digits) for shape in self.inputs}
+        self._structs = (ProductStruct * len(shapes))(
+            *(
+                ProductStruct(
+                    LinearStruct(shape.in_features, shape.out_features, digits, weight.ctypes.data, None),
+                    prepared[shape],
+                    self.outputs[shape].ctypes.data,
+                )
+                for shape, weight in zip(shapes, packed, strict=True)
+            )
+        )
+        for struct in self._structs:
+            library.bench_prepare(ctypes.byref(struct), rows)
+
+    def multiply(self) -> None:
+        """See `Products`."""
+        self._library.bench_multiply(self._structs, len(self._structs), self._rows)
+
+    def _activations(self, shape: Shape, digits: int) -> ActivationsStruct:
+        groups = -(-shape.in_features // GROUP)
+        q = np.zeros((self._rows, groups, max(digits, 1) * GROUP), np.int8)
+        scale, total = (np.zeros((self._rows, groups), np.float32) for _ in range(2))
+        self._kept += [q, scale, total]
+        return ActivationsStruct(*(array.ctypes.data for array in (self.inputs[shape], q, scale, total)))
+
+
+class OneDnnRows:
+    """The products by oneDNN for one number of rows, float32 or 8-bit times 8-bit.
+
+    `inputs` and `weights`, by shape, are [rows, in_features] and [out_features, in_features] of one type, `outputs`
+    float32 [rows, out_features]. Raises RuntimeError where oneDNN refuses.
+    """
+
+    def __init__(self, library: Path, shapes: list[Shape], rows: int, *, int8: bool) -> None:
+        self._library = ctypes.CDLL(str(library))
+        random, make = np.random.default_rng(2), _random_int8 if int8 else _random_matrix
+        self.weights = {shape: make(random, shape.out_features, shape.in_features) for shape in shapes}
+        self.inputs = {shape: make(random, rows, shape.in_features) for shape in shapes}
+        self.outputs = {shape: np.zeros((rows, shape.out_features), np.float32) for shape in shapes}
+        given = (OneDnnStruct * len(shapes))(*(self._struct(shape) for shape in shapes))
+        self._library.onednn_new.restype = c_void_p
+        self._products = c_void_p(self._library.onednn_new(given, len(shapes), rows, int8))
+        if not self._products.value:
+            raise RuntimeError("oneDNN does not compute these products")
+        weakref.finalize(self, self._library.onednn_delete, self._products)
+
+    def multiply(self) -> None:
+        """See `Products`."""
+        self._library.onednn_multiply(self._products)
+
+    def _struct(self, shape: Shape) -> OneDnnStruct:
+        to = self.outputs[shape].ctypes.data_as(POINTER(c_float))
+        weights, x = self.weights[shape].ctypes.data, self.inputs[shape].ctypes.data
+        return OneDnnStruct(shape.in_features, shape.out_features, weights, x, to)
+
+
+class MemoryStream:
+    """A buffer that no cache holds, read by all threads at once; `size` bytes in whole lines of 512."""
+
+    def __init__(self, library: Path, size: int) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.bench_stream.restype = ctypes.c_int64
+        self.buffer = mapped_zeros(size // 512 * 64, "int64")
+        # Written once, or all of it would be one page of zeros.
+        self.buffer[:] = np.arange(len(self.buffer))
+
+    @property
+    def size(self) -> int:
+        """Bytes that one `read` reads."""
+        return self.buffer.nbytes
+
+    def read(self) -> int:
+        """Read all of it; gives the sum of its numbers."""
+        lines = ctypes.c_int64(self.buffer.nbytes // LINE_BYTES)
+        return int(self._library.bench_stream(_pointer(self.buffer), lines))
+
+
+def stream_bytes() -> int:
+    """How large a buffer is large enough on this machine."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    kib = [int(path.read_text().strip().removesuffix("K")) for path in sizes]
+    return max(STREAM_BYTES, 8 * 1024 * max(kib, default=0))
+
+
+def _random_matrix(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.float32]:
+    return random.standard_normal((rows, columns), np.float32)
+
+
+def _random_int8(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.int8]:
+    return random.integers(-127, 128, (rows, columns), np.int8)
+
+
+def _copy(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    copy = mapped_zeros(packed.nbytes, "uint8")
+    copy[:] = packed
+    return copy
+
+
+def _pointer(array: NDArray[Any]) -> c_void_p:
+    return c_void_p(array.ctypes.data)
+
+
+def _round_up(columns: int) -> int:
+    return -(-columns // PANEL) * PANEL

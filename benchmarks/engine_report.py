@@ -1,0 +1,214 @@
+"""What the engine's benchmark measures in one precision, and how it is shown."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+FULL = "float32"
+PARTS = ("forward", "logits", "chain", "sampler")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: prompt lengths, batches (rows) and contexts of the decode steps, and how often.
+
+    A turn is `per_turn` steps and as many calls of everything that a step is compared with; `rounds` repeat a prompt,
+    and compare a batch with and without logits processors.
+    """
+
+    prompts: list[int]
+    batches: list[int]
+    contexts: list[int]
+    turns: int
+    per_turn: int = 3
+    rounds: int = 5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One precision's run: `quantization` is None for float32; libraries are paths, None where there is none."""
+
+    model: str
+    quantization: str | None
+    sizes: Sizes
+    processors: bool
+    native: str | None
+    onednn: str | None
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One prompt alone in the engine, from its arrival to its first token."""
+
+    prompt_tokens: int
+    tokens_per_s: float
+    best_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one thing, by turn: the median of each turn, and the least of all."""
+
+    turns: list[float]
+    best: float
+
+    @property
+    def median(self) -> float:
+        """The middle turn."""
+        return statistics.median(self.turns)
+
+    def ratio_to(self, other: Timing) -> float:
+        """How many times `other` this takes, turn by turn, so that noise meets both alike."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.turns, other.turns, strict=True))
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Decode steps of `batch` rows.
+
+    context: mean number of tokens that a row attends to, over the steps measured.
+    step: `EngineCore.step` and the encoding of its message. passes: forward and logits of the same rows alone.
+    parts_ms: medians of forward, logits, chain and sampler, timed where they run in the step; host is the rest.
+    floors: "bandwidth", "our products", "oneDNN products": what a step has to do in any case, alone.
+    """
+
+    batch: int
+    context: float
+    step: Timing
+    passes: Timing
+    parts_ms: dict[str, float]
+    floors: dict[str, Timing] = field(default_factory=dict)
+
+    @property
+    def host_ms(self) -> float:
+        """What is neither the model nor chain nor sampler: scheduling, bookkeeping, messages."""
+        return self.step.median - sum(self.parts_ms.values())
+
+    def shares(self) -> dict[str, float]:
+        """The parts of a step as fractions of it; products and the rest of the passes apart if they are known."""
+        named = dict(self.parts_ms)
+        passes = named.pop("forward") + named.pop("logits")
+        products = self.floors.get("our products")
+        if products is None:
+            split = {"passes": passes}
+        else:
+            split = {"products": products.median, "attention etc.": passes - products.median}
+        return {name: ms / self.step.median for name, ms in {**split, **named, "host": self.host_ms}.items()}
+
+    def floor(self) -> str | None:
+        """The name of the floor: the larger of the bandwidth's time and that of the fastest products."""
+        products = [name for name in self.floors if name != "bandwidth"]
+        if not products:
+            return None
+        fastest = min(products, key=lambda name: self.floors[name].median)
+        return max(("bandwidth", fastest), key=lambda name: self.floors[name].median)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: peak of the process after loading and after prompts and the largest batch, weights, cache."""
+
+    peak_rss_loaded: int
+    peak_rss: int
+    weights_read_by_a_step: int | None
+    kv_cache_per_token: int
+
+
+@dataclass(frozen=True)
+class Processors:
+    """LogitBias with 8 entries in every row: steps without and with it, a turn of each a round; the chain's own part."""
+
+    batch: int
+    off: Timing
+    on: Timing
+    chain_ms: float
+
+    @property
+    def cost_percent(self) -> float:
+        """What the processor adds to a step."""
+        return 100 * (self.on.ratio_to(self.off) - 1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything about one precision; `skipped` says what was left out and why."""
+
+    precision: str
+    threads: int
+    prefill: list[Prefill]
+    decode: list[Decode]
+    memory: Memory
+    device_reads_per_step: int
+    bandwidth_gb_per_s: float | None = None
+    processors: Processors | None = None
+    skipped: list[str] = field(default_factory=list)
+
+
+def show(measured: Measured) -> None:
+    """Print one precision's tables."""
+    print(f"\n{measured.precision}, {measured.threads} threads")
+    _show_prefill(measured.prefill)
+    _show_decode(measured.decode)
+    _show_floors(measured)
+    _show_memory(measured)
+    if measured.processors is not None:
+        _show_processors(measured.processors)
+    for line in measured.skipped:
+        print(f"  left out: {line}")
+
+
+def _show_prefill(rows: list[Prefill]) -> None:
+    print("\n  prefill: prompt tokens       tokens/s           best")
+    for row in rows:
+        print(f"  {row.prompt_tokens:>22}{row.tokens_per_s:>15.0f}{row.best_tokens_per_s:>15.0f}")
+
+
+def _show_decode(rows: list[Decode]) -> None:
+    for number, row in enumerate(rows):
+        shares = row.shares()
+        if number == 0:
+            print(f"\n  decode: rows   context   step ms   tok/s  alone ms{''.join(f'{name:>16}' for name in shares)}")
+        cells = "".join(f"{100 * share:>14.1f} %" for share in shares.values())
+        step = row.step.median
+        print(
+            f"  {row.batch:>12}{row.context:>10.0f}{step:>10.2f}{1000 * row.batch / step:>8.0f}"
+            f"{row.passes.median:>10.2f}{cells}"
+        )
+
+
+def _show_floors(measured: Measured) -> None:
+    rows = [row for row in measured.decode if row.floors]
+    if not rows:
+        return
+    names = list(rows[0].floors)
+    print(
+        "\n  floor: rows    context"
+        + "".join(f"{name + ' ms':>20}  step/" for name in names)
+        + "   step/floor   best/best"
+    )
+    for row in rows:
+        cells = "".join(
+            f"{row.floors[name].median:>20.2f}{row.step.ratio_to(row.floors[name]):>7.2f}" for name in names
+        )
+        floor = row.floors[row.floor() or "bandwidth"]
+        best = row.step.best / floor.best
+        print(f"  {row.batch:>11}{row.context:>11.0f}{cells}{row.step.ratio_to(floor):>13.2f}{best:>12.2f}")
+
+
+def _show_memory(measured: Measured) -> None:
+    memory, mib = measured.memory, 1 << 20
+    print(f"\n  peak RSS, MiB: {memory.peak_rss_loaded / mib:.0f} loaded, {memory.peak_rss / mib:.0f} in use")
+    if memory.weights_read_by_a_step is not None:
+        print(f"  weights that a step reads, MiB: {memory.weights_read_by_a_step / mib:.0f}")
+    print(f"  KV cache, bytes a token: {memory.kv_cache_per_token}")
+    if measured.bandwidth_gb_per_s is not None:
+        print(f"  memory bandwidth, GB/s: {measured.bandwidth_gb_per_s:.1f}")
+    print(f"  reads of device data in a step: {measured.device_reads_per_step}")
+
+
+def _show_processors(cost: Processors) -> None:
+    print(
+        f"  LogitBias, 8 entries in each of {cost.batch} rows: {cost.off.median:.2f} -> {cost.on.median:.2f} ms a step, "
+        f"{cost.cost_percent:+.2f} % turn by turn; the chain itself {100 * cost.chain_ms / cost.on.median:.2f} %"
+    )

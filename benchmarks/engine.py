@@ -6,18 +6,16 @@ One process a precision, in a worker's environment. ``benchmarks/README.md`` say
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
-from engine_floor import CompileError, compile_native, compile_onednn
 from engine_report import FULL, Job, Measured, Sizes, show
 
 from fastdeploy_lp.config import QUANTIZATIONS
@@ -27,35 +25,6 @@ SCHEMA_VERSION = 1
 RUNNER = Path(__file__).with_name("engine_run.py")
 PROMPTS, BATCHES, CONTEXTS, TURNS = [32, 128, 512, 1024, 2000], [1, 2, 4, 8, 16, 32], [64, 256, 1024], 10
 SMOKE = {"prompts": [16], "batches": [1, 4], "contexts": [32], "turns": 2}
-
-
-@dataclass(frozen=True)
-class Harnesses:
-    """Compiled harnesses, None where there is none, and why not."""
-
-    native: Path | None
-    onednn: Path | None
-    missing: list[str]
-
-
-def compile_harnesses(directory: Path, onednn_include: Path | None) -> Harnesses:
-    """What can be compiled here; oneDNN's only if its headers are given."""
-    missing: list[str] = []
-    native = onednn = None
-    try:
-        native = compile_native(directory)
-        if onednn_include is not None:
-            onednn = compile_onednn(directory, onednn_include, _paddle_onednn())
-    except CompileError as error:
-        missing.append(str(error))
-    return Harnesses(native, onednn, missing)
-
-
-def _paddle_onednn() -> Path:
-    spec = importlib.util.find_spec("paddle")
-    if spec is None or spec.origin is None:
-        raise CompileError("Paddle is not installed")
-    return Path(spec.origin).parent / "libs" / "libdnnl.so.3"
 
 
 def run_job(job: Job, directory: Path) -> Measured | None:
@@ -92,7 +61,6 @@ def _derived(measured: Measured, index: int) -> dict[str, object]:
         "batch": row.batch,
         "context": row.context,
         "step_ms": row.step.median,
-        "host_ms": row.host_ms,
         "shares": row.shares(),
         "step_over": {name: row.step.ratio_to(timing) for name, timing in row.floors.items()},
         "floor": floor,
@@ -137,16 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure each precision, print and write; 1 if one of them could not be measured."""
     args = parse_arguments(argv)
     sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, rounds=1 if args.smoke else 5)
+    onednn = None if args.onednn is None else str(args.onednn)
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        harnesses = compile_harnesses(directory, args.onednn)
-        for line in harnesses.missing:
-            print(f"floors are left out: {line}", file=sys.stderr)
-        native, onednn = (None if path is None else str(path) for path in (harnesses.native, harnesses.onednn))
         for precision in args.quantization:
             quantization = None if precision == FULL else precision
-            measured = run_job(Job(args.model, quantization, sizes, args.processors, native, onednn), directory)
+            measured = run_job(Job(args.model, quantization, sizes, args.processors, name, onednn), directory)
             if measured is not None:
                 show(measured)
                 results.append(measured)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 FULL = "float32"
 PARTS = ("forward", "logits", "chain", "sampler")
+HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Sizes:
     """What is measured: prompt lengths, batches (rows) and contexts of the decode steps, and how often.
 
     A turn is `per_turn` steps and as many calls of everything that a step is compared with; `rounds` repeat a prompt,
-    and compare a batch with and without logits processors.
+    and compare a batch with and without logits processors. stream_bytes: size of the buffer that tells the memory's
+    bandwidth; None for one that no cache of this machine holds.
     """
 
     prompts: list[int]
@@ -23,18 +25,23 @@ class Sizes:
     turns: int
     per_turn: int = 3
     rounds: int = 5
+    stream_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One precision's run: `quantization` is None for float32; libraries are paths, None where there is none."""
+    """One precision's run: `quantization` is None for float32.
+
+    harnesses: a directory in which the first run compiles the harnesses and later ones find them.
+    onednn_include: oneDNN's headers, None to do without oneDNN.
+    """
 
     model: str
     quantization: str | None
     sizes: Sizes
     processors: bool
-    native: str | None
-    onednn: str | None
+    harnesses: str
+    onednn_include: str | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class Decode:
 
     context: mean number of tokens that a row attends to, over the steps measured.
     step: `EngineCore.step` and the encoding of its message. passes: forward and logits of the same rows alone.
-    parts_ms: medians of forward, logits, chain and sampler, timed where they run in the step; host is the rest.
+    parts_ms: medians of forward, logits, chain and sampler, timed where they run in the step, and of host, the rest of
+    each step: scheduling, bookkeeping, messages.
     floors: "bandwidth", "our products", "oneDNN products": what a step has to do in any case, alone.
     """
 
@@ -80,11 +88,6 @@ class Decode:
     parts_ms: dict[str, float]
     floors: dict[str, Timing] = field(default_factory=dict)
 
-    @property
-    def host_ms(self) -> float:
-        """What is neither the model nor chain nor sampler: scheduling, bookkeeping, messages."""
-        return self.step.median - sum(self.parts_ms.values())
-
     def shares(self) -> dict[str, float]:
         """The parts of a step as fractions of it; products and the rest of the passes apart if they are known."""
         named = dict(self.parts_ms)
@@ -94,7 +97,7 @@ class Decode:
             split = {"passes": passes}
         else:
             split = {"products": products.median, "attention etc.": passes - products.median}
-        return {name: ms / self.step.median for name, ms in {**split, **named, "host": self.host_ms}.items()}
+        return {name: ms / self.step.median for name, ms in {**split, **named}.items()}
 
     def floor(self) -> str | None:
         """The name of the floor: the larger of the bandwidth's time and that of the fastest products."""
@@ -117,7 +120,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Processors:
-    """LogitBias with 8 entries in every row: steps without and with it, a turn of each a round; the chain's own part."""
+    """LogitBias with 8 entries in every row: steps without and with it, in turns, and what the chain took of them."""
 
     batch: int
     off: Timing
@@ -209,6 +212,6 @@ def _show_memory(measured: Measured) -> None:
 
 def _show_processors(cost: Processors) -> None:
     print(
-        f"  LogitBias, 8 entries in each of {cost.batch} rows: {cost.off.median:.2f} -> {cost.on.median:.2f} ms a step, "
+        f"  LogitBias, 8 entries in each of {cost.batch} rows: {cost.off.median:.2f} -> {cost.on.median:.2f} ms, "
         f"{cost.cost_percent:+.2f} % turn by turn; the chain itself {100 * cost.chain_ms / cost.on.median:.2f} %"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import statistics
@@ -14,17 +13,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from engine_floor import MemoryStream, OneDnnRows, OurProducts, Products, Shape, stream_bytes
+from engine_floors import Floors
 from engine_probe import StepProbe, counted_reads
-from engine_report import FULL, PARTS, Decode, Job, Measured, Memory, Prefill, Processors, Timing
+from engine_report import FULL, HOST, PARTS, Decode, Job, Measured, Memory, Prefill, Processors, Timing
 
 from fastdeploy_lp import SamplingParams
 from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
-from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
-from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 LOGIT_BIAS, ENTRIES = "LogitBiasLogitsProcessor", 8
@@ -102,11 +99,8 @@ class Bench:
         return Selection(flat={"logit_bias": dict(zip(tokens, biases, strict=True))})
 
 
-def measure(job: Job) -> Measured:
+def measure(job: Job, fd_config: FDConfig) -> Measured:
     """Load the model and measure everything that the job asks for."""
-    fd_config = EngineArgs(
-        job.model, quantization=job.quantization, max_num_seqs=max(job.sizes.batches)
-    ).create_fd_config(show_progress=False)
     skipped: list[str] = []
     with StepProbe().installed() as probe:
         bench = Bench(job, fd_config, probe)
@@ -114,10 +108,9 @@ def measure(job: Job) -> Measured:
         prefill = measure_prefill(bench, skipped)
         reads = count_reads(bench)
         peak = _peak_rss()
-        floors = Floors(bench, skipped)
+        floors = Floors(job, bench.dims, bench.kv_bytes_per_token, skipped)
         decode = measure_decode(bench, floors, skipped)
         processors = measure_processors(bench) if job.processors else None
-    streamed = [row.floors["bandwidth"] for row in decode if "bandwidth" in row.floors]
     return Measured(
         precision=job.quantization or FULL,
         threads=int(os.environ["OMP_NUM_THREADS"]),
@@ -125,7 +118,7 @@ def measure(job: Job) -> Measured:
         decode=decode,
         memory=Memory(loaded, peak, floors.weight_bytes, bench.kv_bytes_per_token),
         device_reads_per_step=reads,
-        bandwidth_gb_per_s=max(floors.bandwidths) / 1e9 if streamed else None,
+        bandwidth_gb_per_s=max(floors.bandwidths) / 1e9 if floors.bandwidths else None,
         processors=processors,
         skipped=skipped,
     )
@@ -159,70 +152,6 @@ def count_reads(bench: Bench) -> int:
     return len(reads)
 
 
-class Floors:
-    """What steps are compared with: the products alone, by us and by oneDNN, and reading memory."""
-
-    def __init__(self, bench: Bench, skipped: list[str]) -> None:
-        self._job, self._kv_bytes_per_token, self._skipped = bench.job, bench.kv_bytes_per_token, skipped
-        self._digits = ACTIVATION_DIGITS[bench.job.quantization]
-        self._shapes = step_shapes(bench.dims)
-        self.bandwidths: list[float] = []
-        ops = compiled_ops()
-        self._ours: OurProducts | None = None
-        if bench.job.native is not None and ops is not None:
-            native = Path(bench.job.native)
-            self._ours = OurProducts(native, ops, self._shapes, self._digits)
-            self._stream = MemoryStream(native, stream_bytes())
-        else:
-            skipped.append("floors and the share of the products: no compiled operators")
-
-    @property
-    def weight_bytes(self) -> int | None:
-        """Bytes of weights that one step reads; None without compiled operators."""
-        return None if self._ours is None else self._ours.weight_bytes
-
-    def calls(self, rows: int) -> dict[str, Call]:
-        """What to time beside steps of so many rows."""
-        if self._ours is None:
-            return {}
-        products: dict[str, Products] = {"our products": self._ours.rows(rows)}
-        onednn = self._onednn(rows)
-        if onednn is not None:
-            products["oneDNN products"] = onednn
-        return {"bandwidth": self._stream.read} | {name: each.multiply for name, each in products.items()}
-
-    def finish(self, timings: dict[str, Timing], rows: int, context: float) -> dict[str, Timing]:
-        """The time of reading the buffer becomes that of reading what these steps read."""
-        if self._ours is None:
-            return timings
-        read = timings["bandwidth"]
-        self.bandwidths.append(1000 * self._stream.size / read.best)
-        share = (self._ours.weight_bytes + rows * context * self._kv_bytes_per_token) / self._stream.size
-        return {**timings, "bandwidth": Timing([share * ms for ms in read.turns], share * read.best)}
-
-    def _onednn(self, rows: int) -> Products | None:
-        if self._job.onednn is None:
-            return None
-        try:
-            # Two digits of an activation are two rows of 8-bit numbers.
-            return OneDnnRows(Path(self._job.onednn), self._shapes, rows * max(self._digits, 1), int8=self._digits > 0)
-        except RuntimeError as error:
-            self._skipped.append(f"oneDNN at {rows} rows: {error}")
-            return None
-
-
-def step_shapes(dims: Dimensions) -> list[Shape]:
-    """The matrix products of one decode step, in order."""
-    heads = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
-    layer = [
-        Shape(dims.hidden_size, heads),
-        Shape(dims.num_heads * dims.head_dim, dims.hidden_size),
-        Shape(dims.hidden_size, 2 * dims.intermediate_size),
-        Shape(dims.intermediate_size, dims.hidden_size),
-    ]
-    return [*layer * dims.num_layers, Shape(dims.hidden_size, dims.vocab_size)]
-
-
 def measure_decode(bench: Bench, floors: Floors, skipped: list[str]) -> list[Decode]:
     """Every batch at every context that fits; the floors of a batch are made once."""
     sizes = bench.job.sizes
@@ -252,25 +181,41 @@ def _why_not(bench: Bench, batch: int, tokens: int) -> str | None:
 def measure_steps(bench: Bench, prompts: list[list[int]], floors: Floors, calls: Mapping[str, Call]) -> Decode:
     """Steps of these prompts, in turns with the same passes alone and with the floors."""
     ids = bench.start(prompts)
-    parts: dict[str, list[float]] = {part: [] for part in PARTS}
-    contexts: list[float] = []
-
-    def step() -> None:
-        bench.probe.clear()
-        bench.step()
-        for part, seconds in parts.items():
-            seconds.append(bench.probe.seconds[part])
-        contexts.append(bench.probe.mean_context)
-
-    sizes = bench.job.sizes
+    sizes, parts = bench.job.sizes, StepParts(bench)
     timings = in_turns(
-        {"step": step, "passes": bench.probe.repeat_pass, **calls}, turns=sizes.turns, per_turn=sizes.per_turn
+        {"step": parts.step, "passes": bench.probe.repeat_pass, **calls}, turns=sizes.turns, per_turn=sizes.per_turn
     )
     bench.end(ids)
-    context = statistics.mean(contexts)
+    context = statistics.mean(parts.contexts)
     own, passes = timings.pop("step"), timings.pop("passes")
-    parts_ms = {part: 1000 * statistics.median(seconds) for part, seconds in parts.items()}
-    return Decode(len(prompts), context, own, passes, parts_ms, floors.finish(timings, len(prompts), context))
+    floor_timings = floors.finish(timings, len(prompts), context)
+    return Decode(len(prompts), context, own, passes, parts.medians(sizes.per_turn), floor_timings)
+
+
+class StepParts:
+    """Steps with the milliseconds of their parts and the context of their rows."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._taken: dict[str, list[float]] = {part: [] for part in (*PARTS, HOST)}
+        self.contexts: list[float] = []
+
+    def step(self) -> None:
+        """One step."""
+        probe = self._bench.probe
+        probe.clear()
+        total = _milliseconds(self._bench.step)
+        parts = {part: 1000 * probe.seconds[part] for part in PARTS}
+        for part, taken in {**parts, HOST: total - sum(parts.values())}.items():
+            self._taken[part].append(taken)
+        self.contexts.append(probe.mean_context)
+
+    def medians(self, per_turn: int) -> dict[str, float]:
+        """By part, the steps that do not count in `in_turns` left out."""
+        return {
+            part: statistics.median(ms for step, ms in enumerate(taken) if step % (per_turn + 1))
+            for part, taken in self._taken.items()
+        }
 
 
 def in_turns(calls: Mapping[str, Call], *, turns: int, per_turn: int) -> dict[str, Timing]:
@@ -311,11 +256,11 @@ def measure_processors(bench: Bench) -> Processors:
                 if biased:
                     chain.append(1000 * bench.probe.seconds["chain"])
             bench.end(ids)
-    off, on = (functools.partial(_by_turn, per_turn=per_turn)(taken[biased]) for biased in (False, True))
+    off, on = (_by_turn(taken[biased], per_turn) for biased in (False, True))
     return Processors(batch, off, on, statistics.median(chain))
 
 
-def _by_turn(taken: list[float], *, per_turn: int) -> Timing:
+def _by_turn(taken: list[float], per_turn: int) -> Timing:
     turns = [taken[first : first + per_turn] for first in range(0, len(taken), per_turn)]
     return Timing([statistics.median(turn) for turn in turns], min(taken))
 
@@ -328,7 +273,8 @@ def main(argv: list[str]) -> int:
     """Read the job from the first path, write what was measured to the second."""
     job_path, result_path = map(Path, argv)
     job = msgspec.json.decode(job_path.read_bytes(), type=Job)
-    result_path.write_bytes(msgspec.json.encode(measure(job)))
+    args = EngineArgs(job.model, quantization=job.quantization, max_num_seqs=max(job.sizes.batches))
+    result_path.write_bytes(msgspec.json.encode(measure(job, args.create_fd_config(show_progress=False))))
     return 0
 
 

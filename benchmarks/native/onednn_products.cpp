@@ -13,7 +13,7 @@
 
 using dnnl::memory;
 
-// Mirrored by `OneDnnStruct` in engine_floor.py.
+// Mirrored by `OneDnnStruct` in engine_native.py.
 struct Given {
     int32_t in, out;
     const void* weights;  // [out][in], float32 or int8; products of one shape have the same

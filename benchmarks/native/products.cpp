@@ -3,7 +3,7 @@
 #include "exports.h"
 #include "linear.h"
 
-// Mirrored by `ProductStruct` in engine_floor.py.
+// Mirrored by `ProductStruct` in engine_native.py.
 struct Product {
     Linear layer;
     Activations x;

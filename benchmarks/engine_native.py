@@ -1,6 +1,6 @@
-"""What a decode step cannot be faster than: its matrix products alone, and reading its weights and keys from memory.
+"""The C++ harnesses in `native/`: a step's matrix products by the package's kernels and by oneDNN, and memory read.
 
-Compiles `native/*.cpp` against the package's own kernels and, where its headers are given, against oneDNN.
+Compiled against the package's own sources and, where its headers are given, against Paddle's oneDNN.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shape:
 
 
 def compile_native(directory: Path) -> Path:
-    """The harness of our own kernels and of the memory's bandwidth, compiled into `directory`.
+    """The harness of our own kernels and of the memory's bandwidth, in `directory`: compiled if it is not there yet.
 
     Raises CompileError when there is no compiler or it fails.
     """
@@ -51,10 +51,13 @@ def compile_native(directory: Path) -> Path:
 
 
 def compile_onednn(directory: Path, include: Path, library: Path) -> Path:
-    """The harness of oneDNN's products; `include` holds the headers of the release that `library` (libdnnl.so.3) is.
+    """The harness of oneDNN's products, likewise; `include` holds the headers of the release that `library` is.
 
     Raises CompileError when there is no compiler or it fails, or the headers are not there.
     """
+    target = directory / "onednn_products.so"
+    if target.is_file():
+        return target
     headers = directory / "include"
     config = headers / "oneapi" / "dnnl" / "dnnl_config.h"
     try:
@@ -63,7 +66,7 @@ def compile_onednn(directory: Path, include: Path, library: Path) -> Path:
     except OSError as error:
         raise CompileError(f"no oneDNN headers in {include}: {error}") from error
     link = ["-I", str(SOURCE_DIRECTORY), "-I", str(headers), str(library), f"-Wl,-rpath,{library.parent}"]
-    return _compile(directory / "onednn_products.so", [NATIVE / "onednn_products.cpp"], *link)
+    return _compile(target, [NATIVE / "onednn_products.cpp"], *link)
 
 
 def _with_openmp(config: str) -> str:
@@ -76,6 +79,8 @@ def _with_openmp(config: str) -> str:
 
 
 def _compile(target: Path, sources: list[Path], *options: str) -> Path:
+    if target.is_file():
+        return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         raise CompileError("no C++ compiler on PATH")

@@ -1,0 +1,99 @@
+"""What a decode step is held against: its matrix products alone, and reading its weights and keys from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import paddle
+from engine_native import (
+    CompileError,
+    MemoryStream,
+    OneDnnRows,
+    OurProducts,
+    Products,
+    Shape,
+    compile_native,
+    compile_onednn,
+    stream_bytes,
+)
+from engine_report import Job, Timing
+
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.ops import compiled_ops
+
+Call = Callable[[], object]
+
+
+class Floors:
+    """What steps are compared with: the products alone, by us and by oneDNN, and reading memory."""
+
+    def __init__(self, job: Job, dims: Dimensions, kv_bytes_per_token: int, skipped: list[str]) -> None:
+        self._kv_bytes_per_token, self._skipped = kv_bytes_per_token, skipped
+        self._digits = ACTIVATION_DIGITS[job.quantization]
+        self._shapes = step_shapes(dims)
+        self.bandwidths: list[float] = []
+        self._ours: OurProducts | None = None
+        self._onednn_library: Path | None = None
+        try:
+            self._compile(job)
+        except CompileError as error:
+            skipped.append(f"floors: {error}")
+
+    def _compile(self, job: Job) -> None:
+        ops, directory = compiled_ops(), Path(job.harnesses)
+        if ops is None:
+            raise CompileError("no compiled operators")
+        native = compile_native(directory)
+        self._ours = OurProducts(native, ops, self._shapes, self._digits)
+        self._stream = MemoryStream(native, job.sizes.stream_bytes or stream_bytes())
+        if job.onednn_include is not None:
+            library = Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"
+            self._onednn_library = compile_onednn(directory, Path(job.onednn_include), library)
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that one step reads; None without compiled operators."""
+        return None if self._ours is None else self._ours.weight_bytes
+
+    def calls(self, rows: int) -> dict[str, Call]:
+        """What to time beside steps of so many rows."""
+        if self._ours is None:
+            return {}
+        products: dict[str, Products] = {"our products": self._ours.rows(rows)}
+        onednn = self._onednn(rows)
+        if onednn is not None:
+            products["oneDNN products"] = onednn
+        return {"bandwidth": self._stream.read} | {name: each.multiply for name, each in products.items()}
+
+    def finish(self, timings: dict[str, Timing], rows: int, context: float) -> dict[str, Timing]:
+        """The time of reading the buffer becomes that of reading what these steps read."""
+        if self._ours is None:
+            return timings
+        read = timings["bandwidth"]
+        self.bandwidths.append(1000 * self._stream.size / read.best)
+        share = (self._ours.weight_bytes + rows * context * self._kv_bytes_per_token) / self._stream.size
+        return {**timings, "bandwidth": Timing([share * ms for ms in read.turns], share * read.best)}
+
+    def _onednn(self, rows: int) -> Products | None:
+        if self._onednn_library is None:
+            return None
+        try:
+            # Two digits of an activation are two rows of 8-bit numbers.
+            return OneDnnRows(self._onednn_library, self._shapes, rows * max(self._digits, 1), int8=self._digits > 0)
+        except RuntimeError as error:
+            self._skipped.append(f"oneDNN at {rows} rows: {error}")
+            return None
+
+
+def step_shapes(dims: Dimensions) -> list[Shape]:
+    """The matrix products of one decode step, in order."""
+    heads = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+    layer = [
+        Shape(dims.hidden_size, heads),
+        Shape(dims.num_heads * dims.head_dim, dims.hidden_size),
+        Shape(dims.hidden_size, 2 * dims.intermediate_size),
+        Shape(dims.intermediate_size, dims.hidden_size),
+    ]
+    return [*layer * dims.num_layers, Shape(dims.hidden_size, dims.vocab_size)]

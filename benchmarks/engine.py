@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
-from engine_report import FULL, Job, Measured, Sizes, show
+from engine_report import FULL, Decode, Job, Measured, Sizes, show
 
 from fastdeploy_lp.config import QUANTIZATIONS
 from fastdeploy_lp.platforms import current_platform
@@ -49,13 +49,14 @@ def report(model: str, results: Sequence[Measured]) -> dict[str, object]:
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "model": model,
         "results": [
-            asdict(each) | {"derived": [_derived(each, index) for index in range(len(each.decode))]} for each in results
+            asdict(each)
+            | {"bandwidth_gb_per_s": each.bandwidth_gb_per_s, "derived": [_derived(row) for row in each.decode]}
+            for each in results
         ],
     }
 
 
-def _derived(measured: Measured, index: int) -> dict[str, object]:
-    row = measured.decode[index]
+def _derived(row: Decode) -> dict[str, object]:
     floor = row.floor()
     return {
         "batch": row.batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import paddle
@@ -17,7 +18,7 @@ from engine_native import (
     compile_onednn,
     stream_bytes,
 )
-from engine_report import Job, Timing
+from engine_report import Job
 
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
@@ -33,7 +34,6 @@ class Floors:
         self._kv_bytes_per_token, self._skipped = kv_bytes_per_token, skipped
         self._digits = ACTIVATION_DIGITS[job.quantization]
         self._shapes = step_shapes(dims)
-        self.bandwidths: list[float] = []
         self._ours: OurProducts | None = None
         self._onednn_library: Path | None = None
         try:
@@ -57,24 +57,25 @@ class Floors:
         """Bytes of weights that one step reads; None without compiled operators."""
         return None if self._ours is None else self._ours.weight_bytes
 
-    def calls(self, rows: int) -> dict[str, Call]:
-        """What to time beside steps of so many rows."""
+    def products(self, rows: int) -> dict[str, Call]:
+        """By name, a step's products for so many rows; empty without compiled operators."""
         if self._ours is None:
             return {}
         products: dict[str, Products] = {"our products": self._ours.rows(rows)}
         onednn = self._onednn(rows)
         if onednn is not None:
             products["oneDNN products"] = onednn
-        return {"bandwidth": self._stream.read} | {name: each.multiply for name, each in products.items()}
+        return {name: each.multiply for name, each in products.items()}
 
-    def finish(self, timings: dict[str, Timing], rows: int, context: float) -> dict[str, Timing]:
-        """The time of reading the buffer becomes that of reading what these steps read."""
+    def reading(self, rows: int, context: int) -> tuple[dict[str, Call], int]:
+        """Reading as many bytes as a step of so many rows has to read at this context, and how many that are.
+
+        As many, not a larger sample: on a busy machine a long call is interrupted more often than a short one.
+        """
         if self._ours is None:
-            return timings
-        read = timings["bandwidth"]
-        self.bandwidths.append(1000 * self._stream.size / read.best)
-        share = (self._ours.weight_bytes + rows * context * self._kv_bytes_per_token) / self._stream.size
-        return {**timings, "bandwidth": Timing([share * ms for ms in read.turns], share * read.best)}
+            return {}, 0
+        size = self._ours.weight_bytes + rows * context * self._kv_bytes_per_token
+        return {"bandwidth": partial(self._stream.read, size)}, size
 
     def _onednn(self, rows: int) -> Products | None:
         if self._onednn_library is None:

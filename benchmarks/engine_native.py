@@ -24,7 +24,7 @@ from fastdeploy_lp.model_executor.ops.structs import LinearStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
 NATIVE = Path(__file__).parent / "native"
-GROUP, PANEL, LINE_BYTES = 32, 32, 64
+GROUP, PANEL, LINE_BYTES, PIECE_BYTES = 32, 32, 64, 512
 # Far larger than any cache that these processors have, and at least eight times the one that the kernel tells of.
 STREAM_BYTES = 512 << 20
 
@@ -224,24 +224,25 @@ class OneDnnRows:
 
 
 class MemoryStream:
-    """A buffer that no cache holds, read by all threads at once; `size` bytes in whole lines of 512."""
+    """A buffer of `size` bytes that no cache holds, read by all threads at once, in whole pieces of 512 bytes."""
 
     def __init__(self, library: Path, size: int) -> None:
         self._library = ctypes.CDLL(str(library))
         self._library.bench_stream.restype = ctypes.c_int64
-        self.buffer = mapped_zeros(size // 512 * 64, "int64")
+        self.buffer = mapped_zeros(size // PIECE_BYTES * 64, "int64")
         # Written once, or all of it would be one page of zeros.
         self.buffer[:] = np.arange(len(self.buffer))
+        self._at = 0
 
-    @property
-    def size(self) -> int:
-        """Bytes that one `read` reads."""
-        return self.buffer.nbytes
-
-    def read(self) -> int:
-        """Read all of it; gives the sum of its numbers."""
-        lines = ctypes.c_int64(self.buffer.nbytes // LINE_BYTES)
-        return int(self._library.bench_stream(_pointer(self.buffer), lines))
+    def read(self, size: int) -> int:
+        """Read the next `size` bytes, from the start again behind the end; gives the sum of the numbers read."""
+        total, left = 0, size // PIECE_BYTES * PIECE_BYTES
+        while left > 0:
+            part = min(left, self.buffer.nbytes - self._at)
+            address = ctypes.c_void_p(self.buffer.ctypes.data + self._at)
+            total += int(self._library.bench_stream(address, ctypes.c_int64(part // LINE_BYTES)))
+            self._at, left = (self._at + part) % self.buffer.nbytes, left - part
+        return total
 
 
 def stream_bytes() -> int:

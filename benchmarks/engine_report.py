@@ -79,6 +79,7 @@ class Decode:
     parts_ms: medians of forward, logits, chain and sampler, timed where they run in the step, and of host, the rest of
     each step: scheduling, bookkeeping, messages.
     floors: "bandwidth", "our products", "oneDNN products": what a step has to do in any case, alone.
+    bytes_read: weights, keys and values that a step has to read, which is what "bandwidth" reads; 0 without floors.
     """
 
     batch: int
@@ -87,6 +88,7 @@ class Decode:
     passes: Timing
     parts_ms: dict[str, float]
     floors: dict[str, Timing] = field(default_factory=dict)
+    bytes_read: int = 0
 
     def shares(self) -> dict[str, float]:
         """The parts of a step as fractions of it; products and the rest of the passes apart if they are known."""
@@ -143,9 +145,14 @@ class Measured:
     decode: list[Decode]
     memory: Memory
     device_reads_per_step: int
-    bandwidth_gb_per_s: float | None = None
     processors: Processors | None = None
     skipped: list[str] = field(default_factory=list)
+
+    @property
+    def bandwidth_gb_per_s(self) -> float | None:
+        """The best that all threads read from memory; None without floors."""
+        rates = [row.bytes_read / row.floors["bandwidth"].best for row in self.decode if "bandwidth" in row.floors]
+        return max(rates) / 1e6 if rates else None
 
 
 def show(measured: Measured) -> None:

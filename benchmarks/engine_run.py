@@ -118,7 +118,6 @@ def measure(job: Job, fd_config: FDConfig) -> Measured:
         decode=decode,
         memory=Memory(loaded, peak, floors.weight_bytes, bench.kv_bytes_per_token),
         device_reads_per_step=reads,
-        bandwidth_gb_per_s=max(floors.bandwidths) / 1e9 if floors.bandwidths else None,
         processors=processors,
         skipped=skipped,
     )
@@ -159,14 +158,16 @@ def measure_decode(bench: Bench, floors: Floors, skipped: list[str]) -> list[Dec
     prompts = [bench.random_prompt(max(sizes.contexts)) for _ in range(max(sizes.batches))]
     decode = []
     for batch in sizes.batches:
-        calls = floors.calls(batch)
+        products = floors.products(batch)
         for context in sizes.contexts:
             # The context grows during the measurement; its middle is what was asked for.
             length = max(context - steps // 2, 1)
             if why := _why_not(bench, batch, length + steps):
                 skipped.append(f"decode of {batch} rows at {context}: {why}")
             else:
-                decode.append(measure_steps(bench, [prompt[:length] for prompt in prompts[:batch]], floors, calls))
+                reading, size = floors.reading(batch, context)
+                measured = [prompt[:length] for prompt in prompts[:batch]]
+                decode.append(measure_steps(bench, measured, {**reading, **products}, size))
     return decode
 
 
@@ -178,18 +179,17 @@ def _why_not(bench: Bench, batch: int, tokens: int) -> str | None:
     return f"{needed >> 20} MiB of KV cache, {available >> 20} free" if needed > 0.8 * available else None
 
 
-def measure_steps(bench: Bench, prompts: list[list[int]], floors: Floors, calls: Mapping[str, Call]) -> Decode:
-    """Steps of these prompts, in turns with the same passes alone and with the floors."""
+def measure_steps(bench: Bench, prompts: list[list[int]], floors: Mapping[str, Call], bytes_read: int) -> Decode:
+    """Steps of these prompts, in turns with the same passes alone and with the floors, one of which reads so much."""
     ids = bench.start(prompts)
     sizes, parts = bench.job.sizes, StepParts(bench)
     timings = in_turns(
-        {"step": parts.step, "passes": bench.probe.repeat_pass, **calls}, turns=sizes.turns, per_turn=sizes.per_turn
+        {"step": parts.step, "passes": bench.probe.repeat_pass, **floors}, turns=sizes.turns, per_turn=sizes.per_turn
     )
     bench.end(ids)
     context = statistics.mean(parts.contexts)
     own, passes = timings.pop("step"), timings.pop("passes")
-    floor_timings = floors.finish(timings, len(prompts), context)
-    return Decode(len(prompts), context, own, passes, parts.medians(sizes.per_turn), floor_timings)
+    return Decode(len(prompts), context, own, passes, parts.medians(sizes.per_turn), timings, bytes_read)
 
 
 class StepParts:

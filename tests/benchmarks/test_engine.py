@@ -100,11 +100,13 @@ def test_onednn_products(harnesses: Path, int8: bool) -> None:
 
 @pytest.mark.parametrize("size", [512, 1 << 20, (1 << 20) + 1536, 5 << 20])
 def test_stream_reads_everything(library: Path, size: int) -> None:
-    """The sum tells that no number was left out or read twice."""
-    stream = native.MemoryStream(library, size)
-    assert stream.size == size
+    """The sum tells that no number was left out or read twice; each read goes on where the last one ended."""
+    stream = native.MemoryStream(library, 1 << 20)
     stream.buffer[:] = np.random.default_rng(0).integers(-(2**40), 2**40, len(stream.buffer))
-    assert stream.read() == int(stream.buffer.sum())
+    numbers, at = np.tile(stream.buffer, 12), 0
+    for _ in range(2):
+        assert stream.read(size) == int(numbers[at : at + size // 8].sum())
+        at = (at + size // 8) % len(stream.buffer)
 
 
 def test_onednn_runs_on_openmp() -> None:
@@ -127,9 +129,9 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[str] = []
     dims = Dimensions.from_hf_config(tiny_fd_config().model_config.hf_config)
     without = floors.Floors(tiny_job(tmp_path), dims, 64, skipped)
-    assert without.calls(1) == {}
+    assert without.products(1) == {}
+    assert without.reading(1, 8) == ({}, 0)
     assert without.weight_bytes is None
-    assert without.finish({}, 1, 8) == {}
     assert skipped == ["floors: false ended with status 1: "]
 
 
@@ -219,6 +221,9 @@ def test_measures_parts_and_floors(measured: Any) -> None:
         assert list(row.floors) == ["bandwidth", "our products"]
         assert all(timing.best > 0 and len(timing.turns) == 2 for timing in row.floors.values())
     assert measured.device_reads_per_step == 1
+    weights, per_token = measured.memory.weights_read_by_a_step, measured.memory.kv_cache_per_token
+    tokens = [1 * 8, 1 * 20, 3 * 8, 3 * 20]
+    assert [row.bytes_read for row in measured.decode] == [weights + count * per_token for count in tokens]
     assert measured.bandwidth_gb_per_s > 0
     assert measured.processors.batch == 3
     assert len(measured.processors.on.turns) == len(measured.processors.off.turns) == 2

@@ -40,6 +40,10 @@ class CpuPlatform(Platform):
         wanted = dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | _mkl_code_path(Path("/proc/cpuinfo"))
         return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
+    def free_memory(self) -> int:
+        """Main memory that is available without swapping, within the limit of the process's control group."""
+        return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Zeros in memory that becomes real as it is written, so that an unused part of the KV cache costs nothing.
 
@@ -49,6 +53,22 @@ class CpuPlatform(Platform):
 
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return paddle.from_dlpack(np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape))
+
+
+def _available_memory(meminfo: Path, cgroup: Path) -> int:
+    """Where the kernel does not tell, all of the machine's memory is taken to be free."""
+    if meminfo.is_file():
+        values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(values["MemAvailable"].split()[0]) * 1024
+    else:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroup / "memory.max"
+    if not limit.is_file() or limit.read_text().strip() == "max":
+        return available
+    used = int((cgroup / "memory.current").read_text())
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    # Cached file contents count as used, but go as soon as memory is wanted.
+    return min(available, int(limit.read_text()) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
 
 
 def _mkl_code_path(cpuinfo: Path) -> dict[str, str]:

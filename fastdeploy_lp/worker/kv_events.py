@@ -11,6 +11,8 @@ import zmq
 TOPIC = b"kv-events"
 # Messages that a slow subscriber may be behind before it loses some; the sequence numbers tell it.
 HIGH_WATER_MARK = 100_000
+# Not 0: libzmq 4.3.5 aborts the process when a subscriber's connection breaks while messages to it are thrown away.
+LINGER_MS = 100
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -63,7 +65,7 @@ class KVEventPublisher:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
         self._socket = context.socket(zmq.PUB)
         self._socket.sndhwm = HIGH_WATER_MARK
-        self._socket.linger = 0
+        self._socket.linger = LINGER_MS
         try:
             self._socket.bind(f"tcp://127.0.0.1:{port}")
         except zmq.ZMQError as error:

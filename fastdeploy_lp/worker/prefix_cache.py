@@ -19,7 +19,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def published_hash(name: bytes) -> int:
-    """The name of a block as events carry it: 64 bits, None of which a router has to understand."""
+    """The name of a block as events carry it: 64 bits that mean nothing but themselves."""
     return int.from_bytes(name[:8], "big")
 
 

@@ -53,13 +53,17 @@ class KVEventBatch(msgspec.Struct, array_like=True, frozen=True):
     data_parallel_rank: int = 0
 
 
+class CachePortError(ValueError):
+    """The port for KV-cache events cannot be used."""
+
+
 class KVEventPublisher:
     """A PUB socket on a loopback port; messages are [topic, sequence number (8 bytes, big-endian), msgpack of a batch].
 
     Publishing never waits: what a subscriber cannot take is dropped for it. The first message begins with
     AllBlocksCleared, for subscribers that knew an earlier process on the same port.
 
-    Raises ValueError when the port cannot be listened on.
+    Raises CachePortError when the port cannot be listened on.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
@@ -70,7 +74,7 @@ class KVEventPublisher:
             self._socket.bind(f"tcp://127.0.0.1:{port}")
         except zmq.ZMQError as error:
             self._socket.close()
-            raise ValueError(f"cache_queue_port: cannot listen on 127.0.0.1:{port}: {error}") from None
+            raise CachePortError(f"cache_queue_port: cannot listen on 127.0.0.1:{port}: {error}") from None
         self._encoder = msgspec.msgpack.Encoder()
         self._sent = 0
 

@@ -19,6 +19,7 @@ from fastdeploy_lp.worker.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    CachePortError,
     KVEventPublisher,
 )
 
@@ -84,7 +85,7 @@ def test_a_subscriber_that_never_reads_holds_nobody_up(context: zmq.Context[Any]
 def test_a_port_in_use_is_told(context: zmq.Context[Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(ValueError, match=f"cache_queue_port: cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(CachePortError, match=f"cache_queue_port: cannot listen on 127.0.0.1:{port}"):
             KVEventPublisher(context, port)
 
 

@@ -18,6 +18,7 @@ from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
@@ -31,7 +32,7 @@ class LogitsMask(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One token for each row [rows], and which slots' requests have to end instead."""
+    """One token for each chunk that samples [rows], and which slots' requests have to end instead."""
 
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
@@ -58,20 +59,30 @@ class ModelRunner:
         self.share_inputs.clear(slot)
         self.chain.leave(slot)
 
-    def execute(self, sequences: list[Sequence]) -> StepResult:
-        """Sample one token for each sequence, given in ascending slot order."""
-        slots = np.array([sequence.slot for sequence in sequences])
+    def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """Compute chunks, given in ascending slot order, and sample one token for each that ends its sequence.
+
+        Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
+        """
+        sampling = [chunk.sequence.slot for chunk in chunks if chunk.samples]
+        slots = np.array(sampling, np.int64)
         self.share_inputs.set_active(slots)
-        self.chain.update_state(self.share_inputs)
-        logits = self._process(self._model.forward([_chunk(sequence) for sequence in sequences]), slots)
+        if sampling:
+            self.chain.update_state(self.share_inputs)
+        hidden = self._model.forward([_sequence_chunk(chunk) for chunk in chunks])
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+        return self._next_tokens(hidden, slots) if sampling else StepResult(slots, {})
+
+    def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64]) -> StepResult:
+        """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
+        logits = self._process(hidden, slots)
         tokens, usable = self._sample(logits, slots)
         failures = dict(self.chain.failures)
         for slot in slots[~usable].tolist():
             name = self.chain.last_processor(slot)
             failures.setdefault(slot, SlotFailure(f"logits processor {name} left no token that can be sampled"))
         self.share_inputs.append_tokens(slots, tokens)
-        for sequence in sequences:
-            sequence.num_computed = sequence.num_tokens
         return StepResult(tokens, failures)
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
@@ -97,11 +108,13 @@ class ModelRunner:
         return both[0], both[1].astype(bool)
 
 
-def _chunk(sequence: Sequence) -> SequenceChunk:
+def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
+    sequence = chunk.sequence
     return SequenceChunk(
-        token_ids=np.array(sequence.uncomputed_token_ids),
-        start=sequence.num_computed,
+        token_ids=np.array(sequence.token_ids_between(chunk.start, chunk.start + chunk.num_tokens)),
+        start=chunk.start,
         block_table=np.array(sequence.block_table),
+        num_outputs=int(chunk.samples),
     )
 
 

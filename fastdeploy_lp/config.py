@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
+QUANTIZATIONS = ("w8a8", "w8a16")
+KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The model that is served.
 
-    `dtype` is the element type of weights, KV cache and logits; `hf_config` is the parsed `config.json`.
+    `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
+    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`.
     """
 
     model: str
@@ -34,6 +37,7 @@ class ModelConfig:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     dtype: str = "float32"
+    quantization: str | None = None
     hf_config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,6 +54,7 @@ class SchedulerConfig:
 class CacheConfig:
     """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0.
 
+    dtype: the element type of keys and values, "float32" or "float16".
     enable_prefix_caching: sequences that begin alike share blocks.
     cache_queue_port: where changes of the shared blocks are published; None for nowhere.
     """
@@ -57,6 +62,7 @@ class CacheConfig:
     block_size: int
     num_blocks: int
     cache_queue_port: int | None = None
+    dtype: str = "float32"
     enable_prefix_caching: bool = True
 
 
@@ -151,6 +157,20 @@ class EngineArgs:
         default=0.9,
         metadata={"help": "share of the device's free memory (on the CPU: main memory) for weights and KV cache"},
     )
+    quantization: str | None = field(
+        default=None,
+        metadata={
+            "help": "w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
+            "choices": QUANTIZATIONS,
+        },
+    )
+    kv_cache_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "element type of the KV cache; auto is float16 with --quantization, else float32",
+            "choices": KV_CACHE_DTYPES,
+        },
+    )
     engine_worker_queue_port: int | None = field(
         default=None,
         metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
@@ -166,9 +186,10 @@ class EngineArgs:
             if not isinstance(spec, (str, type)):
                 raise ValueError(f"logits_processors.{index}: {spec!r} is neither a name nor a class")
         self.logits_processors = list(self.logits_processors)
-        if self.logits_processors_on_error not in ON_ERROR:
-            allowed = ", ".join(ON_ERROR)
-            raise ValueError(f"logits_processors_on_error: {self.logits_processors_on_error!r} is none of {allowed}")
+        _require_one_of("logits_processors_on_error", self.logits_processors_on_error, ON_ERROR)
+        _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.quantization is not None:
+            _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
@@ -203,6 +224,7 @@ class EngineArgs:
                 vocab_size=int(config["vocab_size"]),
                 max_model_len=max_model_len,
                 eos_token_ids=_eos_token_ids(config, files.directory),
+                quantization=self.quantization,
                 hf_config=config,
             ),
             scheduler_config=SchedulerConfig(
@@ -210,19 +232,7 @@ class EngineArgs:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_waiting_requests=self.max_waiting_requests,
             ),
-            cache_config=CacheConfig(
-                block_size=self.block_size,
-                num_blocks=settle_num_blocks(
-                    files,
-                    block_size=self.block_size,
-                    max_model_len=max_model_len,
-                    max_num_seqs=self.max_num_seqs,
-                    override=self.num_gpu_blocks_override,
-                    memory_share=self.gpu_memory_utilization,
-                ),
-                cache_queue_port=self.cache_queue_port,
-                enable_prefix_caching=self.enable_prefix_caching,
-            ),
+            cache_config=self._cache_config(files, max_model_len),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
@@ -232,6 +242,24 @@ class EngineArgs:
                 vllm_compat=self.vllm_compat,
             ),
         )
+
+    def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
+        dtype = self._settle_kv_cache_dtype()
+        num_blocks = settle_num_blocks(
+            files,
+            block_size=self.block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            dtype=dtype,
+            override=self.num_gpu_blocks_override,
+            memory_share=self.gpu_memory_utilization,
+        )
+        return CacheConfig(self.block_size, num_blocks, self.cache_queue_port, dtype, self.enable_prefix_caching)
+
+    def _settle_kv_cache_dtype(self) -> str:
+        if self.kv_cache_dtype != "auto":
+            return self.kv_cache_dtype
+        return "float32" if self.quantization is None else "float16"
 
     def _settle_max_model_len(self, model_limit: int) -> int:
         if self.max_model_len is None:
@@ -255,6 +283,11 @@ def require_port(name: str, port: int | None) -> None:
 def _require_at_least(least: int, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
 
 
 def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:

@@ -20,7 +20,13 @@ def files() -> ModelFiles:
 
 
 def settle(files: ModelFiles, **options: Any) -> int:
-    defaults: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 4, "override": None, "memory_share": 0.9}
+    defaults: dict[str, Any] = {
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+        "override": None,
+        "memory_share": 0.9,
+        "dtype": "float32",
+    }
     return settle_num_blocks(files, block_size=16, **{**defaults, **options})
 
 
@@ -37,12 +43,13 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     ],
 )
 def test_a_token_needs_keys_and_values_of_every_layer(more: dict[str, int], expected: int) -> None:
-    assert kv_bytes_per_token(CONFIG | more) == expected
+    assert kv_bytes_per_token(CONFIG | more, "float32") == expected
+    assert kv_bytes_per_token(CONFIG | more, "float16") == expected // 2
 
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(ValueError, match=r"config\.json: num_hidden_layers is missing"):
-        kv_bytes_per_token({"num_attention_heads": 8, "hidden_size": 64})
+        kv_bytes_per_token({"num_attention_heads": 8, "hidden_size": 64}, "float32")
 
 
 @pytest.mark.parametrize(("length", "slots", "blocks"), [(64, 4, 17), (65, 4, 21), (1, 1, 2)])
@@ -53,7 +60,7 @@ def test_with_memory_enough_every_slot_can_be_full(files: ModelFiles, length: in
 def test_memory_for_weights_and_cache_together_limits_the_blocks(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, block = num_parameters(files.weights) * 4, kv_bytes_per_token(files.config) * 16
+    weights, block = num_parameters(files.weights) * 4, kv_bytes_per_token(files.config, "float32") * 16
     free(monkeypatch, 2 * (weights + 9 * block))
     assert settle(files, memory_share=0.5) == 9
     free(monkeypatch, 2 * (weights + 9 * block) - 2)
@@ -61,7 +68,7 @@ def test_memory_for_weights_and_cache_together_limits_the_blocks(
 
 
 def test_memory_for_less_than_one_sequence_is_told(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, block = num_parameters(files.weights) * 4, kv_bytes_per_token(files.config) * 16
+    weights, block = num_parameters(files.weights) * 4, kv_bytes_per_token(files.config, "float32") * 16
     free(monkeypatch, weights + 5 * block)
     assert settle(files, memory_share=1.0) == 5
     free(monkeypatch, weights + 5 * block - 1)

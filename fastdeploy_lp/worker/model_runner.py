@@ -14,11 +14,10 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -46,12 +45,12 @@ class ModelRunner:
     mask: LogitsMask | None = None
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
-        dims = Dimensions.from_hf_config(fd_config.model_config.hf_config)
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
+        max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
+        self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler()
-        self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
-        self._model = _load_model(fd_config, dims, show_progress=show_progress)
+        self._model = _load_model(fd_config, show_progress=show_progress)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -61,6 +60,7 @@ class ModelRunner:
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
+        self._block_tables.clear(slot)
         self.chain.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
@@ -68,20 +68,23 @@ class ModelRunner:
 
         Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
         """
-        batch = self._batches.build([_sequence_chunk(chunk) for chunk in chunks])
-        sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        slots = np.array([chunks[row].sequence.slot for row in sampling], np.int64)
+        slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
-        if sampling:
+        if slots.size:
             self.chain.update_state(self.share_inputs)
-        hidden = self._model.forward(batch)
+        hidden = self._model.forward([self._sequence_chunk(chunk) for chunk in chunks])
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
-        if not sampling:
-            return StepResult(slots, {})
-        if len(sampling) < len(chunks):
-            hidden = paddle.gather(hidden, paddle.to_tensor(sampling))
-        return self._next_tokens(hidden, slots)
+        return self._next_tokens(hidden, slots) if slots.size else StepResult(slots, {})
+
+    def _sequence_chunk(self, chunk: ScheduledChunk) -> SequenceChunk:
+        sequence, start = chunk.sequence, chunk.start
+        return SequenceChunk(
+            token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
+            start=start,
+            block_table=self._block_tables.row(sequence),
+            num_outputs=int(chunk.samples),
+        )
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64]) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
@@ -117,24 +120,11 @@ class ModelRunner:
         return both[0], both[1].astype(bool)
 
 
-def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
-    sequence = chunk.sequence
-    return SequenceChunk(
-        token_ids=np.array(sequence.token_ids_between(chunk.start, chunk.start + chunk.num_tokens)),
-        start=chunk.start,
-        block_table=np.array(sequence.block_table),
-    )
-
-
-def _load_model(fd_config: FDConfig, dims: Dimensions, *, show_progress: bool) -> CausalLM:
-    config, cache = fd_config.model_config, fd_config.cache_config
+def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
+    config = fd_config.model_config
     cls = model_class(config.hf_config)
-    caches = [
-        LayerKVCache(cache.num_blocks, dims.num_kv_heads, cache.block_size, dims.head_dim, config.dtype)
-        for _ in range(dims.num_layers)
-    ]
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    with paddle.no_grad(), open_weights(files, config.dtype, show_progress=show_progress) as weights:
-        model = cls(config, weights, caches)
+    with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
+        model = cls(fd_config, weights)
         weights.require_all_taken()
     return model

@@ -7,10 +7,9 @@ from typing import Any
 from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
 from fastdeploy_lp.platforms import current_platform
 
-FLOAT_BYTES = 4
-# 8 bits, and a scale and a minimum of 2 bytes each for every group of 32.
-QUANTIZED_BYTES = 1 + 4 / 32
-CACHE_BYTES = {"float32": 4, "float16": 2}
+ELEMENT_BYTES = {"float32": 4, "float16": 2}
+# What a parameter takes at most, and quantized ones while they are loaded.
+PARAMETER_BYTES = 4
 MEBIBYTE = 1 << 20
 
 
@@ -20,15 +19,14 @@ def settle_num_blocks(
     block_size: int,
     max_model_len: int,
     max_num_seqs: int,
+    dtype: str,
     override: int | None,
     memory_share: float,
-    quantized: bool,
-    cache_dtype: str,
 ) -> int:
     """Blocks of the cache, the null block included.
 
     `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
-    into `memory_share` of the memory that is free now.
+    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values.
 
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
@@ -41,9 +39,9 @@ def settle_num_blocks(
             )
         return override
     wanted = 1 + max_num_seqs * per_sequence
-    bytes_per_block = kv_bytes_per_token(files.config, cache_dtype) * block_size
+    bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
     free = current_platform().free_memory()
-    weights = int(num_parameters(files.weights) * (QUANTIZED_BYTES if quantized else FLOAT_BYTES))
+    weights = num_parameters(files.weights) * PARAMETER_BYTES
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block
@@ -55,12 +53,12 @@ def settle_num_blocks(
     return min(wanted, affordable)
 
 
-def kv_bytes_per_token(config: dict[str, Any], cache_dtype: str) -> int:
+def kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
     """Bytes of keys and values that one token needs in all layers; raises ValueError for a field that is missing."""
     try:
         heads = int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-        return 2 * int(config["num_hidden_layers"]) * kv_heads * head_dim * CACHE_BYTES[cache_dtype]
+        return 2 * int(config["num_hidden_layers"]) * kv_heads * head_dim * ELEMENT_BYTES[dtype]
     except KeyError as error:
         raise ValueError(f"config.json: {error.args[0]} is missing") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
@@ -54,7 +54,7 @@ class SchedulerConfig:
 class CacheConfig:
     """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0.
 
-    `dtype` is the element type of keys and values, "float32" or "float16".
+    dtype: the element type of keys and values, "float32" or "float16".
     enable_prefix_caching: sequences that begin alike share blocks.
     cache_queue_port: where changes of the shared blocks are published; None for nowhere.
     """
@@ -216,7 +216,6 @@ class EngineArgs:
         files = resolve_model(self.model, show_progress=show_progress)
         config = files.config
         max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
-        kv_cache_dtype = self._settle_kv_cache_dtype()
         return FDConfig(
             model_config=ModelConfig(
                 model=self.model,
@@ -233,22 +232,7 @@ class EngineArgs:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_waiting_requests=self.max_waiting_requests,
             ),
-            cache_config=CacheConfig(
-                block_size=self.block_size,
-                num_blocks=settle_num_blocks(
-                    files,
-                    block_size=self.block_size,
-                    max_model_len=max_model_len,
-                    max_num_seqs=self.max_num_seqs,
-                    override=self.num_gpu_blocks_override,
-                    memory_share=self.gpu_memory_utilization,
-                    quantized=self.quantization is not None,
-                    cache_dtype=kv_cache_dtype,
-                ),
-                cache_queue_port=self.cache_queue_port,
-                dtype=kv_cache_dtype,
-                enable_prefix_caching=self.enable_prefix_caching,
-            ),
+            cache_config=self._cache_config(files, max_model_len),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
@@ -258,6 +242,19 @@ class EngineArgs:
                 vllm_compat=self.vllm_compat,
             ),
         )
+
+    def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
+        dtype = self._settle_kv_cache_dtype()
+        num_blocks = settle_num_blocks(
+            files,
+            block_size=self.block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            dtype=dtype,
+            override=self.num_gpu_blocks_override,
+            memory_share=self.gpu_memory_utilization,
+        )
+        return CacheConfig(self.block_size, num_blocks, self.cache_queue_port, dtype, self.enable_prefix_caching)
 
     def _settle_kv_cache_dtype(self) -> str:
         if self.kv_cache_dtype != "auto":
@@ -283,14 +280,14 @@ def require_port(name: str, port: int | None) -> None:
         raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
 
 
-def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
-
-
 def _require_at_least(least: int, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
 
 
 def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:

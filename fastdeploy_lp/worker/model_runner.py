@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -46,6 +47,8 @@ class ModelRunner:
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
+        max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
+        self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler()
         self._model = _load_model(fd_config, show_progress=show_progress)
 
@@ -57,6 +60,7 @@ class ModelRunner:
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
+        self._block_tables.clear(slot)
         self.chain.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
@@ -64,15 +68,23 @@ class ModelRunner:
 
         Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
         """
-        sampling = [chunk.sequence.slot for chunk in chunks if chunk.samples]
-        slots = np.array(sampling, np.int64)
+        slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
-        if sampling:
+        if slots.size:
             self.chain.update_state(self.share_inputs)
-        hidden = self._model.forward([_sequence_chunk(chunk) for chunk in chunks])
+        hidden = self._model.forward([self._sequence_chunk(chunk) for chunk in chunks])
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
-        return self._next_tokens(hidden, slots) if sampling else StepResult(slots, {})
+        return self._next_tokens(hidden, slots) if slots.size else StepResult(slots, {})
+
+    def _sequence_chunk(self, chunk: ScheduledChunk) -> SequenceChunk:
+        sequence, start = chunk.sequence, chunk.start
+        return SequenceChunk(
+            token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
+            start=start,
+            block_table=self._block_tables.row(sequence),
+            num_outputs=int(chunk.samples),
+        )
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64]) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
@@ -106,16 +118,6 @@ class ModelRunner:
         usable = paddle.isfinite(logits.max(axis=-1))
         both = paddle.stack([tokens, usable.astype("int64")]).numpy()
         return both[0], both[1].astype(bool)
-
-
-def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
-    sequence = chunk.sequence
-    return SequenceChunk(
-        token_ids=np.array(sequence.token_ids_between(chunk.start, chunk.start + chunk.num_tokens)),
-        start=chunk.start,
-        block_table=np.array(sequence.block_table),
-        num_outputs=int(chunk.samples),
-    )
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:

@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             measured = run_job(Job(args.model, quantization, sizes, args.processors, name, onednn), directory)
             if measured is not None:
                 show(measured)
+                sys.stdout.flush()
                 results.append(measured)
     if args.output is not None:
         args.output.write_bytes(msgspec.json.format(msgspec.json.encode(report(args.model, results))) + b"\n")

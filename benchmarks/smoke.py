@@ -26,7 +26,9 @@ def main() -> int:
     finally:
         server.terminate()
         server.wait()
-    return status or _run("chain.py", "--smoke") or _run("engine.py", "--smoke")
+    return (
+        status or _run("chain.py", "--smoke") or _run("engine.py", "--smoke") or _run("scheduler.py", "--steps", "20")
+    )
 
 
 def _run(benchmark: str, *options: str) -> int:

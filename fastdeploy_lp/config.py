@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.checkpoint import resolve_model
+from fastdeploy_lp.cache_size import settle_num_blocks
+from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
 
 DEFAULT_MAX_MODEL_LEN = 2048
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
@@ -40,22 +43,27 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How many requests run at once: the number of slots in `share_inputs`."""
+    """How many sequences run at once (the slots in `share_inputs`), how many may wait, and how much a step computes."""
 
     max_num_seqs: int
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    max_waiting_requests: int = DEFAULT_MAX_WAITING_REQUESTS
 
 
 @dataclass(frozen=True)
 class CacheConfig:
     """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0.
 
-    `dtype` is the element type of keys and values, "float32" or "float16".
+    dtype: the element type of keys and values, "float32" or "float16".
+    enable_prefix_caching: sequences that begin alike share blocks.
+    cache_queue_port: where changes of the shared blocks are published; None for nowhere.
     """
 
     block_size: int
     num_blocks: int
     cache_queue_port: int | None = None
     dtype: str = "float32"
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,28 @@ class EngineArgs:
         metadata={"help": f"tokens of prompt plus output (default: the model's own, at most {DEFAULT_MAX_MODEL_LEN})"},
     )
     max_num_seqs: int = field(default=32, metadata={"help": "requests that run at once (slots)"})
+    max_num_batched_tokens: int = field(
+        default=DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        metadata={"help": "tokens that one step computes: one a running request, the rest for prompts, cut as needed"},
+    )
+    max_waiting_requests: int = field(
+        default=DEFAULT_MAX_WAITING_REQUESTS,
+        metadata={"help": "requests that may wait for a slot before further ones are refused with status 429"},
+    )
+    enable_prefix_caching: bool = field(
+        default=True, metadata={"help": "let requests that begin alike share what was computed of their prompts"}
+    )
     block_size: int = field(default=16, metadata={"help": "tokens in one block of the KV cache"})
+    num_gpu_blocks_override: int | None = field(
+        default=None,
+        metadata={
+            "help": "blocks of the KV cache (default: all slots at full length, or as many as the memory share holds)"
+        },
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata={"help": "share of the device's free memory (on the CPU: main memory) for weights and KV cache"},
+    )
     quantization: str | None = field(
         default=None,
         metadata={
@@ -147,7 +176,7 @@ class EngineArgs:
         metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
     )
     cache_queue_port: int | None = field(
-        default=None, metadata={"help": "reserved for KV-cache events; accepted, but nothing is published on it yet"}
+        default=None, metadata={"help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"}
     )
 
     def __post_init__(self) -> None:
@@ -164,12 +193,19 @@ class EngineArgs:
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
-        for name in ("max_num_seqs", "block_size"):
-            _require_positive(name, getattr(self, name))
-        if self.max_model_len is not None:
-            _require_positive("max_model_len", self.max_model_len)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _require_at_least(1, name, getattr(self, name))
+        _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
+        for name in ("max_model_len", "num_gpu_blocks_override"):
+            if getattr(self, name) is not None:
+                _require_at_least(1, name, getattr(self, name))
+        if not 0 < self.gpu_memory_utilization <= 1:
+            share = self.gpu_memory_utilization
+            raise ValueError(f"gpu_memory_utilization: {share!r} is not allowed; it must be above 0 and at most 1")
         for name in ("engine_worker_queue_port", "cache_queue_port"):
             require_port(name, getattr(self, name))
+        if self.cache_queue_port is not None and not self.enable_prefix_caching:
+            raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
 
     def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
         """Find the model (converting a GGUF file once) and settle every open default.
@@ -180,7 +216,6 @@ class EngineArgs:
         files = resolve_model(self.model, show_progress=show_progress)
         config = files.config
         max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
-        blocks_per_seq = -(-max_model_len // self.block_size)
         return FDConfig(
             model_config=ModelConfig(
                 model=self.model,
@@ -192,13 +227,12 @@ class EngineArgs:
                 quantization=self.quantization,
                 hf_config=config,
             ),
-            scheduler_config=SchedulerConfig(max_num_seqs=self.max_num_seqs),
-            cache_config=CacheConfig(
-                block_size=self.block_size,
-                num_blocks=1 + blocks_per_seq * self.max_num_seqs,
-                cache_queue_port=self.cache_queue_port,
-                dtype=self._settle_kv_cache_dtype(),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_waiting_requests=self.max_waiting_requests,
             ),
+            cache_config=self._cache_config(files, max_model_len),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
@@ -208,6 +242,19 @@ class EngineArgs:
                 vllm_compat=self.vllm_compat,
             ),
         )
+
+    def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
+        dtype = self._settle_kv_cache_dtype()
+        num_blocks = settle_num_blocks(
+            files,
+            block_size=self.block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            dtype=dtype,
+            override=self.num_gpu_blocks_override,
+            memory_share=self.gpu_memory_utilization,
+        )
+        return CacheConfig(self.block_size, num_blocks, self.cache_queue_port, dtype, self.enable_prefix_caching)
 
     def _settle_kv_cache_dtype(self) -> str:
         if self.kv_cache_dtype != "auto":
@@ -233,14 +280,14 @@ def require_port(name: str, port: int | None) -> None:
         raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
 
 
+def _require_at_least(least: int, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
+
+
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
-
-
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least 1")
 
 
 def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:

@@ -69,7 +69,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     """What one step did for one sequence.
 
     `error` is set when the sequence ended because it could not go on, `unavailable`
-    when that is because it asked for something out of service.
+    when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
+    tokens of the prompt were found in the prefix cache.
     """
 
     request_id: str
@@ -78,6 +79,20 @@ class SequenceStep(msgspec.Struct, array_like=True):
     stop_reason: int | None = None
     error: str | None = None
     unavailable: bool = False
+    num_cached_tokens: int | None = None
+
+
+class CacheStats(msgspec.Struct, array_like=True):
+    """The KV cache: blocks that sequences hold and how many there are, and counters since the worker started.
+
+    `prefix_queries` and `prefix_hits` are tokens of prompts: looked up in the prefix cache, and found there.
+    """
+
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
 
 
 class StepOutputs(msgspec.Struct, tag=True):
@@ -90,6 +105,7 @@ class StepOutputs(msgspec.Struct, tag=True):
     num_running: int
     num_waiting: int
     processors: list[ProcessorStats] | None = None
+    cache: CacheStats = msgspec.field(default_factory=CacheStats)
 
 
 ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown

@@ -28,13 +28,17 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them."""
+    """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them.
+
+    `num_cached_tokens` of the prompt's tokens were found in the prefix cache and not computed for this request.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     completions: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    num_cached_tokens: int = 0
 
     def snapshot(self) -> RequestOutput:
         """A copy that does not grow with this one."""

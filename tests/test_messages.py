@@ -14,6 +14,7 @@ from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
+    CacheStats,
     FromWorker,
     ResetProcessor,
     SequenceStep,
@@ -78,6 +79,7 @@ steps = st.builds(
     stop_reason=st.none() | tokens,
     error=st.none() | names,
     unavailable=st.booleans(),
+    num_cached_tokens=st.none() | tokens,
 )
 processor_stats = st.builds(
     ProcessorStats,
@@ -102,6 +104,7 @@ from_worker = st.one_of(
         num_running=tokens,
         num_waiting=tokens,
         processors=st.none() | st.lists(processor_stats, max_size=3),
+        cache=st.builds(CacheStats, tokens, tokens, tokens, tokens, tokens),
     ),
 )
 

@@ -11,11 +11,13 @@ from fastdeploy_lp.outputs import CompletionDelta
 class Completion:
     """Collects the tokens of one of a request's `n` completions and gives out what is new.
 
-    Text that could still turn out to be the beginning of a stop string is held back.
+    Text that could still turn out to be the beginning of a stop string is held back. `num_cached_tokens` are the tokens
+    of the prompt that this completion found in the prefix cache.
     """
 
     def __init__(self, index: int, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
         self.index = index
+        self.num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._decoder = tokenizer.decode_stream()
         self._stop_strings = list(stop_strings)

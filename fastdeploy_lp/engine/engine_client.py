@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
-from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
+from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, QueueFullError, RequestFailedError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.metrics import EngineMetrics
@@ -23,6 +24,15 @@ from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidat
 from fastdeploy_lp.messages import AbortRequests, AddRequest, ResetProcessor, SequenceStep, StepOutputs, WorkerFailed
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A prompt to be continued, with parameters that `EngineClient.inputs.settle` has settled."""
+
+    request_id: str
+    prompt: Prompt
+    settled: Settled
 
 
 class EngineClient:
@@ -44,8 +54,6 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the worker and wait until it is ready; raises EngineStartError."""
-        if self.fd_config.cache_config.cache_queue_port is not None:
-            logger.info("cache_queue_port: accepted, but KV-cache events are not published yet")
         # Only classes given as objects travel; importable ones are found again by their SPEC.
         objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
         ready = await self._worker.start(objects)
@@ -63,28 +71,29 @@ class EngineClient:
         """The worker's process id."""
         return self._worker.pid
 
-    async def generate(self, request_id: str, prompt: Prompt, settled: Settled, *, stream: bool = False) -> Generation:
-        """Send a request, whose parameters `inputs.settle` has settled, to the worker.
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
+    ) -> list[Generation]:
+        """Send requests to the worker, all of them or none.
 
-        Raises EngineDeadError when there is no worker and ProcessorUnavailableError when the request asks for a logits
-        processor that is in quarantine.
+        Raises EngineDeadError when there is no worker, ProcessorUnavailableError when a request asks for a logits
+        processor that is in quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
         """
         self._require_alive()
-        self.processors.require_in_service(settled.selection)
-        stops, count = settled.params.stop_strings, settled.params.n
-        completions = [Completion(index, self.tokenizer, stops) for index in range(count)]
-        generation = Generation(request_id, prompt, completions, stream=stream, on_close=self._close)
-        self._routes |= {_sequence_id(generation, c): (generation, c) for c in completions}
-        self.metrics.prompt_tokens.inc(len(prompt.token_ids))
+        for request in requests:
+            self.processors.require_in_service(request.settled.selection)
+        if bounded:
+            self._require_room(sum(request.settled.params.n for request in requests))
+        # All of them before the first is sent: what comes meanwhile must find the room taken.
+        generations = [self._register(request, stream=stream) for request in requests]
         try:
-            for completion in completions:
-                params = self.inputs.sequence_params(settled, completion.index)
-                name = _sequence_id(generation, completion)
-                await self._worker.send(AddRequest(name, prompt.token_ids, params, settled.selection))
+            for request, generation in zip(requests, generations, strict=True):
+                await self._send(request.settled, generation)
         except BaseException:
-            self._close(generation)
+            for generation in generations:
+                self._close(generation)
             raise
-        return generation
+        return generations
 
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
@@ -111,6 +120,7 @@ class EngineClient:
     def _take(self, outputs: StepOutputs) -> None:
         self.metrics.running.set(outputs.num_running)
         self.metrics.waiting.set(outputs.num_waiting)
+        self.metrics.cache.stats = outputs.cache
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
         self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
@@ -128,6 +138,7 @@ class EngineClient:
         now = time.monotonic()
         if completion.num_tokens == 0:
             self.metrics.time_to_first_token.observe(now - generation.arrival)
+            completion.num_cached_tokens = step.num_cached_tokens or 0
         completion.feed(step.token_ids, step.finish_reason, step.stop_reason)
         if completion.finish_reason is not None:
             self.metrics.requests.labels(completion.finish_reason).inc()
@@ -136,6 +147,31 @@ class EngineClient:
             if step.finish_reason is None:  # a stop string, which the worker does not know of
                 self._abort([step.request_id])
         generation.notify()
+
+    def _require_room(self, count: int) -> None:
+        """A request larger than all the room there is gets in when it is alone, or it never would."""
+        config = self.fd_config.scheduler_config
+        room = config.max_num_seqs + config.max_waiting_requests
+        if self._routes and len(self._routes) + count > room:
+            raise QueueFullError(
+                f"the server is busy: {len(self._routes)} sequences run or wait, {count} more are asked for, and it "
+                f"takes {room} (max_num_seqs = {config.max_num_seqs}, "
+                f"max_waiting_requests = {config.max_waiting_requests}); try again later"
+            )
+
+    def _register(self, request: EngineRequest, *, stream: bool) -> Generation:
+        params = request.settled.params
+        completions = [Completion(index, self.tokenizer, params.stop_strings) for index in range(params.n)]
+        generation = Generation(request.request_id, request.prompt, completions, stream=stream, on_close=self._close)
+        self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
+        self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))
+        return generation
+
+    async def _send(self, settled: Settled, generation: Generation) -> None:
+        for completion in generation.completions:
+            params = self.inputs.sequence_params(settled, completion.index)
+            name = _sequence_id(generation, completion)
+            await self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""

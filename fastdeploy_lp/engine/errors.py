@@ -13,6 +13,10 @@ class RequestFailedError(RuntimeError):
     """This request could not go on; others are not concerned."""
 
 
+class QueueFullError(RuntimeError):
+    """As many sequences run and wait as the operator allows; the same request may be taken later."""
+
+
 class ProcessorUnavailableError(RequestFailedError):
     """The request asked for a logits processor that is in quarantine."""
 

@@ -42,6 +42,11 @@ class Generation:
         """Whether every completion has ended."""
         return all(completion.finish_reason is not None for completion in self.completions)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache: by the first completion, which runs first."""
+        return self.completions[0].num_cached_tokens
+
     def notify(self) -> None:
         """Completions were fed."""
         if self._stream or self.finished:
@@ -89,4 +94,11 @@ class Generation:
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 outputs[delta.index].extend(delta)
-        return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, finished=True)
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            outputs,
+            finished=True,
+            num_cached_tokens=self.num_cached_tokens,
+        )

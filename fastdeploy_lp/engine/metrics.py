@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.logits_processor.stats import OK
+from fastdeploy_lp.messages import CacheStats
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -21,6 +22,8 @@ class EngineMetrics:
     def __init__(self, processors: ProcessorStates) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_ProcessorCollector(processors))
+        self.cache = CacheCollector()
+        self.registry.register(self.cache)
         self.running = self._gauge("num_requests_running", "Sequences in slots")
         self.waiting = self._gauge("num_requests_waiting", "Sequences waiting for a slot")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in")
@@ -42,6 +45,28 @@ class EngineMetrics:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"fastdeploy_lp:{name}", text, registry=self.registry, buckets=SECONDS)
+
+
+class CacheCollector(Collector):
+    """The worker's account of its KV cache; `stats` is the last one it sent."""
+
+    def __init__(self) -> None:
+        self.stats = CacheStats()
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a number."""
+        stats = self.stats
+        for name, text, value in (
+            ("kv_cache_blocks", "Blocks of the KV cache", stats.blocks_total),
+            ("kv_cache_blocks_used", "Blocks of the KV cache that running sequences hold", stats.blocks_used),
+        ):
+            yield GaugeMetricFamily(f"fastdeploy_lp:{name}", text, value)
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
+            ("num_preemptions", "Times that a running sequence had to give up its blocks", stats.preemptions),
+        ):
+            yield CounterMetricFamily(f"fastdeploy_lp:{name}", text, value)
 
 
 class _ProcessorCollector(Collector):

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastdeploy_lp.config import EngineArgs
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
@@ -54,7 +54,8 @@ class AsyncLLM:
         """The answer to a text, token-id or chat prompt as it grows: each output holds everything so far.
 
         Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for a request that
-        cannot be served, RequestFailedError for one that could not go on and EngineDeadError without a worker.
+        cannot be served, QueueFullError when `max_waiting_requests` wait already, RequestFailedError for one that could
+        not go on and EngineDeadError without a worker.
         """
         engine = self._require_engine()
         chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
@@ -63,7 +64,7 @@ class AsyncLLM:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
         unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"
         settled = engine.inputs.settle(sampling_params or SamplingParams(), tokens)
-        generation = await engine.generate(unique, tokens, settled, stream=True)
+        (generation,) = await engine.generate([EngineRequest(unique, tokens, settled)], stream=True)
         completions = [CompletionOutput(each.index, "", []) for each in generation.completions]
         output = RequestOutput(request_id or unique, tokens.text, tokens.token_ids, completions)
         self._running[output.request_id] = generation
@@ -71,6 +72,7 @@ class AsyncLLM:
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
                     completions[delta.index].extend(delta)
+                    output.num_cached_tokens = generation.num_cached_tokens
                     output.finished = all(each.finish_reason is not None for each in completions)
                     yield output.snapshot()
         finally:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
@@ -37,6 +37,8 @@ class LLM:
         setup = declare(model, logits_processors, engine_args)
         self._loop = _LoopThread()
         self._engine = self._loop.run(_create(EngineClient, setup.fd_config, setup.declared))
+        config = setup.fd_config.scheduler_config
+        self._turns = asyncio.Semaphore(config.max_num_seqs + config.max_waiting_requests)
         self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
         try:
             self._loop.run(self._engine.start())
@@ -119,8 +121,11 @@ class LLM:
                 task.cancel()
 
     async def _generate_one(self, prompt: Prompt, settled: Settled, progress: tqdm[Any]) -> RequestOutput:
-        generation = await self._engine.generate(f"offline-{uuid.uuid4().hex}", prompt, settled)
-        output = await generation.result()
+        request = EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, settled)
+        # There may be more prompts than may wait: those that have no turn yet wait here.
+        async with self._turns:
+            (generation,) = await self._engine.generate([request], bounded=False)
+            output = await generation.result()
         progress.update()
         return output
 

@@ -28,5 +28,9 @@ class Platform(ABC):
         """Environment variables that have to be set before the worker process imports Paddle."""
 
     @abstractmethod
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that weights and KV cache could have now."""
+
+    @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """A large tensor of zeros on the device, of which only a part may ever be used."""

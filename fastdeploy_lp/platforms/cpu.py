@@ -30,6 +30,11 @@ ALLOCATOR = {
 }
 
 
+# Idle threads of OpenMP watch for work for some 50 us, which bridges the gap between two operators, and then sleep: by
+# default they would watch for milliseconds, on a core that the API process could use.
+OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
+
+
 class CpuPlatform(Platform):
     """Every core that the process may run on computes; freed memory is kept for the next step."""
 
@@ -39,8 +44,14 @@ class CpuPlatform(Platform):
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""
         cores = str(len(os.sched_getaffinity(0)))
-        wanted = dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | _mkl_code_path(Path("/proc/cpuinfo"))
+        wanted = (
+            dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | OPENMP_WAITING | _mkl_code_path(Path("/proc/cpuinfo"))
+        )
         return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+    def free_memory(self) -> int:
+        """Main memory that is available without swapping, within the limit of the process's control group."""
+        return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Zeros in memory that becomes real as it is written, so that an unused part of the KV cache costs nothing."""
@@ -58,6 +69,22 @@ def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype, count)
+
+
+def _available_memory(meminfo: Path, cgroup: Path) -> int:
+    """Where the kernel does not tell, all of the machine's memory is taken to be free."""
+    if meminfo.is_file():
+        values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(values["MemAvailable"].split()[0]) * 1024
+    else:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroup / "memory.max"
+    if not limit.is_file() or limit.read_text().strip() == "max":
+        return available
+    used = int((cgroup / "memory.current").read_text())
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    # Cached file contents count as used, but go as soon as memory is wanted.
+    return min(available, int(limit.read_text()) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
 
 
 def _mkl_code_path(cpuinfo: Path) -> dict[str, str]:

@@ -1,36 +1,145 @@
-"""Which KV-cache block belongs to which sequence."""
+"""Which KV-cache blocks belong to which sequences."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
+from fastdeploy_lp.worker.kv_events import KVEvent
+from fastdeploy_lp.worker.prefix_cache import ROOT, PrefixCache, block_hash
 from fastdeploy_lp.worker.sequence import Sequence
 
 NULL_BLOCK = 0
 
 
 class BlockManager:
-    """Hands out blocks 1 … num_blocks - 1; block 0 is the null block and stays free of data."""
+    """Hands out blocks 1 … num_blocks - 1; block 0 is the null block and stays free of data.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    With `prefix_caching`, full blocks that are computed are known by their tokens, and sequences that begin alike share
+    them. A known block that nobody holds is free, keeps its data until it is needed, and the one that was given back
+    longest ago is needed first. With `record_events`, changes of the known blocks are kept for `take_events`.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, record_events: bool = False
+    ) -> None:
         self._block_size = block_size
-        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self._num_blocks = num_blocks
+        # The last one given back is the first to be taken: its memory has been touched already.
+        self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._holders = [0] * num_blocks
+        self._cache = PrefixCache(block_size, record_events=record_events) if prefix_caching else None
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def num_total(self) -> int:
+        """Blocks that sequences can hold."""
+        return self._num_blocks - 1
 
     @property
     def num_free(self) -> int:
         """Blocks that no sequence holds."""
-        return len(self._free)
+        return len(self._blank) + len(self._idle)
 
-    def grow(self, sequence: Sequence) -> None:
-        """Give the sequence blocks for all of its tokens.
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold; a shared one counts once."""
+        return self.num_total - self.num_free
 
-        The cache is sized for every slot at full length, so running out is a fault of the engine: RuntimeError.
+    def find_prefix(self, sequence: Sequence) -> list[int]:
+        """The known blocks that a sequence without blocks can begin with; its last token is always left to compute."""
+        if self._cache is None:
+            return []
+        self._hash_up_to(sequence, sequence.num_tokens)
+        usable = (sequence.num_tokens - 1) // self._block_size
+        return self._cache.find(sequence.block_hashes[:usable])
+
+    def admit(self, sequence: Sequence, prefix: list[int], *, spare: int = 0) -> bool:
+        """Give a sequence its `prefix`, just found, and blocks for all of its other tokens.
+
+        False, and nothing is taken, when fewer than `spare` blocks would be left.
         """
-        needed = -(-sequence.num_tokens // self._block_size) - len(sequence.block_table)
-        if needed > len(self._free):
-            raise RuntimeError(f"KV cache: {needed} blocks needed, {len(self._free)} free")
-        for _ in range(needed):
-            sequence.block_table.append(self._free.pop())
+        missing = self._blocks_for(sequence.num_tokens) - len(prefix)
+        idle = sum(self._holders[block] == 0 for block in prefix)
+        if missing + idle + spare > self.num_free:
+            return False
+        for block in prefix:
+            self._holders[block] += 1
+            self._idle.pop(block, None)
+        sequence.block_table = prefix + [self._take() for _ in range(missing)]
+        sequence.num_known_blocks = len(prefix)
+        sequence.num_computed = len(prefix) * self._block_size
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed
+            if self._cache is not None:
+                self.num_queried_tokens += sequence.num_tokens
+                self.num_hit_tokens += sequence.num_computed
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Give the sequence blocks for all of its tokens; False, and nothing is taken, if there are not enough."""
+        missing = self._blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        if missing > self.num_free:
+            return False
+        for _ in range(missing):
+            sequence.block_table.append(self._take())
+        return True
+
+    def share_computed(self, sequence: Sequence) -> None:
+        """Make the full blocks known whose keys and values have been computed since the last call."""
+        full = sequence.num_computed // self._block_size
+        known = sequence.num_known_blocks
+        if full <= known or self._cache is None:
+            return
+        self._hash_up_to(sequence, sequence.num_computed)
+        hashes = sequence.block_hashes
+        self._cache.store(
+            sequence.block_table[known:full],
+            hashes[known:full],
+            hashes[known - 1] if known else ROOT,
+            sequence.token_ids_between(known * self._block_size, full * self._block_size),
+        )
+        sequence.num_known_blocks = full
+
+    def completed_by(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """The names of the blocks that computing the next `num_tokens` of the prompt completes."""
+        start = sequence.num_computed // self._block_size
+        return sequence.block_hashes[start : (sequence.num_computed + num_tokens) // self._block_size]
 
     def release(self, sequence: Sequence) -> None:
-        """Take the sequence's blocks back."""
-        self._free.extend(reversed(sequence.block_table))
-        sequence.block_table.clear()
+        """Take the sequence's blocks back; what it computed has to be computed, or found, again."""
+        # From the end, since a block is of no use to anybody without those before it.
+        for block in reversed(sequence.block_table):
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if self._cache is not None and block in self._cache:
+                self._idle[block] = None
+            else:
+                self._blank.append(block)
+        sequence.block_table = []
+        sequence.num_computed = sequence.num_known_blocks = 0
+
+    def take_events(self) -> list[KVEvent]:
+        """What changed among the known blocks since the last call, in order."""
+        return [] if self._cache is None else self._cache.take_events()
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def _take(self) -> int:
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            if self._cache is not None:
+                self._cache.forget(block)
+        self._holders[block] = 1
+        return block
+
+    def _hash_up_to(self, sequence: Sequence, num_tokens: int) -> None:
+        hashes, size = sequence.block_hashes, self._block_size
+        for index in range(len(hashes), num_tokens // size):
+            parent = hashes[-1] if hashes else ROOT
+            hashes.append(block_hash(parent, sequence.token_ids_between(index * size, (index + 1) * size)))

@@ -8,8 +8,9 @@ import paddle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
-from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
+from fastdeploy_lp.messages import AddRequest, CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner import ModelRunner
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
@@ -24,9 +25,9 @@ class EngineCore:
         config = fd_config.model_config
         self._eos_token_ids = config.eos_token_ids
         self._max_model_len = config.max_model_len
-        self.blocks = BlockManager(fd_config.cache_config.num_blocks, fd_config.cache_config.block_size)
-        self.scheduler = Scheduler(fd_config.scheduler_config.max_num_seqs, config.max_model_len, self.blocks)
+        self.blocks = _block_manager(fd_config)
         self.runner = ModelRunner(fd_config, chain, show_progress=show_progress)
+        self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.runner)
         self._steps_since_stats = 0
         self._faults_told = 0
 
@@ -41,8 +42,7 @@ class EngineCore:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; their slots, arguments and blocks are free at once."""
-        for sequence in self.scheduler.take_out(set(request_ids)):
-            self._leave(sequence)
+        self.scheduler.abort(set(request_ids))
 
     def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service."""
@@ -50,37 +50,57 @@ class EngineCore:
 
     def load(self) -> StepOutputs:
         """What a step would tell of the load and of the logits processors, without a step."""
-        stats = list(self.runner.chain.stats.values())
-        return StepOutputs([], self.scheduler.num_running, self.scheduler.num_waiting, stats)
+        return self._outputs([], list(self.runner.chain.stats.values()))
+
+    def take_cache_events(self) -> list[KVEvent]:
+        """What changed in the prefix cache since the last call; empty unless the configuration publishes events."""
+        return self.blocks.take_events()
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
-        """Admit what fits, compute one token for every running sequence, and let the finished ones go."""
-        for sequence in self.scheduler.admit():
-            self.runner.enter(sequence)
-        running = self.scheduler.running()
-        result = self.runner.execute(running)
-        steps = [
-            self._fail(sequence, result.failures[sequence.slot])
-            if sequence.slot in result.failures
-            else self._advance(sequence, token)
-            for sequence, token in zip(running, result.tokens.tolist(), strict=True)
-        ]
-        return StepOutputs(steps, self.scheduler.num_running, self.scheduler.num_waiting, self._changed_stats())
+        """Compute what is scheduled, hand out the new tokens, and let the finished sequences go."""
+        chunks = self.scheduler.schedule()
+        result = self.runner.execute(chunks)
+        tokens = iter(result.tokens.tolist())
+        steps: list[SequenceStep] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            # Before it can leave: whoever comes next may share what it computed.
+            self.blocks.share_computed(sequence)
+            token = next(tokens) if chunk.samples else None
+            if sequence.slot in result.failures:
+                steps.append(self._fail(sequence, result.failures[sequence.slot]))
+            elif token is not None:
+                steps.append(self._advance(sequence, token))
+        return self._outputs(steps, self._changed_stats())
+
+    def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
+        blocks, scheduler = self.blocks, self.scheduler
+        cache = CacheStats(
+            blocks_used=blocks.num_used,
+            blocks_total=blocks.num_total,
+            prefix_queries=blocks.num_queried_tokens,
+            prefix_hits=blocks.num_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+        )
+        return StepOutputs(steps, scheduler.num_running, scheduler.num_waiting, processors, cache)
 
     def _advance(self, sequence: Sequence, token: int) -> SequenceStep:
         sequence.append(token)
         if sequence.finish_reason is not None:
-            self._leave(sequence)
-        return SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
+            self.scheduler.release(sequence)
+        first = len(sequence.output_token_ids) == 1
+        return SequenceStep(
+            sequence.request_id,
+            [token],
+            sequence.finish_reason,
+            sequence.stop_reason,
+            num_cached_tokens=sequence.num_cached_tokens if first else None,
+        )
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
-        self._leave(sequence)
-        return SequenceStep(sequence.request_id, [], error=failure.message, unavailable=failure.quarantined)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.runner.leave(sequence.slot)
         self.scheduler.release(sequence)
+        return SequenceStep(sequence.request_id, [], error=failure.message, unavailable=failure.quarantined)
 
     def _changed_stats(self) -> list[ProcessorStats] | None:
         """The counters, when a batch has ended or once in a while during a long one; None in between."""
@@ -94,3 +114,19 @@ class EngineCore:
         faults = sum(stats.faults + stats.slow_steps for stats in self.runner.chain.stats.values())
         changed, self._faults_told = faults != self._faults_told, faults
         return changed
+
+
+def _block_manager(fd_config: FDConfig) -> BlockManager:
+    """Raises ValueError for a cache too small for a sequence of full length, which must be able to go on alone."""
+    cache, length = fd_config.cache_config, fd_config.model_config.max_model_len
+    if (cache.num_blocks - 1) * cache.block_size < length:
+        raise ValueError(
+            f"num_blocks: {cache.num_blocks} blocks of {cache.block_size} tokens, one of them unused, "
+            f"do not hold one sequence of max_model_len = {length} tokens"
+        )
+    return BlockManager(
+        cache.num_blocks,
+        cache.block_size,
+        prefix_caching=cache.enable_prefix_caching,
+        record_events=cache.cache_queue_port is not None,
+    )

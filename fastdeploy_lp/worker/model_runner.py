@@ -17,7 +17,9 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
@@ -31,7 +33,7 @@ class LogitsMask(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One token for each row [rows], and which slots' requests have to end instead."""
+    """One token for each chunk that samples [rows], and which slots' requests have to end instead."""
 
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
@@ -45,6 +47,8 @@ class ModelRunner:
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
+        max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
+        self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler()
         self._model = _load_model(fd_config, show_progress=show_progress)
 
@@ -56,22 +60,41 @@ class ModelRunner:
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
+        self._block_tables.clear(slot)
         self.chain.leave(slot)
 
-    def execute(self, sequences: list[Sequence]) -> StepResult:
-        """Sample one token for each sequence, given in ascending slot order."""
-        slots = np.array([sequence.slot for sequence in sequences])
+    def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """Compute chunks, given in ascending slot order, and sample one token for each that ends its sequence.
+
+        Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
+        """
+        slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
-        self.chain.update_state(self.share_inputs)
-        logits = self._process(self._model.forward([_chunk(sequence) for sequence in sequences]), slots)
+        if slots.size:
+            self.chain.update_state(self.share_inputs)
+        hidden = self._model.forward([self._sequence_chunk(chunk) for chunk in chunks])
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+        return self._next_tokens(hidden, slots) if slots.size else StepResult(slots, {})
+
+    def _sequence_chunk(self, chunk: ScheduledChunk) -> SequenceChunk:
+        sequence, start = chunk.sequence, chunk.start
+        return SequenceChunk(
+            token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
+            start=start,
+            block_table=self._block_tables.row(sequence),
+            num_outputs=int(chunk.samples),
+        )
+
+    def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64]) -> StepResult:
+        """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
+        logits = self._process(hidden, slots)
         tokens, usable = self._sample(logits, slots)
         failures = dict(self.chain.failures)
         for slot in slots[~usable].tolist():
             name = self.chain.last_processor(slot)
             failures.setdefault(slot, SlotFailure(f"logits processor {name} left no token that can be sampled"))
         self.share_inputs.append_tokens(slots, tokens)
-        for sequence in sequences:
-            sequence.num_computed = sequence.num_tokens
         return StepResult(tokens, failures)
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
@@ -95,14 +118,6 @@ class ModelRunner:
         usable = paddle.isfinite(logits.max(axis=-1))
         both = paddle.stack([tokens, usable.astype("int64")]).numpy()
         return both[0], both[1].astype(bool)
-
-
-def _chunk(sequence: Sequence) -> SequenceChunk:
-    return SequenceChunk(
-        token_ids=np.array(sequence.uncomputed_token_ids),
-        start=sequence.num_computed,
-        block_table=np.array(sequence.block_table),
-    )
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:

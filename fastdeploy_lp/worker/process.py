@@ -34,6 +34,7 @@ from fastdeploy_lp.messages import (
 )
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.kv_events import CachePortError, KVEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +66,35 @@ class WorkerProcess:
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._socket.curve_serverkey = start.server_key
         self._socket.connect(start.endpoint)
+        self._cache_events: KVEventPublisher | None = None
 
     def serve(self) -> None:
         """Until Shutdown arrives; a fault of the engine is reported before the process ends with status 1."""
         try:
+            self._open_cache_events()
             engine = self._start_engine()
             while self._receive(engine):
                 if engine.has_work:
                     self._send(engine.step())
+                    self._publish_cache_events(engine)
+        except CachePortError as error:  # the operator's mistake, for which one line is enough
+            self._send(WorkerFailed(str(error)))
+            raise SystemExit(1) from error
         except Exception as error:
             logger.exception("the worker cannot go on")
             self._send(WorkerFailed(f"{type(error).__name__}: {error}"))
             raise SystemExit(1) from error
         finally:
+            if self._cache_events is not None:
+                self._cache_events.close()
             self._socket.close(linger=1000)
             self._context.term()
+
+    def _open_cache_events(self) -> None:
+        """Before the model loads, so that a port in use is told at once."""
+        port = self._start.fd_config.cache_config.cache_queue_port
+        if port is not None:
+            self._cache_events = KVEventPublisher(self._context, port)
 
     def _start_engine(self) -> EngineCore:
         began = time.monotonic()
@@ -111,6 +126,10 @@ class WorkerProcess:
             elif isinstance(message, Shutdown):
                 return False
         return True
+
+    def _publish_cache_events(self, engine: EngineCore) -> None:
+        if self._cache_events is not None:
+            self._cache_events.publish(engine.take_cache_events())
 
     def _send(self, message: FromWorker) -> None:
         self._socket.send(encode(message))

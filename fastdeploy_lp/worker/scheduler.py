@@ -1,23 +1,49 @@
-"""Who runs in the next step: continuous batching over the slots, first come first served."""
+"""What the next step computes: continuous batching over the slots, long prompts in chunks, first come first served."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from operator import attrgetter
+from typing import Protocol
 
+from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
+
+_by_slot = attrgetter("sequence.slot")
+
+
+class Slots(Protocol):
+    """Who has to know which sequence is in which slot."""
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence has taken `sequence.slot`."""
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty again."""
 
 
 class Scheduler:
-    """Keeps waiting sequences in order and running ones in slots; the lowest free slot is taken first."""
+    """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
 
-    def __init__(self, max_num_seqs: int, max_prefill_tokens: int, blocks: BlockManager) -> None:
-        self._max_prefill_tokens = max_prefill_tokens
+    A step computes at most `max_num_batched_tokens` tokens: first the one token of each sequence that generates, then
+    prompts in order of arrival. A sequence is admitted while tokens of the step's budget are left, with blocks for its
+    whole prompt. So no more sequences run than the budget has tokens, and every generating one gets its token in every
+    step. When a generating sequence finds no block, the youngest running one is preempted: it goes back to the head of
+    the queue and computes its tokens anew later.
+    """
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: Slots) -> None:
+        self._budget = config.max_num_batched_tokens
         self._blocks = blocks
-        self._free_slots = list(range(max_num_seqs))
+        self._slots = slots
+        self._free_slots = list(range(config.max_num_seqs))
         self._waiting: deque[Sequence] = deque()
+        # In order of arrival: admission takes the head of the queue, and preemption the last of these.
         self._running: dict[int, Sequence] = {}
+        self.num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
@@ -38,38 +64,86 @@ class Scheduler:
         """Queue a sequence."""
         self._waiting.append(sequence)
 
-    def admit(self) -> list[Sequence]:
-        """Move waiting sequences into free slots while their prompts fit into one step; gives the moved ones.
+    def schedule(self) -> list[ScheduledChunk]:
+        """What the next step computes, in ascending order of slots; every sequence has the blocks that it needs.
 
-        At least one is moved if a slot is free, however long its prompt.
+        Not empty while there is work.
         """
-        admitted: list[Sequence] = []
-        tokens = 0
-        while self._waiting and self._free_slots:
-            tokens += self._waiting[0].num_tokens
-            if admitted and tokens > self._max_prefill_tokens:
-                break
-            sequence = self._waiting.popleft()
-            sequence.slot = heapq.heappop(self._free_slots)
-            self._running[sequence.slot] = sequence
-            admitted.append(sequence)
-        return admitted
-
-    def running(self) -> list[Sequence]:
-        """All running sequences in ascending slot order, each with blocks for all of its tokens."""
-        sequences = [self._running[slot] for slot in sorted(self._running)]
-        for sequence in sequences:
-            self._blocks.grow(sequence)
-        return sequences
+        preemptions = self.num_preemptions
+        chunks = self._generating()
+        budget = self._continue_prompts(chunks, self._budget - len(chunks))
+        # Admitting now would take the blocks that the preempted ones have just made room with.
+        if self.num_preemptions == preemptions:
+            self._admit(chunks, budget)
+        chunks.sort(key=_by_slot)
+        return chunks
 
     def release(self, sequence: Sequence) -> None:
         """Free a running sequence's slot and blocks."""
-        del self._running[sequence.slot]
-        heapq.heappush(self._free_slots, sequence.slot)
+        slot, sequence.slot = sequence.slot, NO_SLOT
+        del self._running[slot]
+        heapq.heappush(self._free_slots, slot)
+        self._slots.leave(slot)
         self._blocks.release(sequence)
-        sequence.slot = NO_SLOT
 
-    def take_out(self, request_ids: set[str]) -> list[Sequence]:
-        """Drop these requests; gives those that were running, whose slots the caller has to release."""
-        self._waiting = deque(s for s in self._waiting if s.request_id not in request_ids)
-        return [s for s in self._running.values() if s.request_id in request_ids]
+    def abort(self, request_ids: set[str]) -> None:
+        """Drop these requests wherever they are; the slots and blocks of those that run are free at once."""
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.request_id not in request_ids)
+        for sequence in [each for each in self._running.values() if each.request_id in request_ids]:
+            self.release(sequence)
+
+    def preempt(self) -> None:
+        """Send the youngest running sequence back to the head of the queue, where it was before all that wait."""
+        sequence = next(reversed(self._running.values()))
+        self.release(sequence)
+        self._waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _generating(self) -> list[ScheduledChunk]:
+        """The sequences that have one token left to compute."""
+        chunks: list[ScheduledChunk] = []
+        for sequence in tuple(self._running.values()):
+            # Younger ones may have had to go for an older one's block meanwhile.
+            if sequence.slot == NO_SLOT or sequence.num_tokens - sequence.num_computed != 1:
+                continue
+            while not self._blocks.grow(sequence):
+                self.preempt()
+                if sequence.slot == NO_SLOT:
+                    break
+            else:
+                chunks.append(ScheduledChunk(sequence, 1))
+        return chunks
+
+    def _continue_prompts(self, chunks: list[ScheduledChunk], budget: int) -> int:
+        """Spend the budget on prompts that have begun, oldest first; gives what is left of it."""
+        for sequence in self._running.values():
+            left = sequence.num_tokens - sequence.num_computed
+            if left > 1 and budget:
+                budget -= self._append(chunks, sequence, min(left, budget))
+        return budget
+
+    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
+        if not (budget and self._waiting and self._free_slots):
+            return
+        in_progress = {name for c in chunks for name in self._blocks.completed_by(c.sequence, c.num_tokens)}
+        while budget and self._waiting and self._free_slots:
+            sequence = self._waiting[0]
+            prefix = self._blocks.find_prefix(sequence)
+            # Another sequence computes its next block in this very step: in the next one it is there to be shared.
+            if not in_progress.isdisjoint(sequence.block_hashes[len(prefix) : len(prefix) + 1]):
+                return
+            # Each running sequence may want a block soon, and would push the new one out again.
+            if not self._blocks.admit(sequence, prefix, spare=len(self._running)):
+                return
+            self._waiting.popleft()
+            sequence.slot = heapq.heappop(self._free_slots)
+            self._running[sequence.slot] = sequence
+            self._slots.enter(sequence)
+            taken = self._append(chunks, sequence, min(sequence.num_tokens - sequence.num_computed, budget))
+            in_progress.update(self._blocks.completed_by(sequence, taken))
+            budget -= taken
+
+    @staticmethod
+    def _append(chunks: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
+        chunks.append(ScheduledChunk(sequence, num_tokens))
+        return num_tokens

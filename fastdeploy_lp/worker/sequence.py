@@ -16,7 +16,9 @@ class Sequence:
     """A prompt, its parameters, and what has been generated so far.
 
     `slot` is its row in `share_inputs`, NO_SLOT while it waits; `block_table` lists its KV-cache blocks;
-    `num_computed` counts the tokens whose keys and values are in them.
+    `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
+    that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
+    was found when it was first admitted, None before.
     """
 
     request_id: str
@@ -29,6 +31,9 @@ class Sequence:
     num_computed: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_known_blocks: int = 0
+    num_cached_tokens: int | None = None
     finish_reason: str | None = None
     stop_reason: int | None = None
 
@@ -52,12 +57,14 @@ class Sequence:
         """Prompt and output tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
-    @property
-    def uncomputed_token_ids(self) -> list[int]:
-        """The tokens that the next forward pass has to work on: the prompt at first, the last output token later."""
-        if self.num_computed >= len(self.prompt_token_ids):
-            return self.output_token_ids[self.num_computed - len(self.prompt_token_ids) :]
-        return self.prompt_token_ids[self.num_computed :] + self.output_token_ids
+    def token_ids_between(self, start: int, end: int) -> list[int]:
+        """The tokens at positions `start` … `end - 1` of prompt and output."""
+        prompt_len = len(self.prompt_token_ids)
+        if start >= prompt_len:
+            return self.output_token_ids[start - prompt_len : end - prompt_len]
+        if end <= prompt_len:
+            return self.prompt_token_ids[start:end]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_len]
 
     def append(self, token: int) -> None:
         """Take a sampled token and settle whether it is the last one; end of sequence wins over length."""

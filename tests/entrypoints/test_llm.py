@@ -81,6 +81,17 @@ def test_more_prompts_than_slots(llm: LLM, golden_cases: list[Case]) -> None:
     assert [output.outputs.token_ids for output in outputs] == expected
 
 
+def test_more_prompts_than_may_wait(golden_cases: list[Case]) -> None:
+    """They wait in this process, and nobody is refused."""
+    many = golden_cases * 2
+    with LLM(MODEL, max_num_seqs=2, max_waiting_requests=0, max_num_batched_tokens=16) as small:
+        outputs = small.chat([case["messages"] for case in many], greedy(n=2, max_tokens=4), use_tqdm=False)
+    for output, case in zip(outputs, many, strict=True):
+        assert [each.token_ids for each in output.completions] == [case["output_ids"][:4]] * 2
+    # The second time a prompt came, all but its last block was known.
+    assert all(output.num_cached_tokens > 0 for output in outputs[len(golden_cases) :])
+
+
 def test_text_and_token_ids_are_the_same_prompt(llm: LLM, golden_cases: list[Case]) -> None:
     case = golden_cases[0]
     for prompt in (case["rendered"], case["prompt_ids"]):

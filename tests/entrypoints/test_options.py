@@ -45,7 +45,19 @@ def test_every_field_is_an_option() -> None:
     engine_args, server_args = parse(
         *("--model", "m", "--served-model-name", "s", "--logits-processors", "A", "b.c:D", "--max-model-len", "100"),
         *("--max-num-seqs", "3", "--block-size", "8", "--engine-worker-queue-port", "8182"),
-        *("--cache-queue-port", "8183", "--host", "0.0.0.0", "--port", "8180", "--metrics-port", "8181"),
+        *("--max-num-batched-tokens", "64", "--max-waiting-requests", "0", "--no-enable-prefix-caching"),
+        *(
+            "--num-gpu-blocks-override",
+            "99",
+            "--gpu-memory-utilization",
+            "0.5",
+            "--host",
+            "0.0.0.0",
+            "--port",
+            "8180",
+            "--metrics-port",
+            "8181",
+        ),
         *("--timeout-graceful-shutdown", "0"),
     )
     assert engine_args == EngineArgs(
@@ -55,8 +67,12 @@ def test_every_field_is_an_option() -> None:
         max_model_len=100,
         max_num_seqs=3,
         block_size=8,
+        max_num_batched_tokens=64,
+        max_waiting_requests=0,
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=99,
+        gpu_memory_utilization=0.5,
         engine_worker_queue_port=8182,
-        cache_queue_port=8183,
     )
     assert server_args == ServerArgs("0.0.0.0", 8180, 8181, 0)
 
@@ -103,7 +119,19 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
     text = " ".join(capsys.readouterr().out.split())
     for option in ("--model", "--logits-processors", "--config", "--metrics-port", "--engine-worker-queue-port"):
         assert f"{option} " in text
-    for default in ("32", "16", "8000", "127.0.0.1", "30", "the --model value", "the API's own port"):
+    for default in (
+        "32",
+        "16",
+        "512",
+        "1024",
+        "0.9",
+        "True",
+        "8000",
+        "127.0.0.1",
+        "30",
+        "the --model value",
+        "the API's own port",
+    ):
         assert f"(default: {default})" in text
     assert "[]" not in text
 
@@ -119,6 +147,16 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
         (["--model", "m", "--max-num-seqs", "-1"], ["max_num_seqs: -1"]),
         (["--model", "m", "--block-size", "0"], ["block_size: 0"]),
         (["--model", "m", "--max-model-len", "0"], ["max_model_len: 0"]),
+        (["--model", "m", "--max-num-batched-tokens", "0"], ["max_num_batched_tokens: 0", "at least 1"]),
+        (["--model", "m", "--max-waiting-requests", "-1"], ["max_waiting_requests: -1", "at least 0"]),
+        (["--model", "m", "--num-gpu-blocks-override", "0"], ["num_gpu_blocks_override: 0", "at least 1"]),
+        (["--model", "m", "--gpu-memory-utilization", "0"], ["gpu_memory_utilization: 0.0", "above 0"]),
+        (["--model", "m", "--gpu-memory-utilization", "1.1"], ["gpu_memory_utilization: 1.1", "at most 1"]),
+        (["--model", "m", "--gpu-memory-utilization", "nan"], ["gpu_memory_utilization: nan"]),
+        (
+            ["--model", "m", "--cache-queue-port", "8183", "--no-enable-prefix-caching"],
+            ["cache_queue_port", "enable_prefix_caching"],
+        ),
         (["--model", "m", "--timeout-graceful-shutdown", "-1"], ["timeout_graceful_shutdown"]),
         (["--model"], ["--model"]),
         (["--model", "m", "--logits-processors"], ["--logits-processors"]),

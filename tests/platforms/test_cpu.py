@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from fastdeploy_lp.platforms import CpuPlatform, Platform, current_platform
-from fastdeploy_lp.platforms.cpu import ALLOCATOR, THREAD_VARIABLES, _mkl_code_path
+from fastdeploy_lp.platforms.cpu import ALLOCATOR, THREAD_VARIABLES, _available_memory, _mkl_code_path
 
 AVX512 = "avx2 avx512f avx512bw avx512vl"
 
@@ -82,6 +82,31 @@ def test_every_value_can_be_put_into_an_environment() -> None:
     for name, value in CpuPlatform().worker_environment().items():
         assert isinstance(name, str)
         assert isinstance(value, str)
+
+
+# Memory
+
+
+def test_free_memory_is_what_the_kernel_calls_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       2000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n")
+    assert _available_memory(tmp_path / "meminfo", tmp_path) == 1000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _available_memory(tmp_path / "meminfo", tmp_path) == 1000 * 1024
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(800_000, 800_000 - 500_000 + 300), (10**9, 1000 * 1024)])
+def test_free_memory_stays_within_the_control_group(tmp_path: Path, limit: int, expected: int) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable:    1000 kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("500000\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 100\nactive_file 200\n")
+    assert _available_memory(tmp_path / "meminfo", tmp_path) == expected
+
+
+def test_a_system_that_does_not_tell_has_all_of_its_memory(tmp_path: Path) -> None:
+    free = _available_memory(tmp_path / "none", tmp_path)
+    assert free == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < CpuPlatform().free_memory() <= free
 
 
 # MKL

@@ -23,10 +23,14 @@ def tiny_fd_config(
     max_num_seqs: int = 8,
     max_model_len: int = 64,
     block_size: int = 4,
+    max_num_batched_tokens: int = 64,
+    num_blocks: int | None = None,
+    enable_prefix_caching: bool = True,
+    cache_queue_port: int | None = None,
     eos_token_ids: tuple[int, ...] = (),
     policy: StructuredOutputsConfig | None = None,
 ) -> FDConfig:
-    """The configuration of one of the golden tiny models."""
+    """The configuration of one of the golden tiny models; by default every slot can fill its context."""
     hf_config = json.loads((GOLDEN / name / "config.json").read_text())
     blocks_per_seq = -(-max_model_len // block_size)
     return FDConfig(
@@ -39,8 +43,13 @@ def tiny_fd_config(
             eos_token_ids=eos_token_ids,
             hf_config=hf_config,
         ),
-        scheduler_config=SchedulerConfig(max_num_seqs),
-        cache_config=CacheConfig(block_size, 1 + blocks_per_seq * max_num_seqs),
+        scheduler_config=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        cache_config=CacheConfig(
+            block_size,
+            num_blocks or 1 + blocks_per_seq * max_num_seqs,
+            cache_queue_port=cache_queue_port,
+            enable_prefix_caching=enable_prefix_caching,
+        ),
         parallel_config=ParallelConfig(),
         structured_outputs_config=policy or StructuredOutputsConfig(),
     )

@@ -276,3 +276,158 @@ def test_the_load_between_steps_carries_the_processors_state() -> None:
     assert [each.state for each in engine.load().processors or []] == ["quarantined"]
     engine.reset_processor("LogitBiasLogitsProcessor")
     assert [each.state for each in engine.load().processors or []] == ["ok"]
+
+
+# Pieces, shared beginnings and preemption leave a request's tokens as they are
+
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
+
+
+def all_kinds(prompt: list[int] = PROMPT, max_tokens: int = 8) -> list[AddRequest]:
+    """One greedy, one seeded, one with a bias."""
+    drawn = {"temperature": 1.2, "seed": 7, "top_k": 50}
+    return [
+        request("greedy", prompt, max_tokens=max_tokens),
+        request("drawn", prompt, max_tokens=max_tokens, **drawn),
+        request("biased", prompt, max_tokens=max_tokens, logits_processors_args={"logit_bias": {9: 3.0}}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Ran]:
+    """Each of `all_kinds` by itself, computed at once and with nothing known before."""
+    core = engine(max_num_seqs=1, enable_prefix_caching=False)
+    return {made.request_id: run_one(core, made) for made in all_kinds()}
+
+
+@pytest.mark.parametrize("size", range(1, len(PROMPT) + 1))
+def test_a_prompt_in_pieces_of_any_size_gives_the_same_tokens(alone: dict[str, Ran], size: int) -> None:
+    core = engine(max_num_batched_tokens=size, enable_prefix_caching=size % 2 == 0)
+    assert {made.request_id: run_one(core, made) for made in all_kinds()} == alone
+    core = engine(max_num_batched_tokens=size, enable_prefix_caching=size % 2 == 1)
+    assert run_to_end(core, all_kinds()) == alone
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 8, 16])
+def test_a_known_beginning_gives_the_same_tokens(alone: dict[str, Ran], block_size: int) -> None:
+    core = engine(block_size=block_size)
+    for made in all_kinds():
+        assert run_one(core, made) == alone[made.request_id]
+    hits = core.blocks.num_hit_tokens
+    usable = (len(PROMPT) - 1) // block_size * block_size
+    assert hits == 2 * usable
+    assert run_to_end(core, all_kinds()) == alone
+    assert core.blocks.num_hit_tokens == hits + 3 * usable
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted_requests_give_the_same_tokens(alone: dict[str, Ran], caching: bool) -> None:
+    core = engine(num_blocks=1 + MAX_MODEL_LEN // 4 + 4, enable_prefix_caching=caching)
+    others = [request(f"other{i}", [100 + i], max_tokens=30) for i in range(4)]
+    ran = run_to_end(core, [*others[:1], *all_kinds(), *others[1:]])
+    assert {name: ran[name] for name in alone} == alone
+    assert core.scheduler.num_preemptions > 0
+    assert core.blocks.num_free == core.blocks.num_total
+    assert_empty(core)
+
+
+@pytest.mark.parametrize("when", range(1, 12))
+def test_a_request_preempted_at_any_time_gives_the_same_tokens(alone: dict[str, Ran], when: int) -> None:
+    core = engine(max_num_batched_tokens=5)
+    ran = {name: Ran() for name in alone}
+    for made in all_kinds():
+        core.add(made)
+    steps = 0
+    while core.has_work:
+        for step in core.step().steps:
+            ran[step.request_id].take(step)
+        steps += 1
+        if steps % when == 0 and steps < 40 and core.scheduler.num_running:
+            core.scheduler.preempt()
+    assert ran == alone
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last() -> None:
+    core = engine()
+    first = run_one(core, request("first", PROMPT, max_tokens=8)).token_ids
+    turn = [*PROMPT, *first, 40, 41]
+    core.add(request("second", turn, max_tokens=1))
+    (step,) = core.step().steps
+    # All but the last token of the answer was computed: 24 of 25 tokens, six blocks of four.
+    assert step.num_cached_tokens == 24
+    cold = engine(enable_prefix_caching=False)
+    assert step.token_ids == run_one(cold, request("second", turn, max_tokens=1)).token_ids
+
+
+def test_cached_tokens_are_told_once_with_the_first_token() -> None:
+    core = engine()
+    told: dict[str, list[int | None]] = {}
+    for name in ("cold", "warm"):
+        core.add(request(name, PROMPT, max_tokens=3))
+        while core.has_work:
+            for step in core.step().steps:
+                told.setdefault(step.request_id, []).append(step.num_cached_tokens)
+    assert told == {"cold": [0, None, None], "warm": [16, None, None]}
+
+
+def test_a_step_tells_the_state_of_the_cache() -> None:
+    core = engine(max_num_seqs=2, num_blocks=1 + 8)
+    core.add(request("a", PROMPT, max_tokens=1))
+    core.step()
+    core.add(request("b", PROMPT, max_tokens=2))
+    cache = core.step().cache
+    assert (cache.blocks_used, cache.blocks_total) == (5, 8)
+    assert (cache.prefix_queries, cache.prefix_hits, cache.preemptions) == (34, 16, 0)
+    core.scheduler.preempt()
+    core.abort(["b"])
+    assert (core.load().cache.blocks_used, core.load().cache.preemptions) == (0, 1)
+
+
+def test_a_cache_without_room_for_one_whole_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_blocks: 8 blocks of 4 tokens"):
+        engine(num_blocks=8)
+    assert len(run_one(engine(num_blocks=9), request("r", [1])).token_ids) == MAX_MODEL_LEN - 1
+
+
+def test_a_step_that_only_computes_a_part_of_a_prompt_yields_nothing() -> None:
+    core = engine(max_num_batched_tokens=7)
+    core.add(request("r", PROMPT, max_tokens=1))
+    assert [len(core.step().steps) for _ in range(3)] == [0, 0, 1]
+    assert_empty(core)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_request_is_aborted_in_the_middle_of_its_prompt(steps: int) -> None:
+    core = engine(max_num_batched_tokens=4)
+    core.add(request("r", PROMPT))
+    core.add(request("next", [1], max_tokens=1))
+    for _ in range(steps):
+        core.step()
+    core.abort(["r"])
+    assert core.blocks.num_free == core.blocks.num_total
+    assert set(run_to_end(core)) == {"next"}
+    assert_empty(core)
+
+
+def test_a_preempted_request_is_aborted() -> None:
+    core = engine()
+    core.add(request("r", PROMPT))
+    core.step()
+    core.scheduler.preempt()
+    core.abort(["r"])
+    assert_empty(core)
+    assert core.blocks.num_free == core.blocks.num_total
+
+
+def test_a_failed_request_in_the_middle_of_its_prompt_leaves_nothing_behind() -> None:
+    core = engine(max_num_batched_tokens=4)
+    core.runner.chain.stats["YourLogitsProcessor"].state = "quarantined"
+    core.add(request("short", [1], max_tokens=9))
+    core.step()
+    args = {"enable_your_logits_processor": True}
+    core.add(request("long", PROMPT, logits_processors_args=args))
+    errors = [step for _ in range(9) if core.has_work for step in core.step().steps if step.error]
+    assert [step.request_id for step in errors] == ["long"]
+    assert errors[0].unavailable
+    assert_empty(core)

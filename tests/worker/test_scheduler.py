@@ -2,153 +2,351 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sequences import sequence
 
+from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
 
 SLOTS = 3
-MAX_PREFILL = 20
+BUDGET = 20
 BLOCK_SIZE = 4
-NUM_BLOCKS = 1 + SLOTS * 10
+MAX_MODEL_LEN = 40
+FULL_LENGTH = MAX_MODEL_LEN // BLOCK_SIZE
 
 
-def scheduler() -> tuple[Scheduler, BlockManager]:
-    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-    return Scheduler(SLOTS, MAX_PREFILL, blocks), blocks
+class SlotBook:
+    """Who is in which slot; nobody may enter a taken one or leave an empty one."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, str] = {}
+        self.entered: list[str] = []
+
+    def enter(self, sequence: Sequence) -> None:
+        assert sequence.slot not in self.taken
+        self.taken[sequence.slot] = sequence.request_id
+        self.entered.append(sequence.request_id)
+
+    def leave(self, slot: int) -> None:
+        del self.taken[slot]
 
 
-def waiting(name: str, length: int = 1) -> Sequence:
-    return sequence([1] * length, request_id=name)
+class Queue(Scheduler):
+    """A scheduler whose steps compute nothing but are counted as if they did."""
+
+    def __init__(
+        self, *, slots: int = SLOTS, budget: int = BUDGET, num_blocks: int = SLOTS * FULL_LENGTH, caching: bool = True
+    ) -> None:
+        self.blocks = BlockManager(1 + num_blocks, BLOCK_SIZE, prefix_caching=caching)
+        self.book = SlotBook()
+        super().__init__(SchedulerConfig(slots, budget), self.blocks, self.book)
+
+    def step(self, *, token: int = 9) -> list[ScheduledChunk]:
+        """Schedule, and let every chunk that samples get a token."""
+        chunks = self.schedule()
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+            self.blocks.share_computed(chunk.sequence)
+            if chunk.samples:
+                chunk.sequence.append(token)
+                if chunk.sequence.finish_reason is not None:
+                    self.release(chunk.sequence)
+        return chunks
 
 
-def ids(sequences: list[Sequence]) -> list[str]:
-    return [one.request_id for one in sequences]
+def waiting(name: str, length: int = 1, **params: int) -> Sequence:
+    """Prompts of different names have nothing in common."""
+    seed = random.Random(name).randrange(10**9)
+    return sequence([seed + i for i in range(length)], request_id=name, max_model_len=MAX_MODEL_LEN, **params)
+
+
+def told(chunks: list[ScheduledChunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in chunks]
 
 
 def test_a_new_scheduler_has_nothing_to_do() -> None:
-    fresh, _ = scheduler()
+    fresh = Queue()
     assert not fresh.has_work
-    assert fresh.admit() == []
-    assert fresh.running() == []
+    assert fresh.schedule() == []
 
 
 def test_first_come_first_served_into_the_lowest_free_slots() -> None:
-    queue, _ = scheduler()
+    queue = Queue()
     for name in "abcde":
         queue.add(waiting(name))
-    assert [(s.request_id, s.slot) for s in queue.admit()] == [("a", 0), ("b", 1), ("c", 2)]
+    assert [(c.sequence.request_id, c.sequence.slot) for c in queue.schedule()] == [("a", 0), ("b", 1), ("c", 2)]
     assert (queue.num_running, queue.num_waiting) == (3, 2)
-    assert queue.admit() == []
 
 
-def test_a_freed_slot_goes_to_the_next_in_line_and_running_stays_in_slot_order() -> None:
-    queue, _ = scheduler()
+def test_a_freed_slot_goes_to_the_next_in_line_and_chunks_stay_in_slot_order() -> None:
+    queue = Queue()
     for name in "abcde":
         queue.add(waiting(name))
-    a, b, _ = queue.admit()
-    queue.running()
+    a, b, _ = [chunk.sequence for chunk in queue.step()]
     queue.release(b)
     assert b.slot == NO_SLOT
     queue.release(a)
-    assert [(s.request_id, s.slot) for s in queue.admit()] == [("d", 0), ("e", 1)]
-    assert ids(queue.running()) == ["d", "e", "c"]
+    assert [(c.sequence.request_id, c.sequence.slot) for c in queue.step()] == [("d", 0), ("e", 1), ("c", 2)]
+    assert queue.book.taken == {0: "d", 1: "e", 2: "c"}
 
 
-def test_prompts_that_do_not_fit_into_one_step_wait_for_the_next() -> None:
-    queue, _ = scheduler()
-    for name, length in (("a", 12), ("b", 8), ("c", 1)):
+# Budget
+
+
+def test_a_long_prompt_is_computed_in_pieces_and_samples_at_its_end() -> None:
+    queue = Queue()
+    queue.add(waiting("long", 38))
+    first, second, third = [queue.step()[0] for _ in range(3)]
+    assert [(c.start, c.num_tokens, c.samples) for c in (first, second, third)] == [
+        (0, 20, False),
+        (20, 18, True),
+        (38, 1, True),
+    ]
+
+
+def test_generating_sequences_come_first_then_prompts_in_order_of_arrival() -> None:
+    queue = Queue()
+    queue.add(waiting("a", 3))
+    queue.step()
+    for name, length in (("b", 30), ("c", 12)):
         queue.add(waiting(name, length))
-    assert ids(queue.admit()) == ["a", "b"]
-    assert ids(queue.admit()) == ["c"]
+    assert told(queue.step()) == [("a", 3, 1), ("b", 0, 19)]
+    assert told(queue.step()) == [("a", 4, 1), ("b", 19, 11), ("c", 0, 8)]
+    assert told(queue.step()) == [("a", 5, 1), ("b", 30, 1), ("c", 8, 4)]
 
 
-def test_a_long_prompt_is_not_overtaken() -> None:
-    queue, _ = scheduler()
-    for name, length in (("a", 1), ("long", 20), ("c", 1)):
+def test_nobody_is_overtaken_by_a_shorter_prompt() -> None:
+    queue = Queue(budget=4)
+    for name, length in (("long", 9), ("short", 1)):
         queue.add(waiting(name, length))
-    assert ids(queue.admit()) == ["a"]
-    assert ids(queue.admit()) == ["long"]
-    assert ids(queue.admit()) == ["c"]
+    assert told(queue.step()) == [("long", 0, 4)]
+    assert told(queue.step()) == [("long", 4, 4)]
+    assert told(queue.step()) == [("long", 8, 1), ("short", 0, 1)]
 
 
-def test_the_longest_prompt_is_admitted_by_itself() -> None:
-    queue, _ = scheduler()
-    queue.add(waiting("long", MAX_PREFILL + 10))
-    assert ids(queue.admit()) == ["long"]
+@pytest.mark.parametrize("budget", [1, 2, 3, 5])
+def test_no_more_run_than_the_budget_has_tokens_and_each_gets_one_in_every_step(budget: int) -> None:
+    queue = Queue(slots=4, budget=budget, num_blocks=4 * FULL_LENGTH)
+    sequences = [waiting(name, 5, max_tokens=4) for name in "abcdef"]
+    for one in sequences:
+        queue.add(one)
+    while queue.has_work:
+        generating = {s.request_id for s in sequences if s.slot != NO_SLOT and s.num_tokens - s.num_computed == 1}
+        chunks = queue.step()
+        assert generating <= {chunk.sequence.request_id for chunk in chunks}
+        assert queue.num_running <= budget
+    assert all(len(one.output_token_ids) == 4 for one in sequences)
 
 
-def test_running_sequences_have_blocks_for_all_of_their_tokens() -> None:
-    queue, blocks = scheduler()
-    for name, length in (("a", 5), ("b", 4)):
-        queue.add(waiting(name, length))
-    a, b = queue.admit()
-    queue.running()
-    assert (len(a.block_table), len(b.block_table)) == (2, 1)
-    b.output_token_ids.append(1)
-    queue.running()
-    assert (len(a.block_table), len(b.block_table)) == (2, 2)
-    queue.release(a)
-    queue.release(b)
-    assert blocks.num_free == NUM_BLOCKS - 1
+def test_200_waiting_over_8_slots_are_served_in_order() -> None:
+    rng = random.Random(0)
+    queue = Queue(slots=8, budget=32, num_blocks=40)
+    sequences = [waiting(f"{i}", rng.randrange(1, 30), max_tokens=rng.randrange(1, 10)) for i in range(200)]
+    for one in sequences:
+        queue.add(one)
+    first_token: list[str] = []
+    steps = 0
+    while queue.has_work:
+        steps += 1
+        assert steps < 200 * 40
+        for chunk in queue.step():
+            if chunk.samples and chunk.sequence.request_id not in first_token:
+                first_token.append(chunk.sequence.request_id)
+    assert all(one.finish_reason == "length" for one in sequences)
+    places = {name: place for place, name in enumerate(first_token)}
+    # In order of arrival, up to those that share a step.
+    assert all(abs(places[one.request_id] - index) < 8 for index, one in enumerate(sequences))
+    admitted = list(dict.fromkeys(queue.book.entered))
+    assert admitted == [one.request_id for one in sequences]
 
 
-def test_waiting_requests_that_are_taken_out_are_gone_and_running_ones_are_given_back() -> None:
-    queue, _ = scheduler()
-    for name in "abcde":
-        queue.add(waiting(name))
-    queue.admit()
-    queue.running()
-    taken = queue.take_out({"b", "d", "unknown"})
-    assert ids(taken) == ["b"]
-    assert (queue.num_running, queue.num_waiting) == (3, 1)
-    for one in taken:
-        queue.release(one)
-    assert ids(queue.admit()) == ["e"]
-    assert ids(queue.running()) == ["a", "e", "c"]
+# Shared beginnings
 
 
-def test_there_is_work_while_anybody_waits_or_runs() -> None:
-    queue, _ = scheduler()
-    queue.add(waiting("a"))
-    assert queue.has_work
-    (a,) = queue.admit()
-    assert queue.has_work
-    queue.release(a)
+def alike(name: str, tail: int, length: int = 12) -> Sequence:
+    return sequence([*range(length), tail], request_id=name, max_model_len=MAX_MODEL_LEN)
+
+
+def test_a_known_beginning_is_not_computed_again() -> None:
+    queue = Queue()
+    queue.add(alike("a", 50))
+    queue.step()
+    queue.add(alike("b", 60))
+    assert told(queue.step()) == [("a", 13, 1), ("b", 12, 1)]
+
+
+def test_of_a_burst_that_begins_alike_one_computes_the_beginning() -> None:
+    queue = Queue(slots=32, budget=512, num_blocks=32 * FULL_LENGTH)
+    for number in range(32):
+        queue.add(alike(str(number), 50 + number))
+    assert told(queue.step()) == [("0", 0, 13)]
+    assert [chunk[1:] for chunk in told(queue.step())] == [(13, 1)] + [(12, 1)] * 31
+    assert (queue.blocks.num_queried_tokens, queue.blocks.num_hit_tokens) == (32 * 13, 31 * 12)
+
+
+def test_without_prefix_caching_nobody_waits_for_another() -> None:
+    queue = Queue(budget=100, caching=False)
+    for number in range(3):
+        queue.add(alike(str(number), 50))
+    assert [chunk[1:] for chunk in told(queue.step())] == [(0, 13)] * 3
+
+
+def test_who_waits_for_a_beginning_does_not_wait_for_the_whole_prompt() -> None:
+    queue = Queue(budget=8)
+    long = sequence(list(range(30)), request_id="long", max_model_len=MAX_MODEL_LEN)
+    short = sequence([*range(8), 99], request_id="short", max_model_len=MAX_MODEL_LEN)
+    queue.add(long)
+    queue.add(short)
+    assert told(queue.step()) == [("long", 0, 8)]
+    steps = [told(queue.step()) for _ in range(3)]
+    assert steps[:2] == [[("long", 8, 8)], [("long", 16, 8)]]
+    assert steps[2] == [("long", 24, 6), ("short", 8, 1)]
+
+
+# Preemption
+
+
+def test_the_youngest_gives_way_and_comes_back_first() -> None:
+    queue = Queue(num_blocks=FULL_LENGTH)
+    for name in "abcd":
+        queue.add(waiting(name, 9))
+    ran: list[list[str]] = []
+    while queue.num_preemptions == 0:
+        ran.append([chunk.sequence.request_id for chunk in queue.step()])
+    assert ran[-2:] == [["a", "b"], ["a"]]
+    assert queue.num_waiting == 3
+    queue.abort({"a"})
+    assert next(chunk.sequence.request_id for chunk in queue.schedule()) == "b"
+
+
+def test_a_preempted_sequence_has_no_slot_and_no_blocks_and_keeps_its_tokens() -> None:
+    queue = Queue(caching=False)
+    one = waiting("a", 5)
+    queue.add(one)
+    for _ in range(3):
+        queue.step()
+    queue.preempt()
+    assert (one.slot, one.block_table, one.num_computed) == (NO_SLOT, [], 0)
+    assert (queue.book.taken, queue.num_waiting, queue.num_running) == ({}, 1, 0)
+    assert len(one.output_token_ids) == 3
+    assert queue.blocks.num_free == queue.blocks.num_total
+    assert told(queue.step()) == [("a", 0, 8)]
+    assert len(one.output_token_ids) == 4
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    queue = Queue(num_blocks=FULL_LENGTH)
+    for name in "abc":
+        queue.add(waiting(name, 9, max_tokens=30))
+    while queue.has_work:
+        before, entered = queue.num_preemptions, len(queue.book.entered)
+        queue.step()
+        assert queue.num_preemptions == before or len(queue.book.entered) == entered
+    assert queue.num_preemptions > 0
+
+
+# Abort
+
+
+def test_aborted_requests_are_gone_wherever_they_are() -> None:
+    queue = Queue(budget=8)
+    running, prompt, preempted, waits = (
+        waiting(name, length) for name, length in zip("abcd", (1, 30, 3, 3), strict=True)
+    )
+    for one in (running, preempted):
+        queue.add(one)
+    queue.step()
+    queue.preempt()
+    assert preempted.slot == NO_SLOT
+    queue.abort({"c"})
+    for one in (prompt, waits):
+        queue.add(one)
+    queue.step()
+    assert 0 < prompt.num_computed < 30
+    queue.abort({"b", "d", "unknown"})
+    assert (queue.num_running, queue.num_waiting) == (1, 0)
+    assert told(queue.step()) == [("a", 2, 1)]
+    queue.abort({"a"})
     assert not queue.has_work
-    queue.add(waiting("b"))
-    queue.take_out({"b"})
-    assert not queue.has_work
+    assert queue.book.taken == {}
+    assert queue.blocks.num_free == queue.blocks.num_total
 
 
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.one_of(st.integers(1, 30), st.sampled_from(["step", "release"])), max_size=40), st.randoms())
-def test_any_history_keeps_slots_apart_and_serves_in_order(events: list[int | str], rng: random.Random) -> None:
-    queue, blocks = scheduler()
-    admitted: list[int] = []
-    added = 0
-    for event in events:
+# Any history
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.one_of(st.integers(1, MAX_MODEL_LEN - 1), st.sampled_from(["step", "step", "abort", "preempt"])),
+        max_size=60,
+    ),
+    st.integers(1, 30),
+    st.integers(FULL_LENGTH, SLOTS * FULL_LENGTH),
+    st.booleans(),
+    st.randoms(),
+)
+def test_any_history_keeps_slots_blocks_and_order(
+    events: list[int | str], budget: int, num_blocks: int, caching: bool, rng: random.Random
+) -> None:
+    queue = Queue(budget=budget, num_blocks=num_blocks, caching=caching)
+    alive: dict[str, Sequence] = {}
+    for number, event in enumerate(events):
         if isinstance(event, int):
-            queue.add(waiting(str(added), event))
-            added += 1
+            # Two kinds of prompts, so that some begin alike.
+            prompt = [rng.randrange(2)] * event
+            one = sequence(prompt, request_id=str(number), max_model_len=MAX_MODEL_LEN, max_tokens=rng.randrange(1, 9))
+            alive[one.request_id] = one
+            queue.add(one)
+        elif event == "abort" and alive:
+            gone = rng.choice(list(alive))
+            queue.abort({gone})
+            assert (alive[gone].slot, alive[gone].block_table) == (NO_SLOT, [])
+            del alive[gone]
+        elif event == "preempt" and queue.num_running:
+            queue.preempt()
         elif event == "step":
-            new = queue.admit()
-            assert len(new) <= 1 or sum(s.num_tokens for s in new) <= MAX_PREFILL
-            admitted += [int(s.request_id) for s in new]
-            running = queue.running()
-            slots = [s.slot for s in running]
-            assert slots == sorted(set(slots))
-            assert set(slots) <= set(range(SLOTS))
-            assert len(slots) == queue.num_running
-            # Nobody waits beside a free slot without a reason.
-            assert queue.num_waiting == 0 or queue.num_running == SLOTS or new
-        elif running := queue.running():
-            queue.release(running[rng.randrange(len(running))])
-    assert admitted == list(range(len(admitted)))
-    assert queue.num_waiting == added - len(admitted)
-    for one in queue.running():
-        queue.release(one)
-    assert blocks.num_free == NUM_BLOCKS - 1
+            check_step(queue, alive, budget)
+        alive = {name: one for name, one in alive.items() if one.finish_reason is None}
+        check_state(queue, alive)
+    for _ in range(10_000):
+        if not queue.has_work:
+            break
+        check_step(queue, alive, budget)
+    assert all(one.finish_reason == "length" for one in alive.values())
+    assert queue.book.taken == {}
+    assert queue.blocks.num_free == queue.blocks.num_total
+    first_entries = [int(name) for name in dict.fromkeys(queue.book.entered)]
+    assert first_entries == sorted(first_entries)
+
+
+def check_step(queue: Queue, alive: dict[str, Sequence], budget: int) -> None:
+    before = {name: (one.num_computed, one.num_tokens) for name, one in alive.items()}
+    had_work = queue.has_work
+    chunks = queue.step()
+    assert bool(chunks) == had_work
+    assert sum(chunk.num_tokens for chunk in chunks) <= budget
+    assert all(chunk.num_tokens > 0 for chunk in chunks)
+    for chunk in chunks:
+        computed, num_tokens = before[chunk.sequence.request_id]
+        assert chunk.samples == (chunk.start + chunk.num_tokens == num_tokens)
+        assert chunk.start in (computed, *range(0, num_tokens, BLOCK_SIZE))
+
+
+def check_state(queue: Queue, alive: dict[str, Sequence]) -> None:
+    running = {one.slot: one for one in alive.values() if one.slot != NO_SLOT}
+    assert {slot: one.request_id for slot, one in running.items()} == queue.book.taken
+    assert (queue.num_running, queue.num_waiting) == (len(running), len(alive) - len(running))
+    assert set(running) <= set(range(SLOTS))
+    # Who runs came before who waits.
+    waits = [int(name) for name, one in alive.items() if one.slot == NO_SLOT]
+    assert max((int(one.request_id) for one in running.values()), default=-1) < min(waits, default=10**9)
+    used = {block for one in running.values() for block in one.block_table}
+    assert queue.blocks.num_used == len(used)
+    for one in running.values():
+        assert len(one.block_table) * BLOCK_SIZE >= one.num_computed

@@ -74,12 +74,13 @@ def test_a_token_of_the_prompt_never_stops() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.lists(st.integers(0, 9), max_size=9), st.data())
-def test_uncomputed_tokens_continue_where_the_computed_ones_end(
+def test_tokens_between_two_positions_are_those_of_prompt_and_output(
     prompt: list[int], output: list[int], data: st.DataObject
 ) -> None:
     one = sequence(prompt, output=output)
-    one.num_computed = data.draw(st.integers(0, one.num_tokens))
-    assert one.uncomputed_token_ids == (prompt + output)[one.num_computed :]
+    start = data.draw(st.integers(0, one.num_tokens))
+    end = data.draw(st.integers(start, one.num_tokens))
+    assert one.token_ids_between(start, end) == (prompt + output)[start:end]
 
 
 def test_the_selection_is_the_requests_and_empty_without() -> None:

@@ -34,7 +34,7 @@ from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletio
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.version import __version__
 
-FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
+FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
 CLIENT_CLOSED_REQUEST = 499
 
 

@@ -15,11 +15,15 @@ from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     InvalidRequestError,
     ProcessorUnavailableError,
+    QueueFullError,
     RequestFailedError,
 )
 from fastdeploy_lp.entrypoints.openai.protocol import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
+
+# Somebody's turn ends every few steps, and clients wait longer by themselves when they are refused again.
+RETRY_AFTER_SECONDS = "1"
 
 
 class NotFoundError(Exception):
@@ -37,6 +41,8 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, NotFoundError):
         return 404, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
+    if isinstance(error, QueueFullError):
+        return 429, ErrorInfo(message=str(error), type="rate_limit_error", code="rate_limit_exceeded")
     if isinstance(error, EngineDeadError):
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
@@ -51,9 +57,10 @@ def install(app: FastAPI) -> None:
     """Answer every exception of the app's routes in OpenAI's shape."""
 
     async def answer(_: Request, error: Exception) -> JSONResponse:
-        return _response(*describe(error))
+        headers = {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, QueueFullError) else None
+        return _response(*describe(error), headers)
 
-    for kind in (InvalidRequestError, NotFoundError, EngineDeadError, RequestFailedError, Exception):
+    for kind in (InvalidRequestError, NotFoundError, QueueFullError, EngineDeadError, RequestFailedError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)

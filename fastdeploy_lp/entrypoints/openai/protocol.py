@@ -176,12 +176,19 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = 16
 
 
+class PromptTokensDetails(BaseModel):
+    """How much of the prompt was found in the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts; `completion_tokens` sums all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class AssistantMessage(BaseModel):

@@ -10,7 +10,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
-from fastdeploy_lp.entrypoints.openai.protocol import GenerationRequest, Usage
+from fastdeploy_lp.entrypoints.openai.protocol import GenerationRequest, PromptTokensDetails, Usage
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -44,12 +44,13 @@ class Serving:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Counts with their sum."""
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Counts with their sum; `cached_tokens` of the prompt's were found in the prefix cache."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
     )
 
 
@@ -57,7 +58,8 @@ def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
     """Counts over whole answers; a prompt counts once however many choices it has."""
     outputs = list(outputs)
     completion_tokens = sum(len(each.token_ids) for output in outputs for each in output.completions)
-    return usage_of(sum(len(output.prompt_token_ids) for output in outputs), completion_tokens)
+    cached_tokens = sum(output.num_cached_tokens for output in outputs)
+    return usage_of(sum(len(output.prompt_token_ids) for output in outputs), completion_tokens, cached_tokens)
 
 
 def text_reason(stop_reason: int | str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.protocol import (
@@ -43,7 +43,9 @@ class ServingChat:
             [message.model_dump(exclude_none=True) for message in request.messages]
         )
         settled = self._serving.settle(prompt, params, request)
-        return await self._serving.engine.generate(new_chat_id(), prompt, settled, stream=request.stream)
+        admitted = EngineRequest(new_chat_id(), prompt, settled)
+        (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
+        return generation
 
     def response(self, output: RequestOutput) -> ChatCompletionResponse:
         """The body of a plain answer."""
@@ -74,7 +76,7 @@ class ServingChat:
                     completion_tokens += len(delta.token_ids)
                     yield self._event(generation, delta.index, ChatDelta(content=delta.text), delta)
             if include_usage:
-                usage = usage_of(len(generation.prompt.token_ids), completion_tokens)
+                usage = usage_of(len(generation.prompt.token_ids), completion_tokens, generation.num_cached_tokens)
                 model = self._serving.model
                 yield server_sent_event(
                     ChatCompletionChunk(id=generation.request_id, model=model, choices=[], usage=usage)

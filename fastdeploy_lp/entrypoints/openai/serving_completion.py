@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.protocol import (
@@ -40,10 +40,11 @@ class ServingCompletion:
         prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id()
-        return [
-            await self._serving.engine.generate(f"{request_id}-{index}", prompt, each, stream=request.stream)
+        requests = [
+            EngineRequest(f"{request_id}-{index}", prompt, each)
             for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
+        return await self._serving.engine.generate(requests, stream=request.stream)
 
     def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
         """The body of a plain answer."""
@@ -81,7 +82,8 @@ class ServingCompletion:
                     yield server_sent_event(event, without={"usage"})
             if include_usage:
                 prompt_tokens = sum(len(generation.prompt.token_ids) for generation in generations)
-                usage = usage_of(prompt_tokens, completion_tokens)
+                cached_tokens = sum(generation.num_cached_tokens for generation in generations)
+                usage = usage_of(prompt_tokens, completion_tokens, cached_tokens)
                 yield server_sent_event(
                     CompletionResponse(id=request_id, model=self._serving.model, choices=[], usage=usage)
                 )

@@ -111,6 +111,8 @@ def test_stream_with_usage_has_the_usage_last(server: ServerProcess, golden_case
     *parts, last = stream(server, case["messages"], **GREEDY, stream_options={"include_usage": True})
     assert last["choices"] == []
     counts = len(case["prompt_ids"]), len(case["output_ids"])
+    cached = last["usage"].pop("prompt_tokens_details")["cached_tokens"]
+    assert 0 <= cached < counts[0]
     assert last["usage"] == {
         "prompt_tokens": counts[0],
         "completion_tokens": counts[1],

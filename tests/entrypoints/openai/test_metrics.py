@@ -22,6 +22,11 @@ NAMES = (
     "fastdeploy_lp:num_requests_waiting",
     "fastdeploy_lp:prompt_tokens_total",
     "fastdeploy_lp:generation_tokens_total",
+    "fastdeploy_lp:prefix_cache_queries_total",
+    "fastdeploy_lp:prefix_cache_hits_total",
+    "fastdeploy_lp:kv_cache_blocks",
+    "fastdeploy_lp:kv_cache_blocks_used",
+    "fastdeploy_lp:num_preemptions_total",
     "fastdeploy_lp:time_to_first_token_seconds_bucket",
     "fastdeploy_lp:e2e_request_latency_seconds_bucket",
 )

@@ -42,6 +42,12 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["--engine-worker-queue-port", "{used_port}"],
         ["engine_worker_queue_port", "{used_port}", "in use"],
     ),
+    "cache port in use": (
+        ["--cache-queue-port", "{used_port}"],
+        ["cache_queue_port", "{used_port}", "in use"],
+    ),
+    "too few blocks": (["--num-gpu-blocks-override", "128"], ["num_gpu_blocks_override: 128", "needs 129 blocks"]),
+    "no memory": (["--gpu-memory-utilization", "0.0001"], ["gpu_memory_utilization", "max_model_len = 2048"]),
     "no such host": (["--host", "no.such.host.invalid"], ["no.such.host.invalid"]),
     "unknown option": (["--no-such-option", "5"], ["--no-such-option"]),
     "context too long": (["--max-model-len", "1000000"], ["max_model_len: 1000000", "8192"]),

@@ -1,0 +1,64 @@
+"""How many blocks the KV cache gets: what every slot could use, as far as memory allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
+from fastdeploy_lp.platforms import current_platform
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2}
+# What a parameter takes at most, and quantized ones while they are loaded.
+PARAMETER_BYTES = 4
+MEBIBYTE = 1 << 20
+
+
+def settle_num_blocks(
+    files: ModelFiles,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    dtype: str,
+    override: int | None,
+    memory_share: float,
+) -> int:
+    """Blocks of the cache, the null block included.
+
+    `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
+    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values.
+
+    Raises ValueError naming the option when not even one sequence of full length fits.
+    """
+    per_sequence = -(-max_model_len // block_size)
+    if override is not None:
+        if override <= per_sequence:
+            raise ValueError(
+                f"num_gpu_blocks_override: {override} is not allowed; one sequence of max_model_len = {max_model_len} "
+                f"tokens needs {per_sequence + 1} blocks of {block_size}, one of which stays empty"
+            )
+        return override
+    wanted = 1 + max_num_seqs * per_sequence
+    bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
+    free = current_platform().free_memory()
+    weights = num_parameters(files.weights) * PARAMETER_BYTES
+    affordable = int(free * memory_share - weights) // bytes_per_block
+    if affordable <= per_sequence:
+        needed = (per_sequence + 1) * bytes_per_block
+        raise ValueError(
+            f"gpu_memory_utilization: {memory_share:g} of {free // MEBIBYTE} MiB free memory does not hold the "
+            f"weights ({weights // MEBIBYTE} MiB) and the KV cache of one sequence ({needed // MEBIBYTE} MiB at "
+            f"max_model_len = {max_model_len}); give a larger share or a smaller max_model_len"
+        )
+    return min(wanted, affordable)
+
+
+def kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
+    """Bytes of keys and values that one token needs in all layers; raises ValueError for a field that is missing."""
+    try:
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+        return 2 * int(config["num_hidden_layers"]) * kv_heads * head_dim * ELEMENT_BYTES[dtype]
+    except KeyError as error:
+        raise ValueError(f"config.json: {error.args[0]} is missing") from None

@@ -1,0 +1,24 @@
+"""What the next step computes of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastdeploy_lp.worker.sequence import Sequence
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    """Tokens `start` … `start + num_tokens - 1` of a sequence, `start` being what it has computed when this is made.
+
+    `samples` says whether they reach the sequence's last token, so that a new one follows.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    start: int = field(init=False)
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.sequence.num_computed
+        self.samples = self.start + self.num_tokens == self.sequence.num_tokens

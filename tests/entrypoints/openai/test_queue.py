@@ -1,0 +1,94 @@
+"""A bounded queue: past it requests are refused with status 429, and taken again when somebody has left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from support.chat import ENDLESS, HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
+from support.server import ServerProcess, wait_until
+
+SHORT = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["nobody waits", "one waits"])
+def full_at(request: pytest.FixtureRequest) -> Iterator[tuple[ServerProcess, int]]:
+    """A server with one slot, and how many sequences it takes."""
+    waiting: int = request.param
+    with ServerProcess("--max-num-seqs", "1", "--max-waiting-requests", str(waiting)) as server:
+        yield server, 1 + waiting
+
+
+def test_past_the_queue_requests_are_refused_until_somebody_leaves(full_at: tuple[ServerProcess, int]) -> None:
+    server, room = full_at
+    with opened_stream(server, ENDLESS) as first:
+        wait_for_text(first)
+        if room == 2:
+            with opened_stream(server, ENDLESS):
+                wait_until(lambda: metric(server, "num_requests_waiting") == 1, 30)
+                check_refused(server)
+            # The one that waited has left.
+            wait_until(lambda: metric(server, "num_requests_waiting") == 0, 30)
+            check_refused(server, n=2)
+        else:
+            check_refused(server)
+        check_refused(server, stream=True, n=2)
+        assert metric(server, "num_requests_running") == 1
+    wait_for_running(server, 0)
+    assert post(server, SHORT).status_code == 200
+
+
+def check_refused(server: ServerProcess, **fields: object) -> None:
+    answer = post(server, {**SHORT, **fields})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
+    assert "max_waiting_requests" in error["message"]
+
+
+def test_a_request_larger_than_the_queue_is_taken_alone(full_at: tuple[ServerProcess, int]) -> None:
+    server, room = full_at
+    answer = post(server, {**SHORT, "n": room + 3})
+    assert len(answer.json()["choices"]) == room + 3
+
+
+def test_many_prompts_are_taken_together_or_not_at_all(full_at: tuple[ServerProcess, int]) -> None:
+    server, _ = full_at
+    with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as client:
+        prompts = [[1, 2], [3, 4], [5, 6]]
+        assert len(client.completions.create(model="default", prompt=prompts, max_tokens=1).choices) == 3
+        with opened_stream(server, ENDLESS) as running:
+            wait_for_text(running)
+            counted = metric(server, "prompt_tokens_total")
+            with pytest.raises(openai.RateLimitError):
+                client.completions.create(model="default", prompt=prompts, max_tokens=1)
+            assert metric(server, "prompt_tokens_total") == counted
+        wait_for_running(server, 0)
+
+
+def test_the_official_client_comes_back_by_itself(full_at: tuple[ServerProcess, int]) -> None:
+    """It is refused while another request runs, which ends only then."""
+    server, room = full_at
+    refused = threading.Event()
+
+    def note(response: Any) -> None:
+        if response.status_code == 429:
+            refused.set()
+
+    with (
+        openai.DefaultHttpxClient(event_hooks={"response": [note]}) as connection,
+        openai.Client(
+            base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=20, http_client=connection
+        ) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with opened_stream(server, {**ENDLESS, "n": room}) as running:
+            wait_for_text(running)
+            answer = pool.submit(client.chat.completions.create, model="default", messages=HELLO, max_tokens=1)  # type: ignore[arg-type]
+            assert refused.wait(60)
+        assert answer.result(60).choices

@@ -15,13 +15,15 @@ from fastdeploy_lp.checkpoint import resolve_model
 
 DEFAULT_MAX_MODEL_LEN = 2048
 ON_ERROR = ("fail", "skip", "abort")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The model that is served.
 
-    `dtype` is the element type of weights, KV cache and logits; `hf_config` is the parsed `config.json`.
+    `dtype` is the element type of weights, KV cache and logits; `hf_config` is the parsed `config.json`;
+    `logprobs_mode` says which numbers requests for logprobs get.
     """
 
     model: str
@@ -32,6 +34,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str = "float32"
     hf_config: dict[str, Any] = field(default_factory=dict)
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,13 @@ class EngineArgs:
     )
     max_num_seqs: int = field(default=32, metadata={"help": "requests that run at once (slots)"})
     block_size: int = field(default=16, metadata={"help": "tokens in one block of the KV cache"})
+    logprobs_mode: str = field(
+        default="raw_logprobs",
+        metadata={
+            "help": "what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
+            "choices": LOGPROBS_MODES,
+        },
+    )
     engine_worker_queue_port: int | None = field(
         default=None,
         metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
@@ -138,6 +148,9 @@ class EngineArgs:
         if self.logits_processors_on_error not in ON_ERROR:
             allowed = ", ".join(ON_ERROR)
             raise ValueError(f"logits_processors_on_error: {self.logits_processors_on_error!r} is none of {allowed}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            allowed = ", ".join(LOGPROBS_MODES)
+            raise ValueError(f"logprobs_mode: {self.logprobs_mode!r} is none of {allowed}")
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
@@ -167,6 +180,7 @@ class EngineArgs:
                 max_model_len=max_model_len,
                 eos_token_ids=_eos_token_ids(config, files.directory),
                 hf_config=config,
+                logprobs_mode=self.logprobs_mode,
             ),
             scheduler_config=SchedulerConfig(max_num_seqs=self.max_num_seqs),
             cache_config=CacheConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
@@ -33,10 +34,11 @@ class LogitsMask(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One token for each row [rows], and which slots' requests have to end instead."""
+    """One token for each row [rows], which slots' requests have to end instead, and by slot the logprobs asked for."""
 
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -48,7 +50,7 @@ class ModelRunner:
         dims = Dimensions.from_hf_config(fd_config.model_config.hf_config)
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
-        self._sampler = Sampler()
+        self._sampler = Sampler(fd_config.model_config.logprobs_mode)
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
         self._model = _load_model(fd_config, dims, show_progress=show_progress)
 
@@ -56,11 +58,13 @@ class ModelRunner:
         """A sequence takes its slot."""
         self.share_inputs.assign(sequence)
         self.chain.enter(sequence.slot, sequence.selection)
+        self._sampler.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
         self.chain.leave(slot)
+        self._sampler.leave(slot)
 
     def execute(self, sequences: list[Sequence]) -> StepResult:
         """Sample one token for each sequence, given in ascending slot order."""
@@ -69,15 +73,17 @@ class ModelRunner:
         self.chain.update_state(self.share_inputs)
         batch = self._batches.build([_chunk(sequence) for sequence in sequences])
         logits = self._process(self._model.forward(batch), slots)
-        tokens, usable = self._sample(logits, slots)
+        # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
+        guard = self.mask is not None or self.chain.needs_guard()
+        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard)
         failures = dict(self.chain.failures)
-        for slot in slots[~usable].tolist():
-            name = self.chain.last_processor(slot)
-            failures.setdefault(slot, SlotFailure(f"logits processor {name} left no token that can be sampled"))
-        self.share_inputs.append_tokens(slots, tokens)
+        for slot in slots[sampled.tokens < 0].tolist():
+            failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
+        self.share_inputs.append_tokens(slots, sampled.tokens)
         for sequence in sequences:
             sequence.num_computed = sequence.num_tokens
-        return StepResult(tokens, failures)
+        logprobs = {int(slots[row]): found for row, found in sampled.logprobs.items()}
+        return StepResult(sampled.tokens, failures, logprobs)
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
@@ -86,20 +92,20 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden)
             return logits if self.mask is None else self.mask.apply(logits, slots)
 
+        raw = raw_logits()
+        self._sampler.capture(raw, self.share_inputs, slots)
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
-        logits = self.chain.apply(raw_logits(), all_greedy=all_greedy, recompute=raw_logits)
+        logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
         # A processor must not bring back a token that the mask rules out.
         return logits if self.mask is None else self.mask.apply(logits, slots)
 
-    def _sample(self, logits: Tensor, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Tokens [rows] and whether each row had a usable logit; the one read of device data in a step."""
-        tokens = self._sampler(logits, self.share_inputs, slots)
-        if self.mask is None and not self.chain.needs_guard():
-            return tokens.numpy(), np.ones(len(slots), bool)
-        # The maximum is NaN if any logit is, and -inf if all are.
-        usable = paddle.isfinite(logits.max(axis=-1))
-        both = paddle.stack([tokens, usable.astype("int64")]).numpy()
-        return both[0], both[1].astype(bool)
+    def _why_nothing_is_left(self, slot: int) -> str:
+        if self.chain.needs_guard():
+            return f"logits processor {self.chain.last_processor(slot)} left no token that can be sampled"
+        fields = self._sampler.why_nothing_is_left(slot)
+        if fields is not None:
+            return f"{fields}: no token is left that can be sampled"
+        return "the model gave no logits that can be sampled from"
 
 
 def _chunk(sequence: Sequence) -> SequenceChunk:

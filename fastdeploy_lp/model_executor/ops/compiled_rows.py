@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import paddle
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ class CompiledRowOps(RowOps):
         tokens = paddle.empty([rows], "int64")
         arguments = _draw_arguments(draws)
         self._library.fdlp_draw_rows(
-            logits.data_ptr(), rows, size, *arguments, _address(draws.uniform), tokens.data_ptr()
+            logits.data_ptr(), rows, size, *arguments, *_addresses(draws.uniform), tokens.data_ptr()
         )
         return tokens
 
@@ -82,7 +83,7 @@ class CompiledRowOps(RowOps):
             return
         arrays = (penalties.counts, penalties.repetition, penalties.presence, penalties.frequency)
         self._library.fdlp_penalize(
-            logits.data_ptr(), logits.shape[-1], *_list_arguments(penalties.lists), *map(_address, arrays)
+            logits.data_ptr(), logits.shape[-1], *_list_arguments(penalties.lists), *_addresses(*arrays)
         )
 
     def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
@@ -90,7 +91,7 @@ class CompiledRowOps(RowOps):
         if not _is_plain(logits):
             self._paddle.ban(logits, rows, tokens)
             return
-        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), _address(rows), _address(tokens))
+        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, tokens))
 
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """As the interface says."""
@@ -109,15 +110,16 @@ def _plain(logits: Tensor) -> Tensor:
 
 
 def _draw_arguments(draws: Draws) -> tuple[int, ...]:
-    return tuple(map(_address, (draws.temperature, draws.min_p, draws.top_k, draws.top_p)))
+    return _addresses(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
 
 
 def _list_arguments(lists: TokenLists) -> tuple[int, ...]:
-    return (len(lists.rows), *map(_address, (lists.rows, lists.offsets, lists.tokens)))
+    return (len(lists.rows), *_addresses(lists.rows, lists.offsets, lists.tokens))
 
 
-def _address(array: NDArray[object]) -> int:
-    return array.ctypes.data
+def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
+    """Where C-contiguous arrays lie; they have to live on until the call returns."""
+    return tuple(array.ctypes.data for array in arrays)
 
 
 def row_ops() -> RowOps:

@@ -7,14 +7,15 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.row_ops import (
-    MAX_LOGPROBS,
     Draws,
+    Floats,
     Int64s,
     Penalties,
     RowLogprobs,
     RowOps,
     TokenLists,
 )
+from fastdeploy_lp.sampling_params import MAX_LOGPROBS
 
 # The weight of the most likely token; csrc/row_weights.h says why weights are whole numbers.
 ONE = 2.0**32
@@ -112,12 +113,14 @@ def _kept_weights(logits: Tensor, draws: Draws) -> Tensor:
     by_count = np.flatnonzero(draws.top_k > 0)
     by_mass = np.flatnonzero((draws.top_k == 0) & (draws.top_p < 1))
     weights = _weights(logits, highest, draws)
+    if by_count.size == len(draws.top_k):
+        return _keep_top_k(logits, weights, draws)
+    if by_mass.size == len(draws.top_k):
+        return _keep_top_p(logits, weights, draws)
     for rows, keep in ((by_count, _keep_top_k), (by_mass, _keep_top_p)):
-        if rows.size == len(draws.top_k):
-            return keep(logits, weights, highest, draws)
         if rows.size:
             at = paddle.to_tensor(rows)
-            part = keep(*(paddle.gather(each, at) for each in (logits, weights, highest)), draws.of(rows))
+            part = keep(paddle.gather(logits, at), paddle.gather(weights, at), draws.of(rows))
             weights.index_put_((at,), part)
     return weights
 
@@ -131,12 +134,12 @@ def _weights(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
     return paddle.where(weights >= _column(draws.min_p) * ONE, weights, paddle.zeros_like(weights))
 
 
-def _keep_top_k(logits: Tensor, weights: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+def _keep_top_k(logits: Tensor, weights: Tensor, draws: Draws) -> Tensor:
     """Top-k, and top-p of what it leaves."""
     limits = np.minimum(draws.top_k, logits.shape[-1])
     values, _ = paddle.topk(logits, int(limits.max()))
     within = paddle.arange(values.shape[-1]).unsqueeze(0) < paddle.to_tensor(limits).unsqueeze(1)
-    ranked = paddle.where(within, _weights(values, highest, draws), paddle.zeros(values.shape, "float64"))
+    ranked = paddle.where(within, _weights(values, values[:, :1], draws), paddle.zeros(values.shape, "float64"))
     cumulated = paddle.cumsum(ranked, axis=-1)
     mass = _column(draws.top_p) * cumulated[:, -1:]
     count = (cumulated - ranked < mass).astype("int64").sum(axis=-1, keepdim=True).clip(min=1)
@@ -147,7 +150,7 @@ def _keep_top_k(logits: Tensor, weights: Tensor, highest: Tensor, draws: Draws) 
     return paddle.where(kept, weights, paddle.zeros_like(weights))
 
 
-def _keep_top_p(logits: Tensor, weights: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+def _keep_top_p(logits: Tensor, weights: Tensor, draws: Draws) -> Tensor:
     """Top-p of the whole row: the last logit that is kept is found digit by digit of its bits, without sorting."""
     keys = _descending_keys(logits)
     mass = _column(draws.top_p) * weights.sum(axis=-1, keepdim=True)
@@ -180,5 +183,5 @@ def _inverse(draws: Draws) -> Tensor:
     return paddle.to_tensor(1.0 / draws.temperature.astype(np.float64)).unsqueeze(1)
 
 
-def _column(values: np.ndarray) -> Tensor:
+def _column(values: Floats) -> Tensor:
     return paddle.to_tensor(values.astype(np.float64)).unsqueeze(1)

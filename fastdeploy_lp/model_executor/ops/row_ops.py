@@ -13,8 +13,6 @@ from paddle import Tensor
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-MAX_LOGPROBS = 20
-
 
 @dataclass(frozen=True)
 class Draws:
@@ -35,14 +33,12 @@ class Draws:
 
     def of(self, rows: Int64s) -> Draws:
         """Those of some rows."""
-        return Draws(
-            self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows]
-        )
+        return Draws(self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows])
 
 
 @dataclass(frozen=True)
 class TokenLists:
-    """Distinct tokens of some rows: those of row `rows[i]` are `tokens[offsets[i]:offsets[i + 1]]`; int64 throughout."""
+    """Distinct tokens of some rows: those of row `rows[i]` are `tokens[offsets[i]:offsets[i + 1]]`; all int64."""
 
     rows: Int64s
     offsets: Int64s

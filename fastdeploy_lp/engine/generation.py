@@ -10,7 +10,7 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
 
 
 class Generation:
@@ -32,6 +32,7 @@ class Generation:
         self.prompt = prompt
         self.completions = list(completions)
         self.arrival = time.monotonic()
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
         self._changed = asyncio.Event()
@@ -89,4 +90,11 @@ class Generation:
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 outputs[delta.index].extend(delta)
-        return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, finished=True)
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            outputs,
+            finished=True,
+            prompt_logprobs=self.prompt_logprobs,
+        )

@@ -71,6 +71,7 @@ class AsyncLLM:
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
                     completions[delta.index].extend(delta)
+                    output.prompt_logprobs = generation.prompt_logprobs
                     output.finished = all(each.finish_reason is not None for each in completions)
                     yield output.snapshot()
         finally:

@@ -17,12 +17,14 @@ Int64Array = NDArray[np.int64]
 class SequenceChunk:
     """The tokens of one sequence that this pass computes: `token_ids` [n] at positions `start` … `start + n - 1`.
 
-    `block_table` [blocks] names the KV-cache blocks that hold the sequence, these tokens included.
+    `block_table` [blocks] names the KV-cache blocks that hold the sequence, these tokens included. Hidden states of the
+    last `num_outputs` tokens are asked for.
     """
 
     token_ids: Int64Array
     start: int
     block_table: Int64Array
+    num_outputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ForwardBatch:
     """One forward pass over `tokens` packed tokens.
 
     `token_ids` and `positions` are [tokens]; `cache_rows` [tokens * kv_heads] says where each token's key and value go;
-    `last_rows` [sequences] are the packed rows of every chunk's last token, in the order the chunks were given.
+    `last_rows` are the packed rows of the tokens whose hidden states are asked for, chunk by chunk in the order given.
     """
 
     token_ids: Tensor
@@ -71,15 +73,16 @@ class ForwardBatchBuilder:
         order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].token_ids))
         packed = [chunks[i] for i in order]
         lengths = np.array([len(chunk.token_ids) for chunk in packed])
-        last_rows = np.empty(len(chunks), np.int64)
-        last_rows[order] = np.cumsum(lengths) - 1
+        ends = np.empty(len(chunks), np.int64)
+        ends[order] = np.cumsum(lengths)
+        last_rows = [np.arange(end - chunk.num_outputs, end) for end, chunk in zip(ends, chunks, strict=True)]
         positions = [np.arange(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in packed]
         cache_rows = [self._cache_rows(chunk, where) for chunk, where in zip(packed, positions, strict=True)]
         return ForwardBatch(
             token_ids=paddle.to_tensor(np.concatenate([chunk.token_ids for chunk in packed])),
             positions=paddle.to_tensor(np.concatenate(positions)),
             cache_rows=paddle.to_tensor(np.concatenate(cache_rows)),
-            last_rows=paddle.to_tensor(last_rows),
+            last_rows=paddle.to_tensor(np.concatenate(last_rows)),
             groups=self._groups(packed, lengths),
         )
 

@@ -20,9 +20,6 @@ class Platform(ABC):
     name: str
     """Paddle's device name, as `paddle.set_device` takes it."""
 
-    host_memory: bool
-    """Whether tensors lie in host memory, where compiled operators reach them by their address."""
-
     @abstractmethod
     def worker_environment(self) -> dict[str, str]:
         """Environment variables that have to be set before the worker process imports Paddle."""

@@ -33,7 +33,6 @@ class CpuPlatform(Platform):
     """Every core that the process may run on computes; freed memory is kept for the next step."""
 
     name = "cpu"
-    host_memory = True
 
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""

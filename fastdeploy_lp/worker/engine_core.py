@@ -8,9 +8,9 @@ import paddle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
-from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs, TokenLogprobs
+from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
-from fastdeploy_lp.worker.model_runner import ModelRunner
+from fastdeploy_lp.worker.model_runner import ModelRunner, StepResult
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -63,17 +63,20 @@ class EngineCore:
         steps = [
             self._fail(sequence, result.failures[sequence.slot])
             if sequence.slot in result.failures
-            else self._advance(sequence, token, result.logprobs.get(sequence.slot))
+            else self._advance(sequence, token, result)
             for sequence, token in zip(running, result.tokens.tolist(), strict=True)
         ]
         return StepOutputs(steps, self.scheduler.num_running, self.scheduler.num_waiting, self._changed_stats())
 
-    def _advance(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> SequenceStep:
+    def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
+        slot = sequence.slot
         sequence.append(token)
         if sequence.finish_reason is not None:
             self._leave(sequence)
         step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
-        step.logprobs = [logprobs] if logprobs is not None else None
+        if slot in result.logprobs:
+            step.logprobs = [result.logprobs[slot]]
+        step.prompt_logprobs = result.prompt_logprobs.get(slot)
         return step
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:

@@ -20,6 +20,7 @@ from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
@@ -34,11 +35,15 @@ class LogitsMask(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One token for each row [rows], which slots' requests have to end instead, and by slot the logprobs asked for."""
+    """One token for each row [rows], which slots' requests have to end instead, and by slot the logprobs asked for.
+
+    prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
+    """
 
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -53,29 +58,37 @@ class ModelRunner:
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
         self._model = _load_model(fd_config, dims, show_progress=show_progress)
+        config = fd_config.model_config
+        self._prompt_logprobs = PromptLogprobs(
+            self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
+        )
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
         self.share_inputs.assign(sequence)
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
+        self._prompt_logprobs.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
         self.chain.leave(slot)
         self._sampler.leave(slot)
+        self._prompt_logprobs.leave(slot)
 
     def execute(self, sequences: list[Sequence]) -> StepResult:
         """Sample one token for each sequence, given in ascending slot order."""
         slots = np.array([sequence.slot for sequence in sequences])
         self.share_inputs.set_active(slots)
         self.chain.update_state(self.share_inputs)
-        batch = self._batches.build([_chunk(sequence) for sequence in sequences])
-        logits = self._process(self._model.forward(batch), slots)
+        chunks = [_chunk(sequence, whole=self._prompt_logprobs.wants(sequence.slot)) for sequence in sequences]
+        hidden = self._split_hidden(self._model.forward(self._batches.build(chunks)), chunks, slots)
+        logits = self._process(hidden, slots)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
         guard = self.mask is not None or self.chain.needs_guard()
-        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard)
+        prompts = self._prompt_logprobs.finish(slots.tolist())
+        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard, also_read=prompts.tensors)
         failures = dict(self.chain.failures)
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
@@ -83,7 +96,17 @@ class ModelRunner:
         for sequence in sequences:
             sequence.num_computed = sequence.num_tokens
         logprobs = {int(slots[row]): found for row, found in sampled.logprobs.items()}
-        return StepResult(sampled.tokens, failures, logprobs)
+        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(sampled.also))
+
+    def _split_hidden(self, hidden: Tensor, chunks: list[SequenceChunk], slots: NDArray[np.int64]) -> Tensor:
+        """Hand whole chunks on to prompt logprobs; gives the hidden states [chunks, hidden_size] of the last tokens."""
+        wanting = [row for row, slot in enumerate(slots.tolist()) if self._prompt_logprobs.wants(slot)]
+        if not wanting:
+            return hidden
+        ends = np.cumsum([chunk.num_outputs for chunk in chunks])
+        for row in wanting:
+            self._prompt_logprobs.take(int(slots[row]), hidden[ends[row] - chunks[row].num_outputs : ends[row]])
+        return paddle.gather(hidden, paddle.to_tensor(ends - 1))
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
@@ -108,11 +131,12 @@ class ModelRunner:
         return "the model gave no logits that can be sampled from"
 
 
-def _chunk(sequence: Sequence) -> SequenceChunk:
+def _chunk(sequence: Sequence, *, whole: bool) -> SequenceChunk:
     return SequenceChunk(
         token_ids=np.array(sequence.uncomputed_token_ids),
         start=sequence.num_computed,
         block_table=np.array(sequence.block_table),
+        num_outputs=len(sequence.uncomputed_token_ids) if whole else 1,
     )
 
 

@@ -12,7 +12,6 @@ from paddle import Tensor
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, Penalties, RowLogprobs, RowOps, TokenLists
-from fastdeploy_lp.platforms import current_platform
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 # Arguments of the functions of csrc/row_*.cpp.
@@ -124,5 +123,5 @@ def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
 
 def row_ops() -> RowOps:
     """The fastest implementation for the platform that serves."""
-    library = compiled_ops() if current_platform().host_memory else None
+    library = compiled_ops()
     return PaddleRowOps() if library is None else CompiledRowOps(library)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +17,19 @@ from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 from fastdeploy_lp.worker.sampler.uniform import seeded_uniform
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Host copies: tokens int64 [rows], -1 where nothing could be sampled, and by row the logprobs asked for."""
+    """Host copies: tokens int64 [rows], -1 where nothing could be sampled, and by row the logprobs asked for.
+
+    also: copies of what was to be read with them.
+    """
 
     tokens: Int64s
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    also: list[NDArray[Any]] = field(default_factory=list)
 
 
 class Sampler:
@@ -36,11 +40,11 @@ class Sampler:
     """
 
     def __init__(self, logprobs_mode: str = "raw_logprobs", ops: RowOps | None = None) -> None:
-        self._ops = row_ops() if ops is None else ops
-        self._edits = RowEdits(self._ops)
-        self._logprobs = LogprobsCapture(self._ops, logprobs_mode)
+        self.ops = row_ops() if ops is None else ops
+        self._edits = RowEdits(self.ops)
+        self._logprobs = LogprobsCapture(self.ops, logprobs_mode)
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: WorkerSequence) -> None:
         """A sequence takes its slot."""
         self._edits.enter(sequence)
 
@@ -54,20 +58,29 @@ class Sampler:
         self._logprobs.begin([params[slot] for slot in slots.tolist()], logits)
 
     def __call__(
-        self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, *, guard: bool = False
+        self,
+        logits: Tensor,
+        share_inputs: Mapping[str, Any],
+        slots: Int64s,
+        *,
+        guard: bool = False,
+        also_read: Sequence[Tensor] = (),
     ) -> SampledRows:
         """Sample from logits [rows, vocab_size], which penalties and bans change in place.
 
-        guard: a processor may have left a row without a usable logit.
+        guard: a processor may have left a row without a usable logit. also_read: tensors to bring to the host in the
+        same read.
         """
         self._edits.apply(logits, slots)
         draws = _draws(share_inputs, slots)
-        tokens = self._ops.draw(logits, draws, guard=guard or self._edits.any_bans)
+        tokens = self.ops.draw(logits, draws, guard=guard or self._edits.any_bans)
         if not self._logprobs.asked_for:
-            return SampledRows(read_together([tokens])[0])
+            host_tokens, *also = read_together([tokens, *also_read])
+            return SampledRows(host_tokens.astype(np.int64), also=also)
         found = self._logprobs.compute(logits, draws, tokens)
-        host_tokens, *rest = read_together([tokens, found.values, found.tokens, found.ranks])
-        return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(*rest))
+        read = read_together([tokens, found.values, found.tokens, found.ranks, *also_read])
+        host_tokens, values, top_tokens, ranks, *also = read
+        return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
 
     def why_nothing_is_left(self, slot: int) -> str | None:
         """The request's own parameters that can leave it without a token; None if it has none."""

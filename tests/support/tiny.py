@@ -24,6 +24,7 @@ def tiny_fd_config(
     max_model_len: int = 64,
     block_size: int = 4,
     eos_token_ids: tuple[int, ...] = (),
+    logprobs_mode: str = "raw_logprobs",
     policy: StructuredOutputsConfig | None = None,
 ) -> FDConfig:
     """The configuration of one of the golden tiny models."""
@@ -38,6 +39,7 @@ def tiny_fd_config(
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
             hf_config=hf_config,
+            logprobs_mode=logprobs_mode,
         ),
         scheduler_config=SchedulerConfig(max_num_seqs),
         cache_config=CacheConfig(block_size, 1 + blocks_per_seq * max_num_seqs),

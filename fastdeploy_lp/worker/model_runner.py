@@ -123,12 +123,10 @@ class ModelRunner:
         return logits if self.mask is None else self.mask.apply(logits, slots)
 
     def _why_nothing_is_left(self, slot: int) -> str:
+        causes = self._sampler.bans_in(slot)
         if self.chain.needs_guard():
-            return f"logits processor {self.chain.last_processor(slot)} left no token that can be sampled"
-        fields = self._sampler.why_nothing_is_left(slot)
-        if fields is not None:
-            return f"{fields}: no token is left that can be sampled"
-        return "the model gave no logits that can be sampled from"
+            causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
+        return f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
 
 
 def _chunk(sequence: Sequence, *, whole: bool) -> SequenceChunk:

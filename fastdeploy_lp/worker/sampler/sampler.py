@@ -82,10 +82,9 @@ class Sampler:
         host_tokens, values, top_tokens, ranks, *also = read
         return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
 
-    def why_nothing_is_left(self, slot: int) -> str | None:
-        """The request's own parameters that can leave it without a token; None if it has none."""
-        fields = self._edits.bans_in(slot)
-        return ", ".join(fields) if fields else None
+    def bans_in(self, slot: int) -> list[str]:
+        """The fields by which the slot's request has ruled tokens out."""
+        return self._edits.bans_in(slot)
 
 
 def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:

@@ -10,21 +10,9 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
 Int64Array = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class SequenceChunk:
-    """The tokens of one sequence that this pass computes: `token_ids` [n] at positions `start` … `start + n - 1`.
-
-    `block_table` [blocks] names the KV-cache blocks that hold the sequence, these tokens included. Hidden states of the
-    last `num_outputs` tokens are asked for.
-    """
-
-    token_ids: Int64Array
-    start: int
-    block_table: Int64Array
-    num_outputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,13 +38,13 @@ class ForwardBatch:
     """One forward pass over `tokens` packed tokens.
 
     `token_ids` and `positions` are [tokens]; `cache_rows` [tokens * kv_heads] says where each token's key and value go;
-    `last_rows` are the packed rows of the tokens whose hidden states are asked for, chunk by chunk in the order given.
+    `output_rows` [rows] are the packed rows that the chunks ask for, in the order the chunks were given.
     """
 
     token_ids: Tensor
     positions: Tensor
     cache_rows: Tensor
-    last_rows: Tensor
+    output_rows: Tensor
     groups: list[AttentionGroup]
 
 
@@ -75,14 +63,14 @@ class ForwardBatchBuilder:
         lengths = np.array([len(chunk.token_ids) for chunk in packed])
         ends = np.empty(len(chunks), np.int64)
         ends[order] = np.cumsum(lengths)
-        last_rows = [np.arange(end - chunk.num_outputs, end) for end, chunk in zip(ends, chunks, strict=True)]
+        wanted = [np.arange(end - chunk.num_outputs, end) for end, chunk in zip(ends, chunks, strict=True)]
         positions = [np.arange(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in packed]
         cache_rows = [self._cache_rows(chunk, where) for chunk, where in zip(packed, positions, strict=True)]
         return ForwardBatch(
             token_ids=paddle.to_tensor(np.concatenate([chunk.token_ids for chunk in packed])),
             positions=paddle.to_tensor(np.concatenate(positions)),
             cache_rows=paddle.to_tensor(np.concatenate(cache_rows)),
-            last_rows=paddle.to_tensor(np.concatenate(last_rows)),
+            output_rows=paddle.to_tensor(np.concatenate(wanted)),
             groups=self._groups(packed, lengths),
         )
 
@@ -96,11 +84,12 @@ class ForwardBatchBuilder:
 
     def _group(self, chunks: list[SequenceChunk], first_row: int) -> AttentionGroup:
         query_len = len(chunks[0].token_ids)
-        num_blocks = max(len(chunk.block_table) for chunk in chunks)
+        num_blocks = max(self._num_blocks(chunk) for chunk in chunks)
         # Shorter sequences are filled up with the null block, which the mask hides.
         tables = np.zeros((len(chunks), num_blocks), np.int64)
         for row, chunk in zip(tables, chunks, strict=True):
-            row[: len(chunk.block_table)] = chunk.block_table
+            held = self._num_blocks(chunk)
+            row[:held] = chunk.block_table[:held]
         heads = np.arange(self._num_kv_heads)
         blocks = tables[:, None, :] * self._num_kv_heads + heads[None, :, None]
         to_heads, to_tokens = self._reorder(len(chunks), query_len) if query_len > 1 else (None, None)
@@ -113,6 +102,9 @@ class ForwardBatchBuilder:
             blocks=paddle.to_tensor(blocks.reshape(-1)),
             mask=paddle.to_tensor(_causal_mask(chunks, query_len, num_blocks * self._block_size)),
         )
+
+    def _num_blocks(self, chunk: SequenceChunk) -> int:
+        return -(-(chunk.start + len(chunk.token_ids)) // self._block_size)
 
     def _cache_rows(self, chunk: SequenceChunk, positions: Int64Array) -> Int64Array:
         blocks = chunk.block_table[positions // self._block_size]

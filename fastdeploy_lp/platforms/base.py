@@ -20,6 +20,9 @@ class Platform(ABC):
     name: str
     """Paddle's device name, as `paddle.set_device` takes it."""
 
+    runs_compiled_ops: bool = False
+    """Whether the operators of `model_executor/ops` compute here rather than Paddle's own."""
+
     @abstractmethod
     def worker_environment(self) -> dict[str, str]:
         """Environment variables that have to be set before the worker process imports Paddle."""

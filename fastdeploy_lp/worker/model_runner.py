@@ -15,11 +15,9 @@ from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.messages import TokenLogprobs
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sequence import Sequence
@@ -52,12 +50,10 @@ class ModelRunner:
     mask: LogitsMask | None = None
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
-        dims = Dimensions.from_hf_config(fd_config.model_config.hf_config)
         self.chain = chain
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
-        self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, fd_config.cache_config.block_size)
-        self._model = _load_model(fd_config, dims, show_progress=show_progress)
+        self._model = _load_model(fd_config, show_progress=show_progress)
         config = fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
@@ -83,7 +79,7 @@ class ModelRunner:
         self.share_inputs.set_active(slots)
         self.chain.update_state(self.share_inputs)
         chunks = [_chunk(sequence, whole=self._prompt_logprobs.wants(sequence.slot)) for sequence in sequences]
-        hidden = self._split_hidden(self._model.forward(self._batches.build(chunks)), chunks, slots)
+        hidden = self._split_hidden(self._model.forward(chunks), chunks, slots)
         logits = self._process(hidden, slots)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
         guard = self.mask is not None or self.chain.needs_guard()
@@ -138,15 +134,11 @@ def _chunk(sequence: Sequence, *, whole: bool) -> SequenceChunk:
     )
 
 
-def _load_model(fd_config: FDConfig, dims: Dimensions, *, show_progress: bool) -> CausalLM:
-    config, cache = fd_config.model_config, fd_config.cache_config
+def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
+    config = fd_config.model_config
     cls = model_class(config.hf_config)
-    caches = [
-        LayerKVCache(cache.num_blocks, dims.num_kv_heads, cache.block_size, dims.head_dim, config.dtype)
-        for _ in range(dims.num_layers)
-    ]
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    with paddle.no_grad(), open_weights(files, config.dtype, show_progress=show_progress) as weights:
-        model = cls(config, weights, caches)
+    with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
+        model = cls(fd_config, weights)
         weights.require_all_taken()
     return model

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder, SequenceChunk
+from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 NUM_HEADS = 4
 NUM_KV_HEADS = 2
@@ -32,7 +33,7 @@ def rows_of(batch: ForwardBatch, chunks: list[SequenceChunk]) -> list[slice]:
     """Where the tokens of each chunk lie."""
     return [
         slice(last + 1 - len(chunk.token_ids), last + 1)
-        for chunk, last in zip(chunks, batch.last_rows.tolist(), strict=True)
+        for chunk, last in zip(chunks, batch.output_rows.tolist(), strict=True)
     ]
 
 

@@ -18,11 +18,9 @@ from support.tiny import GOLDEN, tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.loader.weights import WeightsError, open_weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import MODELS, CausalLM, model_class
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.model_runner import ModelRunner
 
@@ -72,25 +70,18 @@ class Model:
     """A model with a KV cache for MAX_SEQS sequences that gives the logits of every token."""
 
     def __init__(self, name: str) -> None:
-        config = tiny_fd_config(name, max_model_len=MAX_MODEL_LEN).model_config
-        dims = Dimensions.from_hf_config(config.hf_config)
-        caches = [
-            LayerKVCache(1 + MAX_SEQS * BLOCKS_PER_SEQ, dims.num_kv_heads, BLOCK_SIZE, dims.head_dim, config.dtype)
-            for _ in range(dims.num_layers)
-        ]
-        with paddle.no_grad(), open_weights([Path(config.directory) / "model.safetensors"], config.dtype) as weights:
-            self.model: CausalLM = model_class(config.hf_config)(config, weights, caches)
+        fd_config = tiny_fd_config(name, max_num_seqs=MAX_SEQS, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE)
+        config = fd_config.model_config
+        with paddle.no_grad(), open_weights([Path(config.directory) / "model.safetensors"]) as weights:
+            self.model: CausalLM = model_class(config.hf_config)(fd_config, weights)
             weights.require_all_taken()
-        self.builder = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, BLOCK_SIZE)
 
     def logits(self, *runs: Run) -> list[np.ndarray]:
         """For every run the logits [tokens, vocab_size] of all of its tokens, computed in one pass."""
-        batch = self.builder.build([run.chunk for run in runs])
-        last_rows = batch.last_rows.numpy().tolist()
-        every_row = dataclasses.replace(batch, last_rows=paddle.arange(len(batch.token_ids)))
+        chunks = [dataclasses.replace(run.chunk, num_outputs=len(run.tokens)) for run in runs]
         with paddle.no_grad():
-            logits = self.model.compute_logits(self.model.forward(every_row)).numpy()
-        return [logits[last + 1 - len(run.tokens) : last + 1] for run, last in zip(runs, last_rows, strict=True)]
+            logits = self.model.compute_logits(self.model.forward(chunks)).numpy()
+        return np.split(logits, np.cumsum([len(run.tokens) for run in runs])[:-1])
 
 
 @cache
@@ -127,8 +118,7 @@ def test_greedy_tokens_agree_with_the_reference(name: str) -> None:
 def test_a_pass_gives_the_hidden_state_of_the_last_token_unless_asked_for_more(name: str) -> None:
     one = model(name)
     runs = [Run(cases(name)[index].prompt, seat=index) for index in (2, 0, 1)]
-    batch = one.builder.build([run.chunk for run in runs])
-    logits = one.model.compute_logits(one.model.forward(batch)).numpy()
+    logits = one.model.compute_logits(one.model.forward([run.chunk for run in runs])).numpy()
     assert_close(logits, np.stack([cases(name)[index].logits[-1] for index in (2, 0, 1)]))
 
 
@@ -172,9 +162,8 @@ def test_what_a_seat_held_before_does_not_show() -> None:
 
 def test_logits_may_be_overwritten_without_harm_to_the_next_pass() -> None:
     one, case = model("tiny-llama"), cases("tiny-llama")[1]
-    batch = one.builder.build([Run(case.prompt, seat=0).chunk])
     with paddle.no_grad():
-        logits = one.model.compute_logits(one.model.forward(batch))
+        logits = one.model.compute_logits(one.model.forward([Run(case.prompt, seat=0).chunk]))
         logits.fill_(1e9)
     assert_close(one.logits(Run(case.prompt, seat=0))[0], case.logits)
 
@@ -275,18 +264,18 @@ def test_weights_may_lie_in_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_weights_of_another_precision_are_converted(tmp_path: Path, dtype: type[np.floating[Any]]) -> None:
     save_file({"x": np.array([0.5, -3.0], dtype)}, tmp_path / "model.safetensors")
-    with open_weights([tmp_path / "model.safetensors"], "float32") as weights:
+    with open_weights([tmp_path / "model.safetensors"]) as weights:
         taken = weights.take("x", [2])
-    assert taken.dtype == paddle.float32
+    assert taken.dtype == np.float32
     assert taken.tolist() == [0.5, -3.0]
 
 
 def test_bfloat16_weights_are_converted(tmp_path: Path) -> None:
     # 1.0 and -3.5 need no more than bfloat16 has.
     save_bfloat16({"x": np.array([[1.0, -3.5]], np.float32)}, tmp_path / "model.safetensors")
-    with open_weights([tmp_path / "model.safetensors"], "float32") as weights:
+    with open_weights([tmp_path / "model.safetensors"]) as weights:
         taken = weights.take("x", [1, 2])
-    assert taken.dtype == paddle.float32
+    assert taken.dtype == np.float32
     assert taken.tolist() == [[1.0, -3.5]]
 
 

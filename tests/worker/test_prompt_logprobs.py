@@ -10,7 +10,7 @@ import pytest
 from support.sequences import request, tiny_engine
 
 from fastdeploy_lp.messages import SequenceStep, TokenLogprobs
-from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker import prompt_logprobs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
@@ -33,7 +33,7 @@ def log_softmax_rows(token_ids: list[int]) -> np.ndarray:
     runner = tiny_engine().runner
     chunk = SequenceChunk(np.array(token_ids), 0, np.arange(1, 9), num_outputs=len(token_ids))
     with paddle.no_grad():
-        logits = runner._model.compute_logits(runner._model.forward(runner._batches.build([chunk]))).numpy()
+        logits = runner._model.compute_logits(runner._model.forward([chunk])).numpy()
     logits = logits.astype(np.float64)
     highest = logits.max(axis=1, keepdims=True)
     return logits - highest - np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))

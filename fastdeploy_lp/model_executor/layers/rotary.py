@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class RotaryTables:
+    """cos and sin of every position's angles, float32 [max_model_len, head_dim / 2] each."""
+
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, hf_config: dict[str, Any], head_dim: int, max_model_len: int) -> RotaryTables:
+        """Raises ValueError for a kind of scaling that is not known, listing those that are."""
+        angles = np.outer(np.arange(max_model_len), _inverse_frequencies(hf_config, head_dim))
+        return cls(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
 class RotaryEmbedding:
@@ -16,13 +32,10 @@ class RotaryEmbedding:
     copies that slicing and concatenating halves would make.
     """
 
-    def __init__(self, hf_config: dict[str, Any], head_dim: int, max_model_len: int) -> None:
-        inverse_frequencies = _inverse_frequencies(hf_config, head_dim)
-        angles = np.outer(np.arange(max_model_len), inverse_frequencies)
-        angles = np.concatenate([angles, angles], axis=1)
-        self._cos = paddle.to_tensor(np.cos(angles).astype(np.float32))
-        self._sin = paddle.to_tensor(np.sin(angles).astype(np.float32))
-        half = np.eye(head_dim // 2, dtype=np.float32)
+    def __init__(self, tables: RotaryTables) -> None:
+        self._cos = paddle.to_tensor(np.tile(tables.cos, 2))
+        self._sin = paddle.to_tensor(np.tile(tables.sin, 2))
+        half = np.eye(tables.cos.shape[1], dtype=np.float32)
         zero = np.zeros_like(half)
         self._rotate_half = paddle.to_tensor(np.block([[zero, half], [-half, zero]]))
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - teaches numpy bfloat16, which most published checkpoints are in
 import numpy as np
-import paddle
 from numpy.typing import NDArray
-from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
@@ -22,8 +20,7 @@ class WeightsError(ValueError):
 class Weights:
     """The tensors of a checkpoint; every one is taken once."""
 
-    def __init__(self, files: Sequence[Path], dtype: str, stack: ExitStack, *, show_progress: bool) -> None:
-        self._dtype = dtype
+    def __init__(self, files: Sequence[Path], stack: ExitStack, *, show_progress: bool) -> None:
         self._handles = [(path, stack.enter_context(_open(path))) for path in files]
         self._source = {name: handle for _, handle in self._handles for name in handle.keys()}  # noqa: SIM118
         self._untaken = set(self._source)
@@ -34,15 +31,14 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
-    def take(self, name: str, shape: Sequence[int], *, transpose: bool = False) -> Tensor:
-        """The tensor of that name on the device, transposed if asked; raises WeightsError unless it has this shape."""
+    def take(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
+        """The tensor of that name as float32 on the host; raises WeightsError unless it has this shape."""
         array = self._read(name)
         if array.shape != tuple(shape):
             raise WeightsError(f"{name}: shape {list(array.shape)} in the file, {list(shape)} expected by the model")
         self._untaken.discard(name)
         self._progress.update()
-        array = array.astype(self._dtype, copy=False)
-        return paddle.to_tensor(np.ascontiguousarray(array.T) if transpose else array)
+        return np.ascontiguousarray(array, np.float32)
 
     def require_all_taken(self) -> None:
         """Raise WeightsError if the checkpoint holds tensors that the model did not ask for."""
@@ -59,10 +55,10 @@ class Weights:
 
 
 @contextmanager
-def open_weights(files: Sequence[Path], dtype: str, *, show_progress: bool = False) -> Iterator[Weights]:
+def open_weights(files: Sequence[Path], *, show_progress: bool = False) -> Iterator[Weights]:
     """Open safetensors files for the time of loading; raises WeightsError for a file that cannot be read."""
     with ExitStack() as stack:
-        yield Weights(files, dtype, stack, show_progress=show_progress)
+        yield Weights(files, stack, show_progress=show_progress)
 
 
 def _open(path: Path) -> safe_open:

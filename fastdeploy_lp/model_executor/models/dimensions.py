@@ -16,6 +16,7 @@ class Dimensions:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    vocab_size: int
     rms_norm_eps: float
     tie_word_embeddings: bool
 
@@ -31,6 +32,7 @@ class Dimensions:
                 num_heads=heads,
                 num_kv_heads=int(config.get("num_key_value_heads") or heads),
                 head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+                vocab_size=int(config["vocab_size"]),
                 rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
                 tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             )

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from paddle import Tensor
 
-from fastdeploy_lp.config import ModelConfig
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatch
-from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.loader.weights import Weights
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 MODELS: dict[str, str] = {
     "LlamaForCausalLM": "fastdeploy_lp.model_executor.models.llama:LlamaForCausalLM",
@@ -19,15 +18,15 @@ MODELS: dict[str, str] = {
 
 
 class CausalLM(Protocol):
-    """What the model runner needs of a model; built as `cls(model_config, weights, caches)`."""
+    """What the model runner needs of a model; built as `cls(fd_config, weights)`, with a KV cache of its own."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, caches: Sequence[LayerKVCache]) -> None: ...
+    def __init__(self, fd_config: FDConfig, weights: Weights) -> None: ...
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Final hidden states [sequences, hidden_size] of every chunk's last token."""
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [sequences, vocab_size], in a tensor that the chain may overwrite."""
+        """Logits [rows, vocab_size] of hidden states [rows, hidden_size], in a tensor that the chain may overwrite."""
 
 
 def model_class(hf_config: dict[str, Any]) -> type[CausalLM]:

@@ -28,9 +28,6 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
 )
 
 

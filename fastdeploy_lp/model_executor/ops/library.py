@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import cache_root
 from fastdeploy_lp.model_executor.ops.build import PACKAGED_DIRECTORY, BuildError, compile_library, library_name
+from fastdeploy_lp.platforms import current_platform
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +22,10 @@ SWITCH = "FASTDEPLOY_LP_COMPILED_OPS"
 def compiled_ops() -> ctypes.CDLL | None:
     """The compiled operators, built now if nobody has; None, said once in the log, where they cannot be had.
 
-    `FASTDEPLOY_LP_COMPILED_OPS=0` does without them.
+    Platforms without them get None. `FASTDEPLOY_LP_COMPILED_OPS=0` does without them.
     """
+    if not current_platform().runs_compiled_ops:
+        return None
     if os.environ.get(SWITCH) == "0":
         logger.info("%s=0: Paddle's own operators compute", SWITCH)
         return None

@@ -64,6 +64,8 @@ def test_min_p_of_one_is_greedy(client: openai.Client) -> None:
 
 
 def test_a_request_that_rules_out_every_token_ends_with_an_error_that_says_so(client: openai.Client) -> None:
-    with pytest.raises(openai.InternalServerError, match="allowed_token_ids and min_tokens left no token that can be sampled"):
+    with pytest.raises(
+        openai.InternalServerError, match="allowed_token_ids and min_tokens left no token that can be sampled"
+    ):
         complete(client, allowed_token_ids=[END], stop_token_ids=[END], min_tokens=3)
     assert complete(client).choices[0].finish_reason == "length"

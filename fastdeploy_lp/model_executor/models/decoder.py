@@ -1,0 +1,66 @@
+"""The pre-norm decoder that dense families share, on whichever executor this machine has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from paddle import Tensor
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights
+from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.loader.weights import Weights
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
+from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+
+class Executor(Protocol):
+    """Computes a decoder's passes."""
+
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """See `DecoderForCausalLM.forward`."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `DecoderForCausalLM.compute_logits`."""
+
+
+class DecoderForCausalLM(ABC):
+    """RMS norms, grouped-query attention with rotary embedding, SwiGLU, and a language-model head.
+
+    A family says under which names its checkpoints hold the parts. The compiled operators compute where they can be
+    had, Paddle's own elsewhere; both round and quantize alike.
+    """
+
+    def __init__(self, fd_config: FDConfig, weights: Weights) -> None:
+        config, dims = fd_config.model_config, Dimensions.from_hf_config(fd_config.model_config.hf_config)
+        rotary = RotaryTables.of(config.hf_config, dims.head_dim, config.max_model_len)
+        parts = self.read_weights(weights, dims, config.hf_config)
+        ops = compiled_ops()
+        self._executor: Executor = (
+            PaddleDecoder(fd_config, dims, rotary, parts)
+            if ops is None
+            else CompiledDecoder(ops, fd_config, dims, rotary, parts)
+        )
+
+    @classmethod
+    @abstractmethod
+    def read_weights(cls, weights: Weights, dims: Dimensions, hf_config: dict[str, Any]) -> DecoderWeights:
+        """The parts of the decoder, under this family's names in the checkpoint.
+
+        Raises ValueError for a `config.json` that asks for another computation.
+        """
+
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks.
+
+        Writes the chunks' keys and values to the cache.
+        """
+        return self._executor.forward(chunks)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab_size] of hidden states [rows, hidden_size], in a tensor that the chain may overwrite."""
+        return self._executor.compute_logits(hidden)

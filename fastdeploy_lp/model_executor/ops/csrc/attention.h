@@ -1,0 +1,122 @@
+// Causal attention with grouped query heads over a paged cache.
+//
+// Keys lie [block][kv_head][head_dim][block_size] and values [block][kv_head][block_size][head_dim], the last axis filled up to a multiple of 16,
+// in float32 or half: 16 keys are scored by one vector, and nothing is ever permuted. Each query's result depends on its own row, its
+// length and the cache alone, with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
+#pragma once
+
+#include "linear.h"
+
+// Mirrored by `CacheStruct` in decoder.py.
+struct Cache {
+    int32_t block_size, kv_heads, head_dim, half;
+
+    int key_width() const { return round_up(block_size, kLanes); }
+    int value_width() const { return round_up(head_dim, kLanes); }
+    int64_t key_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * head_dim * key_width(); }
+    int64_t value_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * block_size * value_width(); }
+};
+
+template <class Element>
+inline void put_element(Element* to, float x);
+template <>
+inline void put_element(float* to, float x) { *to = x; }
+template <>
+inline void put_element(uint16_t* to, float x) { *to = float_to_half(x); }
+
+template <class Element>
+void write_key_value(const Cache& cache, Element* keys, Element* values, int block, int offset, int head, const float* key,
+                     const float* value) {
+    Element* k = keys + cache.key_at(block, head) + offset;
+    Element* v = values + cache.value_at(block, head) + static_cast<int64_t>(offset) * cache.value_width();
+    for (int d = 0; d < cache.head_dim; ++d) put_element(k + d * cache.key_width(), key[d]);
+    for (int d = 0; d < cache.head_dim; ++d) put_element(v + d, value[d]);
+}
+
+constexpr int kMaxAttentionRows = 6;
+
+// scores[r][position] = query r · key, for all positions of `blocks` blocks.
+template <int Rows, class Element>
+void score(const Cache& cache, const Element* keys, const int32_t* table, int blocks, int head, const float* const* queries,
+           float* scores, int64_t stride) {
+    const int width = cache.key_width();
+    for (int b = 0; b < blocks; ++b) {
+        const Element* block = keys + cache.key_at(table[b], head);
+        for (int at = 0; at < cache.block_size; at += kLanes) {
+            Floats sums[Rows] = {};
+            for (int d = 0; d < cache.head_dim; ++d) {
+                const Floats k = load(block + d * width + at);
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r) sums[r] += splat(queries[r][d]) * k;
+            }
+            const int left = cache.block_size - at;
+            for (int r = 0; r < Rows; ++r)
+                std::memcpy(scores + r * stride + b * cache.block_size + at, &sums[r], sizeof(float) * (left < kLanes ? left : kLanes));
+        }
+    }
+}
+
+// In place: the first `length` scores become e^(score - max), the rest up to `end` 0; gives 1 / their sum.
+inline float soften(float* scores, int length, int end) {
+    for (int i = length; i < round_up(end, kLanes); ++i) scores[i] = -__builtin_inff();
+    Floats most = splat(-__builtin_inff());
+    for (int i = 0; i < length; i += kLanes) most = maximum(most, load(scores + i));
+    const Floats top = splat(largest(most));
+    Floats total = {};
+    for (int i = 0; i < length; i += kLanes) {
+        const Floats shifted = load(scores + i) - top;
+        const Floats p = select(shifted >= splat(-87.0f), exp_nonpositive(shifted), Floats{});
+        store(scores + i, p);
+        total += p;
+    }
+    for (int i = length; i < end; ++i) scores[i] = 0.0f;
+    return 1.0f / sum(total);
+}
+
+// outs[r] [head_dim] = Σ over the first `length` positions of weights[r][position] * value, times scale[r].
+template <int Rows, class Element>
+void mix(const Cache& cache, const Element* values, const int32_t* table, int length, int head, const float* weights, int64_t stride,
+         const float* scale, float* const* outs) {
+    constexpr int kChunk = 4 * kLanes;
+    const int width = cache.value_width();
+    for (int from = 0; from < cache.head_dim; from += kChunk) {
+        const int vectors = (cache.head_dim - from < kChunk ? width - from : kChunk) / kLanes;
+        Floats sums[Rows][4] = {};
+        for (int position = 0; position < length; ++position) {
+            const Element* v = values + cache.value_at(table[position / cache.block_size], head) +
+                               static_cast<int64_t>(position % cache.block_size) * width + from;
+            Floats part[4] = {};
+            if (vectors == 4) {
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) part[i] = load(v + i * kLanes);
+            } else {
+                for (int i = 0; i < vectors; ++i) part[i] = load(v + i * kLanes);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const Floats w = splat(weights[r * stride + position]);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) sums[r][i] += w * part[i];
+            }
+        }
+        for (int r = 0; r < Rows; ++r) {
+            float out[kChunk];
+            for (int i = 0; i < 4; ++i) store(out + i * kLanes, sums[r][i] * splat(scale[r]));
+            const int left = cache.head_dim - from;
+            std::memcpy(outs[r] + from, out, sizeof(float) * (left < kChunk ? left : kChunk));
+        }
+    }
+}
+
+// Up to six query rows of one sequence and one key-value head; row r sees the first lengths[r] positions.
+template <int Rows, class Element>
+void attend(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int head, const float* const* queries,
+            const int* lengths, float* const* outs, float* scores, int64_t stride) {
+    int longest = 0;
+    for (int r = 0; r < Rows; ++r) longest = lengths[r] > longest ? lengths[r] : longest;
+    const int blocks = (longest + cache.block_size - 1) / cache.block_size;
+    score<Rows>(cache, keys, table, blocks, head, queries, scores, stride);
+    float scale[Rows];
+    for (int r = 0; r < Rows; ++r) scale[r] = soften(scores + r * stride, lengths[r], longest);
+    mix<Rows>(cache, values, table, longest, head, scores, stride, scale, outs);
+}

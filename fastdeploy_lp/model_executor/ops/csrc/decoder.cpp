@@ -1,0 +1,340 @@
+// A whole pre-norm decoder (Llama, Qwen2, Qwen3 and their like) as one operator: a step crosses from Python once, not once a layer.
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "exports.h"
+
+// The structures of decoder.py, field by field.
+struct Layer {
+    Linear qkv, o, gate_up, down;  // gate_up: panels of 16 gate columns and the 16 up columns that belong to them
+    const float *input_norm, *post_attention_norm;
+    const float *q_norm, *k_norm;  // [head_dim] or null
+    void *keys, *values;
+};
+
+struct Model {
+    int32_t num_layers, hidden_size, intermediate_size, num_heads, vocab_size, max_context;
+    float eps, attention_scale;
+    Cache cache;
+    const float *cos, *sin;  // [max_context][head_dim / 2]
+    const float* embedding;  // [vocab_size][hidden_size], or null: rows are then taken from `head`
+    const float* norm;
+    Linear head;
+    const Layer* layers;
+};
+
+struct Batch {
+    int32_t tokens, sequences, rows, table_width;
+    const int32_t *token_ids, *positions;  // [tokens]
+    const int32_t* query_starts;           // [sequences + 1]
+    const int32_t* block_tables;           // [sequences][table_width]
+    const int32_t* output_rows;            // [rows]: the tokens whose final hidden states are asked for
+};
+
+namespace {
+
+constexpr int kQueriesPerTask = 32;
+
+// Scratch memory that only ever grows.
+class Buffer {
+   public:
+    template <class T>
+    T* of(int64_t count) {
+        const int64_t bytes = count * static_cast<int64_t>(sizeof(T)) + 64;
+        if (bytes > size_) memory_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64))), size_ = bytes;
+        return reinterpret_cast<T*>(memory_.get());
+    }
+
+   private:
+    struct Free {
+        void operator()(char* p) const { std::free(p); }
+    };
+    std::unique_ptr<char, Free> memory_;
+    int64_t size_ = 0;
+};
+
+class ActivationBuffer {
+   public:
+    Activations of(int64_t rows, int in) {
+        const int64_t groups = linear_int8::groups_of(in);
+        return {values_.of<float>(rows * in), q_.of<int8_t>(rows * groups * linear_int8::kGroup), scale_.of<float>(rows * groups),
+                total_.of<float>(rows * groups)};
+    }
+
+   private:
+    Buffer values_, q_, scale_, total_;
+};
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+    Floats squares = {};
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) squares += load(x + i) * load(x + i);
+    float total = sum(squares);
+    for (; i < n; ++i) total += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(total / static_cast<float>(n) + eps);
+    for (i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void rotate(float* x, const float* cos, const float* sin, int head_dim) {
+    const int half = head_dim / 2;
+    for (int d = 0; d < half; ++d) {
+        const float a = x[d], b = x[half + d];
+        x[d] = a * cos[d] - b * sin[d];
+        x[half + d] = b * cos[d] + a * sin[d];
+    }
+}
+
+Floats silu(Floats x) {
+    const Ints negative = x < Floats{};
+    const Floats e = exp_nonpositive(select(negative, x, -x));
+    return x * select(negative, e, splat(1.0f)) / (1.0f + e);
+}
+
+class Decoder {
+   public:
+    explicit Decoder(const Model& model) : m_(model), layers_(model.layers, model.layers + model.num_layers) {}
+
+    void forward(const Batch& batch, float* hidden);
+    void logits(const float* hidden, int rows, float* out);
+
+   private:
+    struct Pass {
+        const Batch& batch;
+        float* residual;
+        float* qkv;
+        float* scores;
+        Activations normed, attended, gated;
+        int residual_stride, qkv_stride;
+        std::vector<int32_t> task_sequence, task_first_query;
+    };
+
+    Pass prepare(const Batch& batch);
+    void embed(const Pass& pass, int token) const;
+    void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
+    void rotate_and_cache(const Pass& pass, const Layer& layer, int token) const;
+    void attend_task(const Pass& pass, const Layer& layer, int task, float* scores) const;
+    template <class Element>
+    void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
+    void add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const;
+    void gate(const Pass& pass, const Linear& layer, int panel) const;
+    int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
+    int group() const { return m_.num_heads / m_.cache.kv_heads; }
+
+    Model m_;
+    std::vector<Layer> layers_;
+    Buffer residual_, qkv_, scores_;
+    ActivationBuffer normed_, attended_, gated_, head_input_;
+};
+
+Decoder::Pass Decoder::prepare(const Batch& batch) {
+    Pass pass{batch, nullptr, nullptr, nullptr, {}, {}, {}, round_up(m_.hidden_size, kPanel), 0, {}, {}};
+    const int heads = m_.num_heads + 2 * m_.cache.kv_heads;
+    pass.qkv_stride = round_up(heads * m_.cache.head_dim, kPanel);
+    const int64_t tokens = batch.tokens;
+    pass.residual = residual_.of<float>(tokens * pass.residual_stride);
+    pass.qkv = qkv_.of<float>(tokens * pass.qkv_stride);
+    pass.scores = scores_.of<float>(omp_get_max_threads() * kMaxAttentionRows * score_stride());
+    pass.normed = normed_.of(tokens, m_.hidden_size);
+    pass.attended = attended_.of(tokens, m_.num_heads * m_.cache.head_dim);
+    pass.gated = gated_.of(tokens, m_.intermediate_size);
+    for (int s = 0; s < batch.sequences; ++s)
+        for (int first = batch.query_starts[s]; first < batch.query_starts[s + 1]; first += kQueriesPerTask) {
+            pass.task_sequence.push_back(s);
+            pass.task_first_query.push_back(first);
+        }
+    return pass;
+}
+
+void Decoder::embed(const Pass& pass, int token) const {
+    const int id = pass.batch.token_ids[token];
+    float* to = pass.residual + static_cast<int64_t>(token) * pass.residual_stride;
+    if (m_.embedding != nullptr)
+        std::memcpy(to, m_.embedding + static_cast<int64_t>(id) * m_.hidden_size, sizeof(float) * m_.hidden_size);
+    else
+        linear_int8::unpack_row(to, static_cast<const uint8_t*>(m_.head.packed), m_.hidden_size, id);
+}
+
+void Decoder::normalize(const Pass& pass, const float* weight, const Linear& into, int token) const {
+    const float* x = pass.residual + static_cast<int64_t>(token) * pass.residual_stride;
+    rms_norm(x, weight, m_.hidden_size, m_.eps, pass.normed.values + static_cast<int64_t>(token) * m_.hidden_size);
+    pass.normed.prepare(into, token);
+}
+
+void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token) const {
+    const Cache& cache = m_.cache;
+    const int dim = cache.head_dim, position = pass.batch.positions[token];
+    int sequence = 0;
+    while (pass.batch.query_starts[sequence + 1] <= token) ++sequence;
+    const int block = pass.batch.block_tables[static_cast<int64_t>(sequence) * pass.batch.table_width + position / cache.block_size];
+    const float* cos = m_.cos + static_cast<int64_t>(position) * (dim / 2);
+    const float* sin = m_.sin + static_cast<int64_t>(position) * (dim / 2);
+    float* queries = pass.qkv + static_cast<int64_t>(token) * pass.qkv_stride;
+    float* keys = queries + m_.num_heads * dim;
+    const float* values = keys + cache.kv_heads * dim;
+    for (int h = 0; h < m_.num_heads + cache.kv_heads; ++h) {
+        const float* norm = h < m_.num_heads ? layer.q_norm : layer.k_norm;
+        if (norm != nullptr) rms_norm(queries + h * dim, norm, dim, m_.eps, queries + h * dim);
+        rotate(queries + h * dim, cos, sin, dim);
+    }
+    for (int i = 0; i < m_.num_heads * dim; ++i) queries[i] *= m_.attention_scale;
+    for (int h = 0; h < cache.kv_heads; ++h) {
+        const int offset = position % cache.block_size;
+        if (cache.half)
+            write_key_value(cache, static_cast<uint16_t*>(layer.keys), static_cast<uint16_t*>(layer.values), block, offset, h,
+                            keys + h * dim, values + h * dim);
+        else
+            write_key_value(cache, static_cast<float*>(layer.keys), static_cast<float*>(layer.values), block, offset, h, keys + h * dim,
+                            values + h * dim);
+    }
+}
+
+template <class Element>
+void Decoder::attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const {
+    const int dim = m_.cache.head_dim, count = (end - first) * group();
+    const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
+    for (int row = 0; row < count; row += kMaxAttentionRows) {
+        const int rows = count - row < kMaxAttentionRows ? count - row : kMaxAttentionRows;
+        const float* queries[kMaxAttentionRows];
+        float* outs[kMaxAttentionRows];
+        int lengths[kMaxAttentionRows];
+        for (int r = 0; r < rows; ++r) {
+            const int token = first + (row + r) / group(), column = (head * group() + (row + r) % group()) * dim;
+            queries[r] = pass.qkv + static_cast<int64_t>(token) * pass.qkv_stride + column;
+            outs[r] = pass.attended.values + static_cast<int64_t>(token) * m_.num_heads * dim + column;
+            lengths[r] = pass.batch.positions[token] + 1;
+        }
+        const Element *keys = static_cast<const Element*>(layer.keys), *values = static_cast<const Element*>(layer.values);
+        switch (rows) {
+#define FDLP_ROWS(n) \
+    case n:          \
+        attend<n>(m_.cache, keys, values, table, head, queries, lengths, outs, scores, score_stride()); break;
+            FDLP_ROWS(1) FDLP_ROWS(2) FDLP_ROWS(3) FDLP_ROWS(4) FDLP_ROWS(5) FDLP_ROWS(6)
+#undef FDLP_ROWS
+        }
+    }
+}
+
+void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, float* scores) const {
+    const int head = task % m_.cache.kv_heads, sequence = pass.task_sequence[task / m_.cache.kv_heads];
+    const int first = pass.task_first_query[task / m_.cache.kv_heads], last = pass.batch.query_starts[sequence + 1];
+    const int end = first + kQueriesPerTask < last ? first + kQueriesPerTask : last;
+    if (m_.cache.half)
+        attend_queries<uint16_t>(pass, layer, sequence, head, first, end, scores);
+    else
+        attend_queries<float>(pass, layer, sequence, head, first, end, scores);
+}
+
+void Decoder::add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const {
+    multiply_panel(layer, x, pass.batch.tokens, panel, [&](int row, Floats low, Floats high) {
+        float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
+        store(to, load(to) + low);
+        store(to + kLanes, load(to + kLanes) + high);
+    });
+}
+
+void Decoder::gate(const Pass& pass, const Linear& layer, int panel) const {
+    multiply_panel(layer, pass.normed, pass.batch.tokens, panel, [&](int row, Floats gate, Floats up) {
+        float out[kLanes];
+        store(out, silu(gate) * up);
+        const int column = panel * kLanes, left = m_.intermediate_size - column;
+        std::memcpy(pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column, out,
+                    sizeof(float) * (left < kLanes ? left : kLanes));
+    });
+}
+
+void Decoder::forward(const Batch& batch, float* hidden) {
+    const Pass pass = prepare(batch);
+    const int attention_tasks = static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads;
+    Team::forward([&](Member& team) {
+        float* scores = pass.scores + team.thread() * kMaxAttentionRows * score_stride();
+        team.run(batch.tokens, [&](int token) { embed(pass, token); });
+        for (const Layer& layer : layers_) {
+            team.run(batch.tokens, [&](int token) { normalize(pass, layer.input_norm, layer.qkv, token); });
+            team.run(layer.qkv.panels(), [&](int panel) {
+                multiply_panel(layer.qkv, pass.normed, batch.tokens, panel, [&](int row, Floats low, Floats high) {
+                    float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
+                    store(to, low);
+                    store(to + kLanes, high);
+                });
+            });
+            team.run(batch.tokens, [&](int token) { rotate_and_cache(pass, layer, token); });
+            team.run(attention_tasks, [&](int task) { attend_task(pass, layer, task, scores); });
+            team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
+            team.run(layer.o.panels(), [&](int panel) { add_product(pass, layer.o, pass.attended, panel); });
+            team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
+            team.run(layer.gate_up.panels(), [&](int panel) { gate(pass, layer.gate_up, panel); });
+            team.run(batch.tokens, [&](int token) { pass.gated.prepare(layer.down, token); });
+            team.run(layer.down.panels(), [&](int panel) { add_product(pass, layer.down, pass.gated, panel); });
+        }
+        team.run(batch.rows, [&](int row) {
+            const float* x = pass.residual + static_cast<int64_t>(batch.output_rows[row]) * pass.residual_stride;
+            rms_norm(x, m_.norm, m_.hidden_size, m_.eps, hidden + static_cast<int64_t>(row) * m_.hidden_size);
+        });
+    });
+}
+
+void Decoder::logits(const float* hidden, int rows, float* out) {
+    const Activations x = head_input_.of(rows, m_.hidden_size);
+    Team::forward([&](Member& team) {
+        team.run(rows, [&](int row) {
+            const int64_t from = static_cast<int64_t>(row) * m_.hidden_size;
+            std::memcpy(x.values + from, hidden + from, sizeof(float) * m_.hidden_size);
+            x.prepare(m_.head, row);
+        });
+        team.run(m_.head.panels(), [&](int panel) {
+            multiply_panel(m_.head, x, rows, panel, [&](int row, Floats low, Floats high) {
+                float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
+                const int left = m_.vocab_size - panel * kPanel;
+                if (left >= kPanel) {
+                    store(to, low);
+                    store(to + kLanes, high);
+                } else {
+                    float both[kPanel];
+                    store(both, low);
+                    store(both + kLanes, high);
+                    std::memcpy(to, both, sizeof(float) * left);
+                }
+            });
+        });
+    });
+}
+
+}  // namespace
+
+FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, int int8) {
+    return int8 ? linear_int8::packed_bytes(in, out) : linear_float::packed_floats(in, out) * static_cast<int64_t>(sizeof(float));
+}
+
+// weights [out][in] float32 → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
+FDLP_EXPORT void fdlp_pack(void* packed, const float* weights, int in, int out, int int8) {
+    const int panels = (out + kPanel - 1) / kPanel;
+#pragma omp parallel for
+    for (int panel = 0; panel < panels; ++panel) {
+        if (int8)
+            linear_int8::pack_panel(static_cast<uint8_t*>(packed), weights, in, out, panel);
+        else
+            linear_float::pack_panel(static_cast<float*>(packed), weights, in, out, panel);
+    }
+}
+
+// Row `row` of a matrix packed to int8 as the floats [in] that it stands for.
+FDLP_EXPORT void fdlp_unpack_int8_row(float* to, const void* packed, int in, int row) {
+    linear_int8::unpack_row(to, static_cast<const uint8_t*>(packed), in, row);
+}
+
+FDLP_EXPORT void* fdlp_decoder_new(const Model* model) { return new Decoder(*model); }
+
+FDLP_EXPORT void fdlp_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
+
+// Writes the batch's keys and values to the cache and the asked-for final hidden states, normed, to hidden [rows][hidden_size].
+FDLP_EXPORT void fdlp_decoder_forward(void* decoder, const Batch* batch, float* hidden) {
+    static_cast<Decoder*>(decoder)->forward(*batch, hidden);
+}
+
+// hidden [rows][hidden_size] → out [rows][vocab_size].
+FDLP_EXPORT void fdlp_decoder_logits(void* decoder, const float* hidden, int rows, float* out) {
+    static_cast<Decoder*>(decoder)->logits(hidden, rows, out);
+}

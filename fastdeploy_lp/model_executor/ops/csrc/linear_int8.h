@@ -1,0 +1,137 @@
+// Matrix products of 8-bit activations with 8-bit weights, both with scales for every group of 32 along `in`.
+//
+// A weight is minimum + scale * q with q in 0 … 255, for each output column and group; an activation is scale * a with a in
+// -127 … 127, for each row and group. Sums within a group are exact integers and groups are added in ascending order, so a row's result has
+// the same bits alone and in a crowd.
+//
+// Packed: panels of 32 columns; for each group, for each half panel of 16 columns: 8 × [16 columns][4 consecutive k] of q, then 16 scales
+// and 16 minima as half floats.
+#pragma once
+
+#include <cmath>
+
+#include "simd.h"
+
+namespace linear_int8 {
+
+constexpr int kGroup = 32;
+constexpr int kPanel = 2 * kLanes;
+constexpr int kMaxTile = 6;
+constexpr int kHalfBytes = kGroup * kLanes + 2 * kLanes * 2;
+constexpr int kGroupBytes = 2 * kHalfBytes;
+constexpr int kAhead = 4 * kGroupBytes;
+
+inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
+inline int64_t panel_bytes(int in) { return static_cast<int64_t>(groups_of(in)) * kGroupBytes; }
+inline int64_t packed_bytes(int in, int out) { return (out + kPanel - 1) / kPanel * panel_bytes(in); }
+
+// A row of activations: `q` [groups * 32], and for each group its scale and scale * Σ q.
+struct Activations {
+    int8_t* q;
+    float* scale;
+    float* total;
+};
+
+inline void quantize_group(const float* x, int n, int8_t* q, float* scale, float* total) {
+    const float most = largest_magnitude(x, n);
+    const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+    int32_t sum = 0;
+    for (int i = 0; i < kGroup; ++i) {
+        const float scaled = i < n ? x[i] * inverse : 0.0f;
+        const int32_t rounded = static_cast<int32_t>(__builtin_rintf(scaled));
+        q[i] = static_cast<int8_t>(rounded);
+        sum += rounded;
+    }
+    *scale = most / 127.0f;
+    *total = *scale * static_cast<float>(sum);
+}
+
+inline void quantize_row(const float* x, int in, Activations row) {
+    for (int g = 0; g < groups_of(in); ++g) {
+        const int n = in - g * kGroup < kGroup ? in - g * kGroup : kGroup;
+        quantize_group(x + g * kGroup, n, row.q + g * kGroup, row.scale + g, row.total + g);
+    }
+}
+
+inline void pack_group(uint8_t* to, const float* w, int n, int lane) {
+    float low = n > 0 ? w[0] : 0.0f, high = low;
+    for (int i = 1; i < n; ++i) low = w[i] < low ? w[i] : low, high = w[i] > high ? w[i] : high;
+    uint16_t* scales = reinterpret_cast<uint16_t*>(to + kGroup * kLanes);
+    scales[lane] = float_to_half((high - low) / 255.0f);
+    scales[kLanes + lane] = float_to_half(low);
+    // Steps are counted with the numbers as they are stored, so that their rounding is made up for.
+    const float scale = half_to_float(scales[lane]), minimum = half_to_float(scales[kLanes + lane]);
+    for (int i = 0; i < kGroup; ++i) {
+        float step = i < n && scale > 0.0f ? __builtin_rintf((w[i] - minimum) / scale) : 0.0f;
+        step = step < 0.0f ? 0.0f : step > 255.0f ? 255.0f : step;
+        to[i / 4 * 4 * kLanes + lane * 4 + i % 4] = static_cast<uint8_t>(step);
+    }
+}
+
+inline void pack_panel(uint8_t* packed, const float* weights, int in, int out, int panel) {
+    uint8_t* to = packed + panel * panel_bytes(in);
+    for (int g = 0; g < groups_of(in); ++g)
+        for (int column = 0; column < kPanel; ++column) {
+            const int row = panel * kPanel + column;
+            const int n = row < out ? (in - g * kGroup < kGroup ? in - g * kGroup : kGroup) : 0;
+            pack_group(to + g * kGroupBytes + column / kLanes * kHalfBytes, weights + static_cast<int64_t>(row) * in + g * kGroup, n,
+                       column % kLanes);
+        }
+}
+
+// Row `row` of the packed matrix as floats [in].
+inline void unpack_row(float* to, const uint8_t* packed, int in, int row) {
+    const uint8_t* panel = packed + row / kPanel * panel_bytes(in) + row % kPanel / kLanes * kHalfBytes;
+    const int lane = row % kLanes;
+    for (int k = 0; k < in; ++k) {
+        const uint8_t* group = panel + k / kGroup * kGroupBytes;
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(group + kGroup * kLanes);
+        const int i = k % kGroup;
+        const float q = group[i / 4 * 4 * kLanes + lane * 4 + i % 4];
+        to[k] = half_to_float(scales[kLanes + lane]) + half_to_float(scales[lane]) * q;
+    }
+}
+
+// acc + Σ over 4 consecutive k of q [16][4] * a [4].
+static inline Ints dot4(Ints acc, const uint8_t* q, const int8_t* a) {
+    int32_t four;
+    std::memcpy(&four, a, sizeof four);
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)acc, _mm512_loadu_si512(q), _mm512_set1_epi32(four));
+#else
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int i = 0; i < 4; ++i) acc[lane] += static_cast<int32_t>(q[4 * lane + i]) * a[i];
+    return acc;
+#endif
+}
+
+template <int Rows>
+inline void multiply(const int8_t* q, int64_t q_stride, const float* scale, const float* total, int64_t scale_stride, const uint8_t* panel,
+                     int in, Floats (*sums)[2]) {
+    Floats out[Rows][2] = {};
+    for (int g = 0; g < groups_of(in); ++g, panel += kGroupBytes) {
+        for (int line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+        Ints acc[Rows][2] = {};
+#pragma GCC unroll 8
+        for (int k = 0; k < kGroup; k += 4)
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const int8_t* a = q + r * q_stride + g * kGroup + k;
+                acc[r][0] = dot4(acc[r][0], panel + k * kLanes, a);
+                acc[r][1] = dot4(acc[r][1], panel + kHalfBytes + k * kLanes, a);
+            }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + half * kHalfBytes + kGroup * kLanes);
+            const Floats steps = load(scales), minima = load(scales + kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                out[r][half] += to_floats(acc[r][half]) * steps * splat(scale[r * scale_stride + g]);
+                out[r][half] += minima * splat(total[r * scale_stride + g]);
+            }
+        }
+    }
+    for (int r = 0; r < Rows; ++r) sums[r][0] = out[r][0], sums[r][1] = out[r][1];
+}
+
+}  // namespace linear_int8

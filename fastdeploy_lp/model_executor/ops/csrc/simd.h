@@ -1,0 +1,94 @@
+// Vectors of 16 floats in GCC's portable notation: one AVX-512 register, or two of AVX2, or four of NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+constexpr int kLanes = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+
+static inline Floats load(const float* from) {
+    Floats v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+
+static inline Floats splat(float x) { return Floats{} + x; }
+
+static inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+
+static inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
+
+static inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+
+// Fixed order of additions, so that a sum has the same bits wherever it is taken.
+static inline float sum(Floats v) {
+    float lane[kLanes];
+    store(lane, v);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    return lane[0];
+}
+
+static inline float largest(Floats v) {
+    float lane[kLanes];
+    store(lane, v);
+    for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+    return lane[0];
+}
+
+static inline float largest_magnitude(const float* x, int n) {
+    const Ints sign_off = Ints{} + 0x7fffffff;
+    Floats most = Floats{};
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) most = maximum((Floats)((Ints)load(x + i) & sign_off), most);
+    float found = largest(most);
+    for (; i < n; ++i) found = __builtin_fabsf(x[i]) > found ? __builtin_fabsf(x[i]) : found;
+    return found;
+}
+
+// e^x for x <= 0, relative error below 2e-7: x = n ln 2 + r, a polynomial in r, n into the exponent.
+static inline Floats exp_nonpositive(Floats x) {
+    x = maximum(x, splat(-87.0f));
+    const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Floats n = (x * 1.44269504f + shift) - shift;
+    const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Floats p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return (Floats)((Ints)p + (__builtin_convertvector(n, Ints) << 23));
+}
+
+static inline float half_to_float(uint16_t h) {
+    _Float16 value;
+    std::memcpy(&value, &h, sizeof value);
+    return static_cast<float>(value);
+}
+
+static inline uint16_t float_to_half(float x) {
+    const _Float16 value = static_cast<_Float16>(x);
+    uint16_t h;
+    std::memcpy(&h, &value, sizeof h);
+    return h;
+}
+
+static inline Floats load(const uint16_t* half) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(half)));
+#else
+    Floats v;
+    for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(half[i]);
+    return v;
+#endif
+}

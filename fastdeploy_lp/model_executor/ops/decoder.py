@@ -1,0 +1,140 @@
+"""A decoder computed by one compiled operator a pass, its weights packed in the order in which they are read."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.layers.linear import merged
+from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight
+from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
+from fastdeploy_lp.model_executor.ops.structs import CacheStruct, LayerStruct, LinearStruct, ModelStruct
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.platforms.cpu import mapped_zeros
+
+LANES = 16
+
+
+class CompiledDecoder:
+    """Weights, KV cache and scratch memory of a decoder that `csrc/decoder.cpp` runs.
+
+    A row's result has the same bits whatever shares its pass: alone, in a crowd, in a prompt's chunk of any size.
+    """
+
+    def __init__(
+        self, ops: ctypes.CDLL, fd_config: FDConfig, dims: Dimensions, tables: RotaryTables, weights: DecoderWeights
+    ) -> None:
+        self._ops = ops
+        self._dims = dims
+        self._int8 = fd_config.model_config.quantization == "w8a8"
+        self._block_size = fd_config.cache_config.block_size
+        # What the operator only knows by address has to live as long as it.
+        self._kept: list[Any] = []
+        half = fd_config.cache_config.dtype == "float16"
+        cache = CacheStruct(self._block_size, dims.num_kv_heads, dims.head_dim, half)
+        layers = [self._layer(layer, cache, fd_config.cache_config.num_blocks) for layer in weights.layers]
+        head = self._linear(weights.lm_head or LinearWeights(weights.embedding))
+        # With a tied head in 8 bits, embeddings are its rows; one table less to hold.
+        shared = self._int8 and weights.lm_head is None
+        model = ModelStruct(
+            num_layers=len(layers),
+            hidden_size=dims.hidden_size,
+            intermediate_size=dims.intermediate_size,
+            num_heads=dims.num_heads,
+            vocab_size=dims.vocab_size,
+            max_context=fd_config.model_config.max_model_len,
+            eps=dims.rms_norm_eps,
+            attention_scale=dims.head_dim**-0.5,
+            cache=cache,
+            cos=self._keep(tables.cos),
+            sin=self._keep(tables.sin),
+            embedding=None if shared else self._keep(self._embedding(weights.embedding)),
+            norm=self._keep(weights.norm),
+            head=head,
+            layers=(LayerStruct * len(layers))(*layers),
+        )
+        ops.fdlp_decoder_new.restype = ctypes.c_void_p
+        self._decoder = ctypes.c_void_p(ops.fdlp_decoder_new(ctypes.byref(model)))
+        weakref.finalize(self, ops.fdlp_decoder_delete, self._decoder)
+
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """See `DecoderForCausalLM.forward`."""
+        batch = PackedBatch.of(chunks, self._block_size)
+        hidden = paddle.empty([batch.num_rows, self._dims.hidden_size], "float32")
+        self._ops.fdlp_decoder_forward(self._decoder, ctypes.byref(batch.struct), ctypes.c_void_p(hidden.data_ptr()))
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `DecoderForCausalLM.compute_logits`."""
+        rows = hidden.shape[0]
+        logits = paddle.empty([rows, self._dims.vocab_size], "float32")
+        self._ops.fdlp_decoder_logits(
+            self._decoder, ctypes.c_void_p(hidden.data_ptr()), rows, ctypes.c_void_p(logits.data_ptr())
+        )
+        return logits
+
+    def _layer(self, weights: LayerWeights, cache: CacheStruct, num_blocks: int) -> LayerStruct:
+        return LayerStruct(
+            qkv=self._linear(merged([weights.q_proj, weights.k_proj, weights.v_proj])),
+            o=self._linear(weights.o_proj),
+            gate_up=self._linear(_interleaved(weights.gate_proj, weights.up_proj)),
+            down=self._linear(weights.down_proj),
+            input_norm=self._keep(weights.input_norm),
+            post_attention_norm=self._keep(weights.post_attention_norm),
+            q_norm=None if weights.q_norm is None else self._keep(weights.q_norm),
+            k_norm=None if weights.k_norm is None else self._keep(weights.k_norm),
+            keys=self._zeros(num_blocks * cache.kv_heads * cache.head_dim * _padded(cache.block_size), cache),
+            values=self._zeros(num_blocks * cache.kv_heads * cache.block_size * _padded(cache.head_dim), cache),
+        )
+
+    def _linear(self, weights: LinearWeights) -> LinearStruct:
+        out_features, in_features = weights.weight.shape
+        self._ops.fdlp_packed_bytes.restype = ctypes.c_int64
+        packed = mapped_zeros(self._ops.fdlp_packed_bytes(in_features, out_features, self._int8), "uint8")
+        address = self._keep(packed)
+        source = np.ascontiguousarray(weights.weight)
+        self._ops.fdlp_pack(
+            ctypes.c_void_p(address), source.ctypes.data_as(ctypes.c_void_p), in_features, out_features, self._int8
+        )
+        bias = None if weights.bias is None else self._keep(weights.bias)
+        return LinearStruct(in_features, out_features, self._int8, address, bias)
+
+    def _embedding(self, embedding: FloatArray) -> FloatArray:
+        return dequantized_weight(embedding) if self._int8 else embedding
+
+    def _zeros(self, count: int, cache: CacheStruct) -> int:
+        return self._keep(mapped_zeros(count, "float16" if cache.half else "float32"))
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        kept = np.ascontiguousarray(array)
+        self._kept.append(kept)
+        return int(kept.ctypes.data)
+
+
+def _interleaved(gate: LinearWeights, up: LinearWeights) -> LinearWeights:
+    """Turns of 16 gate and 16 up features, filled up with zeros, so that one panel holds both halves of a SwiGLU."""
+
+    def turns(first: FloatArray, second: FloatArray) -> FloatArray:
+        fill = [(0, -len(first) % LANES)] + [(0, 0)] * (first.ndim - 1)
+        pair = [np.pad(part, fill).reshape(-1, LANES, *part.shape[1:]) for part in (first, second)]
+        mixed: FloatArray = np.concatenate(pair, axis=1).reshape(-1, *first.shape[1:])
+        return mixed
+
+    if gate.bias is None or up.bias is None:
+        return LinearWeights(turns(gate.weight, up.weight))
+    return LinearWeights(turns(gate.weight, up.weight), turns(gate.bias, up.bias))
+
+
+def _padded(size: int) -> int:
+    return -(-size // LANES) * LANES

@@ -16,7 +16,7 @@ from fastdeploy_lp.checkpoint import resolve_model
 DEFAULT_MAX_MODEL_LEN = 2048
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-QUANTIZATIONS = ("w8a8",)
+QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
 
@@ -24,8 +24,8 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16")
 class ModelConfig:
     """The model that is served.
 
-    `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None
-    or "w8a8"); `hf_config` is the parsed `config.json`;
+    `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
+    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`;
     `logprobs_mode` says which numbers requests for logprobs get.
     """
 
@@ -141,7 +141,7 @@ class EngineArgs:
     quantization: str | None = field(
         default=None,
         metadata={
-            "help": "w8a8: weights and activations in 8 bits, several times as fast on CPUs (default: float32)",
+            "help": "w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
             "choices": QUANTIZATIONS,
         },
     )

@@ -14,17 +14,18 @@ class Linear:
     """x [tokens, in_features] → [tokens, out_features].
 
     Weights are kept [in_features, out_features]: with one row, a product with the transposed layout takes 1.6 times
-    as long. `int8` rounds weights and activations as the compiled operators do; the product itself is float32.
+    as long. With `digits`, weights are rounded to 8 bits and activations to so many 8-bit digits; the product itself is
+    float32.
     """
 
-    def __init__(self, weights: LinearWeights, *, int8: bool = False) -> None:
-        matrix = dequantized_weight(weights.weight) if int8 else weights.weight
+    def __init__(self, weights: LinearWeights, *, digits: int = 0) -> None:
+        matrix = dequantized_weight(weights.weight) if digits else weights.weight
         self.weight = paddle.to_tensor(np.ascontiguousarray(matrix.T))
         self.bias = None if weights.bias is None else paddle.to_tensor(weights.bias)
-        self._int8 = int8
+        self._digits = digits
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = paddle.matmul(quantize_dequantize(x) if self._int8 else x, self.weight)
+        out = paddle.matmul(quantize_dequantize(x, self._digits) if self._digits else x, self.weight)
         return out if self.bias is None else out + self.bias
 
 

@@ -15,7 +15,7 @@ from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention import Attention
 from fastdeploy_lp.model_executor.layers.linear import Linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
-from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
@@ -25,19 +25,19 @@ class PaddleDecoder:
     """The weights as Paddle tensors and a KV cache a layer."""
 
     def __init__(self, fd_config: FDConfig, dims: Dimensions, tables: RotaryTables, weights: DecoderWeights) -> None:
-        cache, int8 = fd_config.cache_config, fd_config.model_config.quantization == "w8a8"
+        cache, digits = fd_config.cache_config, ACTIVATION_DIGITS[fd_config.model_config.quantization]
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, cache.block_size)
         self._rotary = RotaryEmbedding(tables)
-        embedding = dequantized_weight(weights.embedding) if int8 else weights.embedding
+        embedding = dequantized_weight(weights.embedding) if digits else weights.embedding
         self._embedding = paddle.to_tensor(embedding)
         self._layers = []
         for layer in weights.layers:
             layer_cache = LayerKVCache(
                 cache.num_blocks, dims.num_kv_heads, cache.block_size, dims.head_dim, half=cache.dtype == "float16"
             )
-            self._layers.append(_Layer(layer, dims, self._rotary, layer_cache, int8=int8))
+            self._layers.append(_Layer(layer, dims, self._rotary, layer_cache, digits=digits))
         self._norm = RMSNorm(weights.norm, dims.rms_norm_eps)
-        self._lm_head = Linear(weights.lm_head or LinearWeights(weights.embedding), int8=int8)
+        self._lm_head = Linear(weights.lm_head or LinearWeights(weights.embedding), digits=digits)
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
@@ -59,22 +59,22 @@ class _Layer:
     """Attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(
-        self, weights: LayerWeights, dims: Dimensions, rotary: RotaryEmbedding, cache: LayerKVCache, *, int8: bool
+        self, weights: LayerWeights, dims: Dimensions, rotary: RotaryEmbedding, cache: LayerKVCache, *, digits: int
     ) -> None:
         self._head_dim = dims.head_dim
         self._rotary = rotary
         self._input_norm = RMSNorm(weights.input_norm, dims.rms_norm_eps)
         # Three products, not one: columns of a merged result would have to be copied out with a stride.
         self._q_proj, self._k_proj, self._v_proj = (
-            Linear(part, int8=int8) for part in (weights.q_proj, weights.k_proj, weights.v_proj)
+            Linear(part, digits=digits) for part in (weights.q_proj, weights.k_proj, weights.v_proj)
         )
         self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, dims.rms_norm_eps)
         self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, dims.rms_norm_eps)
         self._attention = Attention(dims.num_heads, dims.num_kv_heads, dims.head_dim, cache)
-        self._o_proj = Linear(weights.o_proj, int8=int8)
+        self._o_proj = Linear(weights.o_proj, digits=digits)
         self._post_attention_norm = RMSNorm(weights.post_attention_norm, dims.rms_norm_eps)
-        self._gate_up_proj = Linear(merged([weights.gate_proj, weights.up_proj]), int8=int8)
-        self._down_proj = Linear(weights.down_proj, int8=int8)
+        self._gate_up_proj = Linear(merged([weights.gate_proj, weights.up_proj]), digits=digits)
+        self._down_proj = Linear(weights.down_proj, digits=digits)
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch, tables: tuple[Tensor, Tensor]

@@ -15,7 +15,7 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.layers.linear import merged
-from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
@@ -37,7 +37,7 @@ class CompiledDecoder:
     ) -> None:
         self._ops = ops
         self._dims = dims
-        self._int8 = fd_config.model_config.quantization == "w8a8"
+        self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
         self._block_size = fd_config.cache_config.block_size
         # What the operator only knows by address has to live as long as it.
         self._kept: list[Any] = []
@@ -46,7 +46,7 @@ class CompiledDecoder:
         layers = [self._layer(layer, cache, fd_config.cache_config.num_blocks) for layer in weights.layers]
         head = self._linear(weights.lm_head or LinearWeights(weights.embedding))
         # With a tied head in 8 bits, embeddings are its rows; one table less to hold.
-        shared = self._int8 and weights.lm_head is None
+        shared = self._digits > 0 and weights.lm_head is None
         model = ModelStruct(
             num_layers=len(layers),
             hidden_size=dims.hidden_size,
@@ -101,17 +101,21 @@ class CompiledDecoder:
     def _linear(self, weights: LinearWeights) -> LinearStruct:
         out_features, in_features = weights.weight.shape
         self._ops.fdlp_packed_bytes.restype = ctypes.c_int64
-        packed = mapped_zeros(self._ops.fdlp_packed_bytes(in_features, out_features, self._int8), "uint8")
+        packed = mapped_zeros(self._ops.fdlp_packed_bytes(in_features, out_features, self._digits > 0), "uint8")
         address = self._keep(packed)
         source = np.ascontiguousarray(weights.weight)
         self._ops.fdlp_pack(
-            ctypes.c_void_p(address), source.ctypes.data_as(ctypes.c_void_p), in_features, out_features, self._int8
+            ctypes.c_void_p(address),
+            source.ctypes.data_as(ctypes.c_void_p),
+            in_features,
+            out_features,
+            self._digits > 0,
         )
         bias = None if weights.bias is None else self._keep(weights.bias)
-        return LinearStruct(in_features, out_features, self._int8, address, bias)
+        return LinearStruct(in_features, out_features, self._digits, address, bias)
 
     def _embedding(self, embedding: FloatArray) -> FloatArray:
-        return dequantized_weight(embedding) if self._int8 else embedding
+        return dequantized_weight(embedding) if self._digits else embedding
 
     def _zeros(self, count: int, cache: CacheStruct) -> int:
         return self._keep(mapped_zeros(count, "float16" if cache.half else "float32"))

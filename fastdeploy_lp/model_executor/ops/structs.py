@@ -12,7 +12,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = (
         ("in_features", c_int32),
         ("out_features", c_int32),
-        ("int8", c_int32),
+        ("digits", c_int32),
         ("packed", c_void_p),
         ("bias", c_void_p),
     )

@@ -60,7 +60,7 @@ class ActivationBuffer {
    public:
     Activations of(int64_t rows, int in) {
         const int64_t groups = linear_int8::groups_of(in);
-        return {values_.of<float>(rows * in), q_.of<int8_t>(rows * groups * linear_int8::kGroup), scale_.of<float>(rows * groups),
+        return {values_.of<float>(rows * in), q_.of<int8_t>(2 * rows * groups * linear_int8::kGroup), scale_.of<float>(rows * groups),
                 total_.of<float>(rows * groups)};
     }
 

@@ -13,7 +13,7 @@ inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 // Mirrored by `LinearStruct` in decoder.py.
 struct Linear {
     int32_t in, out;
-    int32_t int8;
+    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with 8-bit weights
     const void* packed;
     const float* bias;  // [out] or null
 
@@ -27,21 +27,24 @@ struct Activations {
     float *scale, *total;
 
     void prepare(const Linear& layer, int row) const {
-        if (!layer.int8) return;
+        if (layer.digits == 0) return;
+        linear_int8::quantize_row(values + static_cast<int64_t>(row) * layer.in, layer.in, layer.digits, quantized(layer, row));
+    }
+
+    // From row `first` on.
+    linear_int8::Activations quantized(const Linear& layer, int first) const {
         const int64_t groups = linear_int8::groups_of(layer.in);
-        linear_int8::quantize_row(values + static_cast<int64_t>(row) * layer.in, layer.in,
-                                  {q + row * groups * linear_int8::kGroup, scale + row * groups, total + row * groups});
+        return {q + first * groups * linear_int8::kGroup * layer.digits, scale + first * groups, total + first * groups};
     }
 };
 
 template <int Rows, class Store>
 void multiply_tile(const Linear& layer, const Activations& x, int first, int panel, const Store& put) {
     Floats sums[Rows][2];
-    if (layer.int8) {
-        const int64_t groups = linear_int8::groups_of(layer.in);
-        linear_int8::multiply<Rows>(x.q + first * groups * linear_int8::kGroup, groups * linear_int8::kGroup, x.scale + first * groups,
-                                    x.total + first * groups, groups,
-                                    static_cast<const uint8_t*>(layer.packed) + panel * linear_int8::panel_bytes(layer.in), layer.in, sums);
+    if (layer.digits > 0) {
+        const uint8_t* packed = static_cast<const uint8_t*>(layer.packed) + panel * linear_int8::panel_bytes(layer.in);
+        const auto multiply = layer.digits == 1 ? linear_int8::multiply<Rows, 1> : linear_int8::multiply<Rows, 2>;
+        multiply(x.quantized(layer, first), linear_int8::groups_of(layer.in), packed, sums);
     } else {
         linear_float::multiply<Rows>(x.values + static_cast<int64_t>(first) * layer.in, layer.in,
                                      static_cast<const float*>(layer.packed) + static_cast<int64_t>(panel) * kPanel * layer.in, layer.in,
@@ -59,7 +62,7 @@ void multiply_tile(const Linear& layer, const Activations& x, int first, int pan
 // One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
 template <class Store>
 void multiply_panel(const Linear& layer, const Activations& x, int rows, int panel, const Store& put) {
-    const int most = layer.int8 ? linear_int8::kMaxTile : linear_float::kMaxTile;
+    const int most = layer.digits > 0 ? linear_int8::kMaxTile : linear_float::kMaxTile;
     int row = 0;
     while (row < rows) {
         // Tiles of equal height: a last tile of one row would read the panel for little.

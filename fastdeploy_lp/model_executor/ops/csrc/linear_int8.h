@@ -1,8 +1,8 @@
-// Matrix products of 8-bit activations with 8-bit weights, both with scales for every group of 32 along `in`.
+// Matrix products with 8-bit weights and activations of one or two 8-bit digits, all with scales for every group of 32 along `in`.
 //
-// A weight is minimum + scale * q with q in 0 … 255, for each output column and group; an activation is scale * a with a in
-// -127 … 127, for each row and group. Sums within a group are exact integers and groups are added in ascending order, so a row's result has
-// the same bits alone and in a crowd.
+// A weight is minimum + scale * q with q in 0 … 255, for each output column and group; an activation is scale * a with a in -127 … 127
+// (one digit) or -32512 … 32512 (two), for each row and group. Sums within a group are exact integers and groups are added in ascending
+// order, so a row's result has the same bits alone and in a crowd.
 //
 // Packed: panels of 32 columns; for each group, for each half panel of 16 columns: 8 × [16 columns][4 consecutive k] of q, then 16 scales
 // and 16 minima as half floats.
@@ -25,31 +25,37 @@ inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 inline int64_t panel_bytes(int in) { return static_cast<int64_t>(groups_of(in)) * kGroupBytes; }
 inline int64_t packed_bytes(int in, int out) { return (out + kPanel - 1) / kPanel * panel_bytes(in); }
 
-// A row of activations: `q` [groups * 32], and for each group its scale and scale * Σ q.
+// A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; and scale * Σ a.
 struct Activations {
     int8_t* q;
     float* scale;
     float* total;
 };
 
+template <int Digits>
 inline void quantize_group(const float* x, int n, int8_t* q, float* scale, float* total) {
+    constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
     const float most = largest_magnitude(x, n);
-    const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+    const float inverse = most > 0.0f ? kLevels / most : 0.0f;
     int32_t sum = 0;
     for (int i = 0; i < kGroup; ++i) {
-        const float scaled = i < n ? x[i] * inverse : 0.0f;
-        const int32_t rounded = static_cast<int32_t>(__builtin_rintf(scaled));
-        q[i] = static_cast<int8_t>(rounded);
-        sum += rounded;
+        const int32_t level = i < n ? static_cast<int32_t>(__builtin_rintf(x[i] * inverse)) : 0;
+        sum += level;
+        const int32_t high = Digits == 1 ? level : (level + 128) >> 8;
+        q[i] = static_cast<int8_t>(high);
+        if (Digits == 2) q[kGroup + i] = static_cast<int8_t>(level - high * 256);
     }
-    *scale = most / 127.0f;
+    *scale = most / kLevels;
     *total = *scale * static_cast<float>(sum);
 }
 
-inline void quantize_row(const float* x, int in, Activations row) {
+inline void quantize_row(const float* x, int in, int digits, Activations row) {
     for (int g = 0; g < groups_of(in); ++g) {
         const int n = in - g * kGroup < kGroup ? in - g * kGroup : kGroup;
-        quantize_group(x + g * kGroup, n, row.q + g * kGroup, row.scale + g, row.total + g);
+        if (digits == 1)
+            quantize_group<1>(x + g * kGroup, n, row.q + g * kGroup, row.scale + g, row.total + g);
+        else
+            quantize_group<2>(x + g * kGroup, n, row.q + 2 * g * kGroup, row.scale + g, row.total + g);
     }
 }
 
@@ -105,29 +111,36 @@ static inline Ints dot4(Ints acc, const uint8_t* q, const int8_t* a) {
 #endif
 }
 
-template <int Rows>
-inline void multiply(const int8_t* q, int64_t q_stride, const float* scale, const float* total, int64_t scale_stride, const uint8_t* panel,
-                     int in, Floats (*sums)[2]) {
+// The digits of one row and group times one half panel: an exact integer.
+template <int Digits>
+static inline Ints combine(const Ints* acc) {
+    return Digits == 1 ? acc[0] : acc[0] * 256 + acc[1];
+}
+
+// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total.
+template <int Rows, int Digits>
+inline void multiply(const Activations& x, int groups, const uint8_t* panel, Floats (*sums)[2]) {
+    constexpr int kStep = Digits * kGroup;
     Floats out[Rows][2] = {};
-    for (int g = 0; g < groups_of(in); ++g, panel += kGroupBytes) {
+    for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
         for (int line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
-        Ints acc[Rows][2] = {};
-#pragma GCC unroll 8
-        for (int k = 0; k < kGroup; k += 4)
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                const int8_t* a = q + r * q_stride + g * kGroup + k;
-                acc[r][0] = dot4(acc[r][0], panel + k * kLanes, a);
-                acc[r][1] = dot4(acc[r][1], panel + kHalfBytes + k * kLanes, a);
-            }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + half * kHalfBytes + kGroup * kLanes);
+            const uint8_t* w = panel + half * kHalfBytes;
+            Ints acc[Rows][Digits] = {};
+#pragma GCC unroll 8
+            for (int k = 0; k < kGroup; k += 4)
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+                    for (int d = 0; d < Digits; ++d)
+                        acc[r][d] = dot4(acc[r][d], w + k * kLanes, x.q + (static_cast<int64_t>(r) * groups + g) * kStep + d * kGroup + k);
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w + kGroup * kLanes);
             const Floats steps = load(scales), minima = load(scales + kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
-                out[r][half] += to_floats(acc[r][half]) * steps * splat(scale[r * scale_stride + g]);
-                out[r][half] += minima * splat(total[r * scale_stride + g]);
+                out[r][half] += to_floats(combine<Digits>(acc[r])) * steps * splat(x.scale[r * groups + g]);
+                out[r][half] += minima * splat(x.total[r * groups + g]);
             }
         }
     }

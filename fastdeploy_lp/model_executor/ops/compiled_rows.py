@@ -42,7 +42,7 @@ class CompiledRowOps(RowOps):
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
 
-    def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:  # noqa: ARG002 - always on
         """As the interface says; the guard costs nothing and is always on."""
         logits = _plain(logits)
         rows, size = logits.shape

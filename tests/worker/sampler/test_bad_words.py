@@ -14,7 +14,7 @@ def test_output_that_heeds_the_bans_never_holds_a_bad_word(words: list[list[int]
     output: list[int] = []
     for wish in wishes:
         banned = bad.banned(output).tolist()
-        completed = [word[-1] for word in words if (output + [word[-1]])[-len(word) :] == word]
+        completed = [word[-1] for word in words if [*output, word[-1]][-len(word) :] == word]
         assert sorted(set(banned)) == sorted(set(completed))
         allowed = [token for token in (wish, *range(4)) if token not in banned]
         if not allowed:

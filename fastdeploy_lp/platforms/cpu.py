@@ -30,6 +30,11 @@ ALLOCATOR = {
 }
 
 
+# Idle threads of OpenMP watch for work for some 50 us, which bridges the gap between two operators, and then sleep: by
+# default they would watch for milliseconds, on a core that the API process could use.
+OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
+
+
 class CpuPlatform(Platform):
     """Every core that the process may run on computes; freed memory is kept for the next step."""
 
@@ -39,7 +44,9 @@ class CpuPlatform(Platform):
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""
         cores = str(len(os.sched_getaffinity(0)))
-        wanted = dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | _mkl_code_path(Path("/proc/cpuinfo"))
+        wanted = (
+            dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | OPENMP_WAITING | _mkl_code_path(Path("/proc/cpuinfo"))
+        )
         return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
     def free_memory(self) -> int:

@@ -35,23 +35,56 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
 
 constexpr int kMaxAttentionRows = 6;
 
+inline void prefetch(const void* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
+}
+
+// Strips of 16 keys: query rows times `Strips` of them at once, so that enough sums are under way to hide their latency.
+template <int Rows, int Strips, class Element>
+inline void score_strips(const Element* const* strips, int width, int head_dim, const float* const* queries, Floats (*sums)[Strips]) {
+    Floats acc[Rows][Strips] = {};
+    for (int d = 0; d < head_dim; ++d) {
+        Floats keys[Strips];
+#pragma GCC unroll 4
+        for (int i = 0; i < Strips; ++i) keys[i] = load(strips[i] + d * width);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const Floats q = splat(queries[r][d]);
+#pragma GCC unroll 4
+            for (int i = 0; i < Strips; ++i) acc[r][i] += q * keys[i];
+        }
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int i = 0; i < Strips; ++i) sums[r][i] = acc[r][i];
+}
+
 // scores[r][position] = query r · key, for all positions of `blocks` blocks.
 template <int Rows, class Element>
-void score(const Cache& cache, const Element* keys, const int32_t* table, int blocks, int head, const float* const* queries,
-           float* scores, int64_t stride) {
-    const int width = cache.key_width();
-    for (int b = 0; b < blocks; ++b) {
-        const Element* block = keys + cache.key_at(table[b], head);
-        for (int at = 0; at < cache.block_size; at += kLanes) {
-            Floats sums[Rows] = {};
-            for (int d = 0; d < cache.head_dim; ++d) {
-                const Floats k = load(block + d * width + at);
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r) sums[r] += splat(queries[r][d]) * k;
-            }
-            const int left = cache.block_size - at;
+void score(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head,
+           const float* const* queries, float* scores, int64_t stride) {
+    constexpr int kStrips = Rows <= 4 ? 4 : 2;
+    const int width = cache.key_width(), per_block = width / kLanes, count = blocks * per_block;
+    const int64_t key_bytes = static_cast<int64_t>(cache.head_dim) * width * sizeof(Element);
+    const int64_t value_bytes = static_cast<int64_t>(cache.block_size) * cache.value_width() * sizeof(Element);
+    for (int first = 0; first < count; first += kStrips) {
+        const Element* strips[kStrips];
+        for (int i = 0; i < kStrips; ++i) {
+            // Beyond the last strip, the last once more: computed, not kept.
+            const int strip = first + i < count ? first + i : count - 1;
+            strips[i] = keys + cache.key_at(table[strip / per_block], head) + strip % per_block * kLanes;
+        }
+        // Blocks lie anywhere, which the processor's own prefetching cannot foresee.
+        for (int next = (first + kStrips) / per_block; next < blocks && next * per_block < first + 2 * kStrips; ++next)
+            prefetch(keys + cache.key_at(table[next], head), key_bytes);
+        for (int now = first / per_block; now < blocks && now * per_block < first + kStrips; ++now)
+            prefetch(values + cache.value_at(table[now], head), value_bytes);
+        Floats sums[Rows][kStrips];
+        score_strips<Rows, kStrips>(strips, width, cache.head_dim, queries, sums);
+        for (int i = 0; i < kStrips && first + i < count; ++i) {
+            const int block = (first + i) / per_block, at = (first + i) % per_block * kLanes, left = cache.block_size - at;
             for (int r = 0; r < Rows; ++r)
-                std::memcpy(scores + r * stride + b * cache.block_size + at, &sums[r], sizeof(float) * (left < kLanes ? left : kLanes));
+                std::memcpy(scores + r * stride + block * cache.block_size + at, &sums[r][i],
+                            sizeof(float) * (left < kLanes ? left : kLanes));
         }
     }
 }
@@ -115,7 +148,7 @@ void attend(const Cache& cache, const Element* keys, const Element* values, cons
     int longest = 0;
     for (int r = 0; r < Rows; ++r) longest = lengths[r] > longest ? lengths[r] : longest;
     const int blocks = (longest + cache.block_size - 1) / cache.block_size;
-    score<Rows>(cache, keys, table, blocks, head, queries, scores, stride);
+    score<Rows>(cache, keys, values, table, blocks, head, queries, scores, stride);
     float scale[Rows];
     for (int r = 0; r < Rows; ++r) scale[r] = soften(scores + r * stride, lengths[r], longest);
     mix<Rows>(cache, values, table, longest, head, scores, stride, scale, outs);

@@ -62,7 +62,7 @@ void multiply_tile(const Linear& layer, const Activations& x, int first, int pan
 // One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
 template <class Store>
 void multiply_panel(const Linear& layer, const Activations& x, int rows, int panel, const Store& put) {
-    const int most = layer.digits > 0 ? linear_int8::kMaxTile : linear_float::kMaxTile;
+    const int most = layer.digits > 0 ? linear_int8::max_tile(layer.digits) : linear_float::kMaxTile;
     int row = 0;
     while (row < rows) {
         // Tiles of equal height: a last tile of one row would read the panel for little.

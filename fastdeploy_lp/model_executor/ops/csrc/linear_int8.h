@@ -16,11 +16,12 @@ namespace linear_int8 {
 
 constexpr int kGroup = 32;
 constexpr int kPanel = 2 * kLanes;
-constexpr int kMaxTile = 6;
 constexpr int kHalfBytes = kGroup * kLanes + 2 * kLanes * 2;
 constexpr int kGroupBytes = 2 * kHalfBytes;
 constexpr int kAhead = 4 * kGroupBytes;
 
+// Rows that share one reading of a panel: as many as have their sums in 32 registers.
+inline int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 inline int64_t panel_bytes(int in) { return static_cast<int64_t>(groups_of(in)) * kGroupBytes; }
 inline int64_t packed_bytes(int in, int out) { return (out + kPanel - 1) / kPanel * panel_bytes(in); }
@@ -124,22 +125,24 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Flo
     Floats out[Rows][2] = {};
     for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
         for (int line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+        Ints acc[Rows][2][Digits] = {};
+#pragma GCC unroll 8
+        for (int k = 0; k < kGroup; k += 4)
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+                for (int d = 0; d < Digits; ++d) {
+                    const int8_t* a = x.q + (static_cast<int64_t>(r) * groups + g) * kStep + d * kGroup + k;
+                    acc[r][0][d] = dot4(acc[r][0][d], panel + k * kLanes, a);
+                    acc[r][1][d] = dot4(acc[r][1][d], panel + kHalfBytes + k * kLanes, a);
+                }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const uint8_t* w = panel + half * kHalfBytes;
-            Ints acc[Rows][Digits] = {};
-#pragma GCC unroll 8
-            for (int k = 0; k < kGroup; k += 4)
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 2
-                    for (int d = 0; d < Digits; ++d)
-                        acc[r][d] = dot4(acc[r][d], w + k * kLanes, x.q + (static_cast<int64_t>(r) * groups + g) * kStep + d * kGroup + k);
-            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w + kGroup * kLanes);
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + half * kHalfBytes + kGroup * kLanes);
             const Floats steps = load(scales), minima = load(scales + kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
-                out[r][half] += to_floats(combine<Digits>(acc[r])) * steps * splat(x.scale[r * groups + g]);
+                out[r][half] += to_floats(combine<Digits>(acc[r][half])) * steps * splat(x.scale[r * groups + g]);
                 out[r][half] += minima * splat(x.total[r * groups + g]);
             }
         }

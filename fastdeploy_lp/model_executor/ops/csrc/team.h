@@ -2,8 +2,40 @@
 #pragma once
 
 #include <omp.h>
+#include <sched.h>
 
 #include <atomic>
+
+// Where the threads meet at the end of a phase. They keep their cores while they wait: a phase takes microseconds, and on a busy machine a
+// core given away comes back milliseconds later, hundreds of times a pass.
+class Barrier {
+   public:
+    void wait(int threads) {
+        const int generation = generation_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+            arrived_.store(0, std::memory_order_relaxed);
+            generation_.store(generation + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins)
+            if (spins < kSpins)
+                pause();
+            else
+                sched_yield();
+    }
+
+   private:
+    static constexpr int kSpins = 1 << 20;
+
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> generation_{0};
+};
 
 // The tasks of a phase are handed out one by one, so that a thread that lost its core for a while holds nobody up for long.
 class Team {
@@ -14,13 +46,14 @@ class Team {
 
    private:
     friend class Member;
+    Barrier barrier_;
     // The counter of the next phase is cleared during this one, when everybody has left the phase before it, which used it last but one.
     std::atomic<int> next_[3] = {};
 };
 
 class Member {
    public:
-    Member(Team& team, int thread) : team_(team), thread_(thread) {}
+    Member(Team& team, int thread, int threads) : team_(team), thread_(thread), threads_(threads) {}
 
     int thread() const { return thread_; }
 
@@ -31,12 +64,12 @@ class Member {
         std::atomic<int>& next = team_.next_[phase_ % 3];
         for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) task(i);
         ++phase_;
-#pragma omp barrier
+        team_.barrier_.wait(threads_);
     }
 
    private:
     Team& team_;
-    int thread_;
+    int thread_, threads_;
     int phase_ = 0;
 };
 
@@ -45,7 +78,7 @@ void Team::forward(const Walk& walk) {
     Team team;
 #pragma omp parallel
     {
-        Member member(team, omp_get_thread_num());
+        Member member(team, omp_get_thread_num(), omp_get_num_threads());
         walk(member);
     }
 }

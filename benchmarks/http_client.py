@@ -1,0 +1,143 @@
+"""A small HTTP/1.1 client for load generators: it streams responses at little cost for each piece of a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+
+class HTTPClientError(Exception):
+    """No exchange with the server: a URL that is none, a closed connection, an answer that is no HTTP."""
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection that carries one exchange at a time.
+
+    What is read goes straight to the exchange's receiver, without a task being woken for it: on a machine where the
+    server runs too, the client's own work for each chunk is taken from what it measures.
+    """
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._complete = False
+        self._receive: Callable[[int, bytes], None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow."""
+        alive = self._transport is not None and not self._transport.is_closing()
+        return alive and self._complete and bool(self._parser.should_keep_alive())
+
+    async def exchange(self, request: bytes, receive: Callable[[int, bytes], None]) -> None:
+        """Send ``request``; ``receive`` gets the status and each piece of the body, the last one perhaps empty.
+
+        Raises HTTPClientError for what is no HTTP response, and whatever ``receive`` raises.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise HTTPClientError("the connection is closed")
+        self._complete, self._receive = False, receive
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._ended
+        finally:
+            self._receive = None
+            if not self.reusable:
+                self.close()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio says that the connection stands."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio brings what was read."""
+        self._body.clear()
+        try:
+            self._parser.feed_data(data)
+            if self._receive is not None:
+                self._receive(self._parser.get_status_code(), b"".join(self._body))
+        except httptools.HttpParserError as error:
+            self._end(HTTPClientError(f"no HTTP response: {error}"))
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the exchange
+            self._end(error)
+        else:
+            if self._complete:
+                self._end(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Asyncio says that the connection is gone: without a length, this is how a response ends."""
+        started = self._parser.get_status_code() != 0
+        self._end(None if started and error is None else HTTPClientError(f"the server closed the connection: {error}"))
+
+    def on_body(self, body: bytes) -> None:
+        """The parser found a piece of the body."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The parser found the end of the response."""
+        self._complete = True
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended is None or self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+
+@dataclass
+class Client:
+    """Connections to one server; as many as there are exchanges at a time, kept open between them.
+
+    ``base_url`` is the API's root, ``headers`` are sent with every request. Proxies are not used.
+    """
+
+    base_url: str
+    headers: dict[str, str]
+    idle: list[Connection] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise HTTPClientError(f"{self.base_url}: must be a URL like http://127.0.0.1:8180/v1")
+        self._tls = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._path = parts.path.rstrip("/")
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in (self.headers | {"Host": parts.netloc}).items())
+
+    async def exchange(self, method: str, path: str, body: bytes, receive: Callable[[int, bytes], None]) -> None:
+        """One request and its response, as ``Connection.exchange`` does it; also raises OSError."""
+        head = f"{method} {self._path}/{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n"
+        if body:
+            head += "Content-Type: application/json\r\n"
+        connection = await self._connection()
+        await connection.exchange(head.encode("latin-1") + b"\r\n" + body, receive)
+        if connection.reusable:
+            self.idle.append(connection)
+
+    async def _connection(self) -> Connection:
+        while self.idle:
+            if (connection := self.idle.pop()).reusable:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls or None)
+        return connection
+
+    def close(self) -> None:
+        """Drop the connections that are idle."""
+        while self.idle:
+            self.idle.pop().close()

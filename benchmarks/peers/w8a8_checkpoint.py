@@ -1,4 +1,4 @@
-"""Writes a compressed-tensors W8A8 checkpoint of a Llama model for vLLM: int8 per output channel, int8 tokens at run time.
+"""Writes a compressed-tensors W8A8 checkpoint of a Llama model for vLLM: int8 weights by channel, activations by token.
 
 SmoothQuant moves the outliers of activations into the weights first: each input channel of a matrix is divided by a
 factor, which goes into the weights of the layer before it. The LM head is quantized too, so the embedding is untied.
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from serving import PROMPTS  # noqa: E402 - found by the line above
+from serving import PROMPTS
 
 ALPHA = 0.7
 CALIBRATION_TOKENS = 64

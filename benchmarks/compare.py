@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,13 +28,15 @@ from peers.contender import (
     llama_contender,
     our_contender,
     vllm_contender,
+    without_folders,
 )
-from peers.machine import load_average, this_machine
+from peers.cpu_time import busy_seconds, tree_seconds
+from peers.machine import this_machine
 from peers.outcome import LevelResult, Outcome, Run
 from peers.page import PAGE, write_page
 from peers.plot import render_svg
 from peers.report import Settings, render_json, render_results
-from peers.server_process import ServerError, ServerProcess, without_folders
+from peers.server_process import ServerError, ServerProcess
 
 sys.path.insert(0, str(REPOSITORY))
 from fastdeploy_lp.checkpoint import CheckpointError, resolve_model
@@ -112,33 +115,42 @@ def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> list[Outc
             if outcome.error is not None:
                 continue
             print(f"run {repeat + 1} of {args.repeats}: {outcome.contender.name}", file=sys.stderr, flush=True)
-            run = Run(load_average())
+            run = Run()
             outcome.runs.append(run)
             try:
                 with ServerProcess(outcome.contender, args.start_seconds) as server:
-                    load(args, server.url, run, bias=args.processors and outcome.contender.takes_logit_bias)
+                    load(args, server, run, bias=args.processors and outcome.contender.takes_logit_bias)
             except (ServerError, serving.BenchmarkError, HTTPClientError, OSError) as error:
                 outcome.error = without_folders(" ".join(str(error).split()))
                 print(f"  {outcome.error}", file=sys.stderr, flush=True)
     return outcomes
 
 
-def load(args: argparse.Namespace, url: str, run: Run, *, bias: bool) -> None:
+def load(args: argparse.Namespace, server: ServerProcess, run: Run, *, bias: bool) -> None:
     """All levels on one server; with `bias`, each level with and without, which of them first changes."""
     for index, concurrency in enumerate(args.concurrency):
         results = [run.plain, run.biased][: 2 if bias else 1]
         for result in results if index % 2 == 0 else reversed(results):
             extra = {"logit_bias": LOGIT_BIAS} if result is run.biased else {}
-            result.append(level(args, url, concurrency, extra))
+            result.append(level(args, server, concurrency, extra))
 
 
-def level(args: argparse.Namespace, url: str, concurrency: int, extra: dict[str, Any]) -> LevelResult:
+def level(args: argparse.Namespace, server: ServerProcess, concurrency: int, extra: dict[str, Any]) -> LevelResult:
     """One level after a warm-up of as many requests as it holds at a time."""
-    options = ["--base-url", f"{url}/v1", "--concurrency", str(concurrency), "--max-tokens", str(args.max_tokens)]
+    options = [
+        "--base-url",
+        f"{server.url}/v1",
+        "--concurrency",
+        str(concurrency),
+        "--max-tokens",
+        str(args.max_tokens),
+    ]
     options += ["--warmup", str(concurrency), "--extra-body", json.dumps(extra)]
     options += ["--requests-per-level", str(max(LEAST_REQUESTS, args.rounds * concurrency))]
+    started, others = time.perf_counter(), _other_seconds(server.pid)
     report = asyncio.run(serving.benchmark(serving.parse_arguments(options)))
-    return LevelResult.of(report["levels"][0])
+    others = _other_seconds(server.pid) - others
+    return LevelResult.of(report["levels"][0], max(0.0, others) / (time.perf_counter() - started))
 
 
 def write(args: argparse.Namespace, directory: Path, outcomes: Sequence[Outcome]) -> str:
@@ -175,6 +187,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(write(args, args.output or REPOSITORY / "docs", outcomes))
     return int(any(x.contender.ours and x.problem for x in outcomes))
+
+
+def _other_seconds(server: int) -> float:
+    """Processor time of everything but the server and this process."""
+    return busy_seconds() - tree_seconds(server) - time.process_time()
 
 
 def _version(*command: str) -> str:

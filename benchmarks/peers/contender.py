@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,3 +95,8 @@ def hugging_face_contender(directory: Path) -> Contender:
 def printable(command: Sequence[str]) -> str:
     """The command line without the folders of this machine."""
     return " ".join(Path(word).name if Path(word).is_absolute() else word for word in command)
+
+
+def without_folders(text: str) -> str:
+    """Paths cut down to their last part: results are published."""
+    return re.sub(r"(?:/[^/\s:'\"]+)+/(?=[^/\s])", "", text)

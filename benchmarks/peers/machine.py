@@ -7,8 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-# Above this load before a server starts, something else computes: results are no measurement of the servers alone.
-QUIET_LOAD = 0.3
+# Above this many cores taken by others during a level, results are no measurement of the servers alone.
+QUIET_CORES = 0.05
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,6 @@ def this_machine() -> Machine:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     instructions = tuple(flag for flag in wanted if flag in flags)
     return Machine(processor, os.cpu_count() or 1, pages, platform.release(), instructions)
-
-
-def load_average() -> float:
-    """Processes that ran or wanted to, over the last minute."""
-    return os.getloadavg()[0]
 
 
 def _read(path: str) -> str:

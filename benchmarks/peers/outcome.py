@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.contender import Contender
+from peers.contender import Contender, without_folders
 
 
 @dataclass(frozen=True)
 class LevelResult:
     """One level of one run: medians of its requests, throughput of the whole level.
 
-    ttft_ms and tpot_ms are None where no request gave a value; problem is what went wrong, None for nothing.
+    ttft_ms and tpot_ms are None where no request gave a value. The shares are of one core: the load generator's, and
+    what neither it nor the server used. problem is what went wrong, None for nothing.
     """
 
     concurrency: int
@@ -22,27 +23,25 @@ class LevelResult:
     ttft_ms: float | None
     tpot_ms: float | None
     client_cpu_share: float
+    other_cpu_share: float
     problem: str | None
 
     @classmethod
-    def of(cls, level: dict[str, Any]) -> LevelResult:
+    def of(cls, level: dict[str, Any], other_cpu_share: float) -> LevelResult:
         """From a level of `serving.py`'s report."""
-        problem = f"{level['errors']} failed: {level['first_error']}" if level["errors"] else None
+        problem = without_folders(f"{level['errors']} failed: {level['first_error']}") if level["errors"] else None
         if problem is None and level["short_outputs"]:
             problem = f"{level['short_outputs']} outputs were too short"
         ttft, tpot = level["ttft_ms"] or {}, level["tpot_ms"] or {}
         throughput, share = level["output_tokens_per_s"], level["client_cpu_share"]
-        return cls(level["concurrency"], throughput, ttft.get("p50"), tpot.get("p50"), share, problem)
+        times = ttft.get("p50"), tpot.get("p50")
+        return cls(level["concurrency"], throughput, *times, share, other_cpu_share, problem)
 
 
 @dataclass
 class Run:
-    """One start of one server; `biased` is the same load with a logit bias in every request.
+    """One start of one server; `biased` is the same load with a logit bias in every request."""
 
-    load_before: the machine's load average before the start, which is the noise in what follows.
-    """
-
-    load_before: float
     plain: list[LevelResult] = field(default_factory=list)
     biased: list[LevelResult] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.contender import printable
-from peers.machine import QUIET_LOAD, Machine
+from peers.machine import QUIET_CORES, Machine
 from peers.outcome import Outcome, Ratio, throughput_ratio, ttft_ratio
 
 SCHEMA_VERSION = 1
@@ -61,16 +61,17 @@ def render_results(settings: Settings, machine: Machine, outcomes: Sequence[Outc
 
 
 def _conditions(settings: Settings, machine: Machine, outcomes: Sequence[Outcome]) -> list[str]:
-    loads = [run.load_before for x in outcomes for run in x.runs]
-    shares = [level.client_cpu_share for x in outcomes for run in x.runs for level in run.plain]
+    levels = [level for x in outcomes for run in x.runs for level in (*run.plain, *run.biased)]
     lines = [
         f"{settings.model}, {settings.max_tokens} output tokens, greedy, streamed, {settings.timestamp}. {machine}."
     ]
     lines.append(f"Medians of {settings.repeats} runs, the servers in turn." if settings.repeats > 1 else "One run.")
-    if shares:
-        lines.append(f"The load generator itself took at most {100 * max(shares):.0f} % of a core.")
-    if loads and max(loads) > QUIET_LOAD:
-        busy = f"load average up to {max(loads):.1f} before a server was started"
+    if levels:
+        client = max(level.client_cpu_share for level in levels)
+        lines.append(f"The load generator itself took at most {100 * client:.0f} % of a core.")
+    others = max((level.other_cpu_share for level in levels), default=0.0)
+    if others > QUIET_CORES:
+        busy = f"other processes took up to {others:.2f} cores"
         lines += ["", f"> **Preliminary.** The machine was not quiet ({busy}): measure again before using a number."]
     return lines
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
-from peers.contender import Contender
+from peers.contender import Contender, without_folders
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 30.0
@@ -44,6 +44,13 @@ class ServerProcess:
     def url(self) -> str:
         """Where the server is, without `/v1`."""
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The process that was started; raises ServerError outside of the block."""
+        if self._process is None:
+            raise ServerError("not started")
+        return self._process.pid
 
     def __enter__(self) -> ServerProcess:
         try:
@@ -102,11 +109,6 @@ class ServerProcess:
         lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
         errors = [line for line in lines if re.search(r"\w*Error\b|error:", line)]
         return without_folders((errors or lines or ["it printed nothing"])[-1])[:300]
-
-
-def without_folders(text: str) -> str:
-    """Paths cut down to their last part: results are published."""
-    return re.sub(r"(?:/[^/\s:'\"]+)+/(?=[^/\s])", "", text)
 
 
 def free_port() -> int:

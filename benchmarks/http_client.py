@@ -26,15 +26,17 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._complete = False
+        self._keep_alive = False
         self._receive: Callable[[int, bytes], None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] | None = None
 
     @property
     def reusable(self) -> bool:
         """Whether another exchange may follow."""
         alive = self._transport is not None and not self._transport.is_closing()
-        return alive and self._complete and bool(self._parser.should_keep_alive())
+        return alive and self._complete and self._keep_alive
 
     async def exchange(self, request: bytes, receive: Callable[[int, bytes], None]) -> None:
         """Send ``request``; ``receive`` gets the status and each piece of the body, the last one perhaps empty.
@@ -48,19 +50,27 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         try:
             await self._ended
+        except BaseException:
+            # What is left of the response must not be taken for the next one.
+            self.close()
+            raise
         finally:
             self._receive = None
-            if not self.reusable:
-                self.close()
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, soon."""
         if self._transport is not None:
             self._transport.abort()
+
+    async def closed(self) -> None:
+        """Wait until the connection is gone."""
+        if self._lost is not None:
+            await self._lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio says that the connection stands."""
         self._transport = cast(asyncio.Transport, transport)
+        self._lost = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
         """Asyncio brings what was read."""
@@ -79,6 +89,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Asyncio says that the connection is gone: without a length, this is how a response ends."""
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
         started = self._parser.get_status_code() != 0
         self._end(None if started and error is None else HTTPClientError(f"the server closed the connection: {error}"))
 
@@ -89,6 +101,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The parser found the end of the response."""
         self._complete = True
+        # Asked later, the parser has already forgotten the response.
+        self._keep_alive = bool(self._parser.should_keep_alive())
 
     def _end(self, error: Exception | None) -> None:
         if self._ended is None or self._ended.done():
@@ -128,6 +142,8 @@ class Client:
         await connection.exchange(head.encode("latin-1") + b"\r\n" + body, receive)
         if connection.reusable:
             self.idle.append(connection)
+        else:
+            connection.close()
 
     async def _connection(self) -> Connection:
         while self.idle:
@@ -137,7 +153,9 @@ class Client:
         _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls or None)
         return connection
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Drop the connections that are idle."""
         while self.idle:
-            self.idle.pop().close()
+            connection = self.idle.pop()
+            connection.close()
+            await connection.closed()

@@ -350,7 +350,7 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
             level = {"concurrency": concurrency, "requests": count} | summarise(samples, full_length, warmup)
             levels.append(level | {"client_cpu_share": cpu_seconds / level["wall_s"]})
     finally:
-        client.close()
+        await client.close()
     return {
         "schema_version": SCHEMA_VERSION,
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -286,10 +286,12 @@ def test_hugging_face_peer_answers_as_the_reference(golden_cases: list[dict[str,
         client = Client(f"{url}/v1", {})
         full = {"messages": cases[0]["messages"], "ignore_eos": True} | common
         bodies = [{"messages": case["messages"]} | common for case in cases]
-        return [*await asyncio.gather(*(ask(client, body) for body in bodies)), await ask(client, full)]
+        answers = [*await asyncio.gather(*(ask(client, body) for body in bodies)), await ask(client, full)]
+        await client.close()
+        return answers
 
     contender = hugging_face_contender(resolve_model("smollm2-135m").directory)
-    with ServerProcess(contender, 120.0) as server:
+    with ServerProcess(contender, 300.0) as server:
         *answers, (text, sample) = asyncio.run(ask_all(server.url))
     assert [text for text, _ in answers] == [case["output_text"] for case in cases]
     assert [sample.output_tokens for _, sample in answers] == [len(case["output_ids"]) for case in cases]

@@ -10,11 +10,12 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,10 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> list[Outcome]:
-    """Start every server in turn, `args.repeats` times over; each round begins with another one.
+def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> Iterator[list[Outcome]]:
+    """Start every server in turn, `args.repeats` times over; give what is known after each of them.
 
-    Interleaved so that a machine that gets slower in the course of a run slows all of them.
+    Interleaved, each round beginning with another one, so that a machine that gets slower slows all of them.
     """
     outcomes = [Outcome(contender) for contender in entered]
     for repeat in range(args.repeats):
@@ -123,7 +124,7 @@ def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> list[Outc
             except (ServerError, serving.BenchmarkError, HTTPClientError, OSError) as error:
                 outcome.error = without_folders(" ".join(str(error).split()))
                 print(f"  {outcome.error}", file=sys.stderr, flush=True)
-    return outcomes
+            yield outcomes
 
 
 def load(args: argparse.Namespace, server: ServerProcess, run: Run, *, bias: bool) -> None:
@@ -176,16 +177,19 @@ def write(args: argparse.Namespace, directory: Path, outcomes: Sequence[Outcome]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 when one of our own configurations has no result."""
     args = parse_arguments(argv)
-    try:
-        outcomes = measure(args, contenders(args))
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if args.output is None and args.smoke:
-        with tempfile.TemporaryDirectory() as directory:
-            print(write(args, Path(directory), outcomes))
-    else:
-        print(write(args, args.output or REPOSITORY / "docs", outcomes))
+    # So that whoever ends the run by its id ends the server of the moment too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory() as dropped:
+        directory = args.output or (Path(dropped) if args.smoke else REPOSITORY / "docs")
+        results, outcomes = "nothing to compare\n", list[Outcome]()
+        try:
+            for outcomes in measure(args, contenders(args)):
+                # After each server: hours of work are not lost to whoever stops the run.
+                results = write(args, directory, outcomes)
+        except CheckpointError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    print(results)
     return int(any(x.contender.ours and x.problem for x in outcomes))
 
 

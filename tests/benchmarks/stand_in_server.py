@@ -2,7 +2,7 @@
 
 `dies.gguf` ends at once with an error, `never.gguf` is never healthy, `refuses.gguf` answers requests with an error,
 any other serves. Request bodies go to `bodies.jsonl` beside the model, the id of a child that it leaves behind to
-`child.pid`.
+a file with the model's name and `.pid`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def main() -> None:
     if args.model.stem == "dies":
         sys.exit(f"error: no tensors in {args.model}")
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    (args.model.parent / "child.pid").write_text(str(child.pid))
+    # Appears with its content: tests wait for the file.
+    written = args.model.with_suffix(".new")
+    written.write_text(str(child.pid))
+    written.rename(args.model.with_suffix(".pid"))
     Handler.model = args.model
     Handler.protocol_version = "HTTP/1.1"
     ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()

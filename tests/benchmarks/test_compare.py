@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -106,6 +107,25 @@ def test_working_and_failing_servers_share_one_page(llama_server: Path, tmp_path
     assert "/srv" not in written
 
 
+def test_a_run_that_is_ended_keeps_its_results_and_leaves_no_server(llama_server: Path, tmp_path: Path) -> None:
+    """SIGTERM while the second server starts: the first one's results are written, and nothing runs on."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    models = [f"Q4_1={tmp_path}/works.gguf", f"f32={tmp_path}/never.gguf"]
+    options = ["--concurrency", "1", "--max-tokens", "7", "--repeats", "1", "--output", str(folder)]
+    command = [sys.executable, str(SCRIPT), "--ours", "--llama-server", str(llama_server), "--llama-gguf", *models]
+    running = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+    left = [tmp_path / "works.pid", tmp_path / "never.pid"]
+    wait_until(lambda: (folder / "benchmarks.md").is_file() and left[1].is_file(), 60.0)
+    children = [int(path.read_text()) for path in left]
+    running.terminate()
+    assert running.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: not any(map(process_exists, children)), 30.0)
+    (works, never) = json.loads((folder / "benchmarks.json").read_text())["contenders"]
+    assert works["runs"][0]["plain"][0]["tokens_per_s"] > 0
+    assert never["runs"] == []
+
+
 def test_all_levels_send_the_same_requests_but_for_the_bias(llama_server: Path, tmp_path: Path) -> None:
     """Full-length greedy streams; each level once with the bias in every request and once without."""
     options = ["--concurrency", "1", "3", "--rounds", "4", "--max-tokens", "7", "--processors"]
@@ -136,7 +156,7 @@ def test_short_outputs_are_no_result(llama_server: Path) -> None:
 def test_a_server_leaves_nothing_behind(llama_server: Path, tmp_path: Path) -> None:
     """What a server started is ended with it."""
     with ServerProcess(stand_in(llama_server, "works"), 60.0):
-        child = int((tmp_path / "child.pid").read_text())
+        child = int((tmp_path / "works.pid").read_text())
         assert process_exists(child)
     wait_until(lambda: not process_exists(child), 30.0)
 

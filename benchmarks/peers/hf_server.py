@@ -104,11 +104,17 @@ class BatchGenerator(threading.Thread):
             batch = [self.waiting.get()]
             while len(batch) < self._max_batch and not self.waiting.empty():
                 batch.append(self.waiting.get())
-            try:
-                self._generate(batch)
-            except Exception as error:  # noqa: BLE001 - the requests get it; the next batch may well work
-                for waiting in batch:
-                    waiting.put(error)
+            # `generate` has one least length for a whole batch.
+            for full in (True, False):
+                if rows := [waiting for waiting in batch if waiting.body.ignore_eos is full]:
+                    self._answer(rows)
+
+    def _answer(self, batch: Sequence[Waiting]) -> None:
+        try:
+            self._generate(batch)
+        except Exception as error:  # noqa: BLE001 - the requests get it; the next batch may well work
+            for waiting in batch:
+                waiting.put(error)
 
     def _generate(self, batch: Sequence[Waiting]) -> None:
         texts = [
@@ -119,7 +125,7 @@ class BatchGenerator(threading.Thread):
         for waiting, mask in zip(batch, inputs["attention_mask"], strict=True):
             waiting.prompt_tokens = int(mask.sum())
         length = max(x.body.max_tokens for x in batch)
-        full = any(x.body.ignore_eos for x in batch)
+        full = batch[0].body.ignore_eos
         streamer = BatchStreamer(self._tokenizer, batch, self._tokenizer.eos_token_id)
         with torch.inference_mode():
             self._model.generate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,9 +92,10 @@ def hugging_face_contender(directory: Path) -> Contender:
     return Contender("Hugging Face generate", "float32", command, {"HF_HUB_OFFLINE": "1"}, takes_logit_bias=False)
 
 
-def printable(command: Sequence[str]) -> str:
-    """The command line without the folders of this machine."""
-    return " ".join(Path(word).name if Path(word).is_absolute() else word for word in command)
+def printable(contender: Contender) -> str:
+    """What starts it, as one would type it, without the folders of this machine."""
+    settings = [f"{name}={value}" for name, value in contender.environment.items() if name != "PYTHONPATH"]
+    return " ".join(without_folders(word) for word in (*settings, *contender.command))
 
 
 def without_folders(text: str) -> str:

@@ -34,7 +34,7 @@ def render_json(settings: Settings, machine: Machine, outcomes: Sequence[Outcome
             "precision": x.contender.precision,
             "version": x.contender.version,
             "ours": x.contender.ours,
-            "command": printable(x.contender.command),
+            "command": printable(x.contender),
             "error": x.error,
             "runs": [asdict(run) for run in x.runs],
         }
@@ -56,7 +56,7 @@ def render_results(settings: Settings, machine: Machine, outcomes: Sequence[Outc
     lines += ["", "How each server was started:", ""]
     for x in outcomes:
         version = f" ({x.contender.version})" if x.contender.version else ""
-        lines.append(f"- {x.contender.name}{version}: `{printable(x.contender.command)}`")
+        lines.append(f"- {x.contender.name}{version}: `{printable(x.contender)}`")
     return "\n".join(lines) + "\n"
 
 

@@ -252,7 +252,9 @@ def test_page_is_made_and_replaced(tmp_path: Path) -> None:
 
 def test_nothing_published_names_a_folder() -> None:
     """Command lines and messages keep the last part of a path only."""
-    assert printable(("/opt/a/bin/vllm", "serve", "/data/m", "--port", "{port}")) == "vllm serve m --port {port}"
+    environment = {"PYTHONPATH": "/src", "LD_PRELOAD": "/opt/lib/a.so.4:/opt/lib/b.so", "BIND": "0-1"}
+    contender = Contender("vLLM", "f32", ("/opt/a/bin/vllm", "serve", "/data/m", "--port", "{port}"), environment)
+    assert printable(contender) == "LD_PRELOAD=a.so.4:b.so BIND=0-1 vllm serve m --port {port}"
     text = without_folders("cannot open '/srv/models/x y/m.gguf': see /var/log/a.log, 3/4 of http://127.0.0.1:1/v1")
     assert "srv" not in text
     assert "var" not in text
@@ -285,7 +287,7 @@ def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_hugging_face_peer_answers_as_the_reference(golden_cases: list[dict[str, Any]]) -> None:
-    """Rows of different lengths in one padded batch get the reference's answers; a full length comes where asked for."""
+    """Rows of different lengths in one padded batch get the reference's answers, and full length on demand."""
     sure = [case for case in golden_cases if case["min_top1_top2_gap"] > 0.01]
     cases = sorted(sure, key=lambda case: len(case["output_ids"]))[:3]
     limit = len(cases[0]["output_ids"]) + 2

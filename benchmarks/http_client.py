@@ -15,6 +15,10 @@ class HTTPClientError(Exception):
     """No exchange with the server: a URL that is none, a closed connection, an answer that is no HTTP."""
 
 
+class UnansweredError(HTTPClientError):
+    """The connection ended before the first byte of a response."""
+
+
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection that carries one exchange at a time.
 
@@ -25,6 +29,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
+        self._answered = False
         self._complete = False
         self._keep_alive = False
         self._receive: Callable[[int, bytes], None] | None = None
@@ -41,11 +46,12 @@ class Connection(asyncio.Protocol):
     async def exchange(self, request: bytes, receive: Callable[[int, bytes], None]) -> None:
         """Send ``request``; ``receive`` gets the status and each piece of the body, the last one perhaps empty.
 
-        Raises HTTPClientError for what is no HTTP response, and whatever ``receive`` raises.
+        Raises UnansweredError where nothing comes back, HTTPClientError for what is no HTTP response, and whatever
+        ``receive`` raises.
         """
         if self._transport is None or self._transport.is_closing():
-            raise HTTPClientError("the connection is closed")
-        self._complete, self._receive = False, receive
+            raise UnansweredError("the connection is closed")
+        self._answered, self._complete, self._receive = False, False, receive
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -74,6 +80,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Asyncio brings what was read."""
+        self._answered = True
         self._body.clear()
         try:
             self._parser.feed_data(data)
@@ -91,8 +98,10 @@ class Connection(asyncio.Protocol):
         """Asyncio says that the connection is gone: without a length, this is how a response ends."""
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
-        started = self._parser.get_status_code() != 0
-        self._end(None if started and error is None else HTTPClientError(f"the server closed the connection: {error}"))
+        if self._answered:
+            self._end(None if error is None else HTTPClientError(f"the server cut off its response: {error}"))
+        else:
+            self._end(UnansweredError(f"the server closed the connection: {error}"))
 
     def on_body(self, body: bytes) -> None:
         """The parser found a piece of the body."""
@@ -134,21 +143,38 @@ class Client:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in (self.headers | {"Host": parts.netloc}).items())
 
     async def exchange(self, method: str, path: str, body: bytes, receive: Callable[[int, bytes], None]) -> None:
-        """One request and its response, as ``Connection.exchange`` does it; also raises OSError."""
+        """One request and its response, as ``Connection.exchange`` does it; also raises OSError.
+
+        A server may end an idle connection at any time; a request that meets this is sent again on another one.
+        """
         head = f"{method} {self._path}/{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
-        connection = await self._connection()
-        await connection.exchange(head.encode("latin-1") + b"\r\n" + body, receive)
+        request = head.encode("latin-1") + b"\r\n" + body
+        connection = self._idle_connection()
+        while connection is not None:
+            try:
+                await self._exchange_on(connection, request, receive)
+            except UnansweredError:
+                connection = self._idle_connection()
+            else:
+                return
+        await self._exchange_on(await self._new_connection(), request, receive)
+
+    async def _exchange_on(self, connection: Connection, request: bytes, receive: Callable[[int, bytes], None]) -> None:
+        await connection.exchange(request, receive)
         if connection.reusable:
             self.idle.append(connection)
         else:
             connection.close()
 
-    async def _connection(self) -> Connection:
+    def _idle_connection(self) -> Connection | None:
         while self.idle:
             if (connection := self.idle.pop()).reusable:
                 return connection
+        return None
+
+    async def _new_connection(self) -> Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls or None)
         return connection

@@ -16,7 +16,10 @@ UNTIL_EOF = b"HTTP/1.1 200 OK\r\n\r\nabcde"
 
 
 class RawServer:
-    """Answers each request with the next of `answers`, in pieces of `size` bytes; `close` ends the connection."""
+    """Answers each request with the next of `answers`, in pieces of `size` bytes.
+
+    An empty answer ends the connection instead, as `close` does after every answer.
+    """
 
     def __init__(self, answers: Sequence[bytes], *, size: int = 1000, close: bool = False) -> None:
         self._answers = iter(answers)
@@ -38,7 +41,8 @@ class RawServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
                 self.requests.append(head + await reader.readexactly(length))
-                answer = next(self._answers)
+                if not (answer := next(self._answers)):
+                    break
                 for start in range(0, len(answer), self._size):
                     writer.write(answer[start : start + self._size])
                     await writer.drain()
@@ -99,6 +103,20 @@ def test_no_response(answer: bytes, message: str) -> None:
     """A server that hangs up, or speaks another protocol, is an error and not a wait for ever."""
     with pytest.raises(HTTPClientError, match=message):
         ask(RawServer([answer], close=True))
+
+
+def test_a_request_that_meets_the_end_of_an_idle_connection_is_sent_again() -> None:
+    """Servers end idle connections as they please, and that is no failed request."""
+    server = RawServer([LENGTH, b"", CHUNKED])
+    assert ask(server, 2) == [(200, b"abcde")] * 2
+    assert server.connections == 2
+    assert len(server.requests) == 3
+
+
+def test_a_connection_that_ends_twice_is_an_error() -> None:
+    """On a new connection the end means that the server does not answer."""
+    with pytest.raises(HTTPClientError, match="closed the connection"):
+        ask(RawServer([LENGTH, b"", b""]), 2)
 
 
 def test_what_the_receiver_raises_reaches_the_caller() -> None:

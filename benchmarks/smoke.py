@@ -26,7 +26,8 @@ def main() -> int:
     finally:
         server.terminate()
         server.wait()
-    return status or _run("chain.py", "--smoke") or _run("scheduler.py", "--steps", "20")
+    runs = (("chain.py", "--smoke"), ("scheduler.py", "--steps", "20"), ("compare.py", "--smoke"))
+    return status or next((failed for run in runs if (failed := _run(*run))), 0)
 
 
 def _run(benchmark: str, *options: str) -> int:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
+from http_client import Client, HTTPClientError
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 SCHEMA_VERSION = 1
@@ -137,55 +138,76 @@ def has_text(chunk: dict[str, Any]) -> bool:
     return any(delta.get(field) for delta in deltas for field in TEXT_FIELDS)
 
 
-async def exchange(client: httpx.AsyncClient, body: dict[str, Any], sample: Sample) -> None:
+class ChatStream:
+    """What the body of one streamed chat completion brings, noted in ``sample`` as it arrives."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._decoder = SSEDecoder()
+        self._refusal = b""
+        self._status = 0
+        self._usage: dict[str, Any] = {}
+        self._done = False
+
+    def receive(self, status: int, body: bytes) -> None:
+        """Take a piece of the body; raises BenchmarkError or ValueError for what can not be measured."""
+        now = time.perf_counter()
+        self._status = status
+        if status != HTTPStatus.OK:
+            self._refusal += body
+            return
+        for payload in self._decoder.feed(body):
+            if payload.strip() == "[DONE]":
+                self._done = True
+                continue
+            chunk = as_mapping(json.loads(payload))
+            if chunk.get("error"):
+                raise BenchmarkError(f"error in the stream: {payload}")
+            if has_text(chunk):
+                self._sample.first_text = self._sample.first_text or now
+                self._sample.last_text = now
+                self._sample.text_chunks += 1
+            self._usage = as_mapping(chunk.get("usage")) or self._usage
+
+    def finish(self) -> None:
+        """Note the usage; raises BenchmarkError where the response was no whole stream."""
+        if self._status != HTTPStatus.OK:
+            text = self._refusal.decode("utf-8", errors="replace")
+            raise BenchmarkError(f"HTTP {self._status}: {text}")
+        if not self._done:
+            raise BenchmarkError("the stream ended before [DONE]")
+        usage, sample = self._usage, self._sample
+        prompt_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
+            raise BenchmarkError(f"the stream has no usage to count its tokens by (got {usage or None})")
+        sample.prompt_tokens, sample.output_tokens = prompt_tokens, output_tokens
+        sample.cached_tokens = as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
+
+
+async def exchange(client: Client, body: dict[str, Any], sample: Sample) -> None:
     """Stream one chat completion to its last byte and note times and usage in ``sample``."""
-    decoder = SSEDecoder()
-    usage: dict[str, Any] = {}
-    done = False
-    async with client.stream("POST", "chat/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            text = (await response.aread()).decode("utf-8", errors="replace")
-            raise BenchmarkError(f"HTTP {response.status_code}: {text}")
-        async for block in response.aiter_bytes():
-            now = time.perf_counter()
-            for payload in decoder.feed(block):
-                if payload.strip() == "[DONE]":
-                    done = True
-                    continue
-                chunk = as_mapping(json.loads(payload))
-                if chunk.get("error"):
-                    raise BenchmarkError(f"error in the stream: {payload}")
-                if has_text(chunk):
-                    sample.first_text = sample.first_text or now
-                    sample.last_text = now
-                    sample.text_chunks += 1
-                usage = as_mapping(chunk.get("usage")) or usage
-    if not done:
-        raise BenchmarkError("the stream ended before [DONE]")
-    prompt_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
-        raise BenchmarkError(f"the stream has no usage to count its tokens by (got {usage or None})")
-    sample.prompt_tokens, sample.output_tokens = prompt_tokens, output_tokens
-    sample.cached_tokens = as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
+    stream = ChatStream(sample)
+    await client.exchange("POST", "chat/completions", json.dumps(body).encode(), stream.receive)
+    stream.finish()
 
 
-async def send(client: httpx.AsyncClient, body: dict[str, Any], timeout: float) -> Sample:
+async def send(client: Client, body: dict[str, Any], timeout: float) -> Sample:
     """Send one request; whatever goes wrong with it ends up in the sample's ``error``."""
     sample = Sample(started=time.perf_counter())
     try:
         await asyncio.wait_for(exchange(client, body, sample), timeout)
-    except BenchmarkError as error:
+    except (BenchmarkError, HTTPClientError) as error:
         sample.error = " ".join(str(error).split())[:300]
     except asyncio.TimeoutError:
         sample.error = f"no complete response within {timeout:g} s"
-    except (httpx.HTTPError, ValueError) as error:
+    except (OSError, ValueError) as error:
         sample.error = f"{type(error).__name__}: {error}"
     sample.ended = time.perf_counter()
     return sample
 
 
 async def closed_loop(
-    client: httpx.AsyncClient, bodies: Sequence[dict[str, Any]], concurrency: int, timeout: float, progress: Any
+    client: Client, bodies: Sequence[dict[str, Any]], concurrency: int, timeout: float, progress: Any
 ) -> list[Sample]:
     """Send all ``bodies``, each of ``concurrency`` workers starting its next request as its last one ends."""
     queue = iter(bodies)
@@ -285,13 +307,20 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-async def first_model(client: httpx.AsyncClient) -> str:
+async def first_model(client: Client) -> str:
     """Ask the server which models it serves and take the first."""
+    text = bytearray()
+
+    def receive(status: int, body: bytes) -> None:
+        text.extend(body)
+        if status != HTTPStatus.OK:
+            raise BenchmarkError(f"HTTP {status}")
+
     try:
-        response = (await client.get("models")).raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise BenchmarkError(f"cannot get a model from {client.base_url}models: {error!r}") from error
+        await client.exchange("GET", "models", b"", receive)
+        return str(json.loads(text)["data"][0]["id"])
+    except (BenchmarkError, HTTPClientError, OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchmarkError(f"cannot get a model from {client.base_url}/models: {error!r}") from error
 
 
 async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
@@ -305,12 +334,8 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     common |= args.extra_body
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {args.api_key}"} if args.api_key else {})
     levels: list[dict[str, Any]] = []
-    # By default httpx queues requests beyond 100 connections and uses a proxy that the environment names; both
-    # would be measured as if they were the server.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=args.base_url, headers=headers, limits=limits, timeout=args.timeout, trust_env=False
-    ) as client:
+    client = Client(args.base_url.rstrip("/"), headers)
+    try:
         model = args.model or await first_model(client)
         bodies = [{"model": model, "messages": [{"role": "user", "content": prompt}]} | common for prompt in prompts]
         for concurrency in args.concurrency:
@@ -318,9 +343,14 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
             plan = [bodies[i % len(bodies)] for i in range(max(args.warmup, count))]
             with tqdm(total=args.warmup + count, desc=f"concurrency {concurrency}", unit="req") as progress:
                 warmup = await closed_loop(client, plan[: args.warmup], concurrency, args.timeout, progress)
+                cpu_before = time.process_time()
                 samples = await closed_loop(client, plan[:count], concurrency, args.timeout, progress)
+                cpu_seconds = time.process_time() - cpu_before
             full_length = common["max_tokens"] if common.get("ignore_eos") else None
-            levels.append({"concurrency": concurrency, "requests": count} | summarise(samples, full_length, warmup))
+            level = {"concurrency": concurrency, "requests": count} | summarise(samples, full_length, warmup)
+            levels.append(level | {"client_cpu_share": cpu_seconds / level["wall_s"]})
+    finally:
+        await client.close()
     return {
         "schema_version": SCHEMA_VERSION,
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -335,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     try:
         report = asyncio.run(benchmark(args))
-    except (BenchmarkError, httpx.InvalidURL, OSError, UnicodeDecodeError) as error:
+    except (BenchmarkError, HTTPClientError, OSError, UnicodeDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{report['model']} at {args.base_url}\n\n{render(report['levels'])}")

@@ -26,9 +26,13 @@ def main() -> int:
     finally:
         server.terminate()
         server.wait()
-    return (
-        status or _run("chain.py", "--smoke") or _run("engine.py", "--smoke") or _run("scheduler.py", "--steps", "20")
+    runs = (
+        ("chain.py", "--smoke"),
+        ("engine.py", "--smoke"),
+        ("scheduler.py", "--steps", "20"),
+        ("compare.py", "--smoke"),
     )
+    return status or next((failed for run in runs if (failed := _run(*run))), 0)
 
 
 def _run(benchmark: str, *options: str) -> int:

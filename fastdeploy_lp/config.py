@@ -18,6 +18,7 @@ DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
@@ -27,7 +28,8 @@ class ModelConfig:
     """The model that is served.
 
     `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
-    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`.
+    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`;
+    `logprobs_mode` says which numbers requests for logprobs get.
     """
 
     model: str
@@ -39,6 +41,7 @@ class ModelConfig:
     dtype: str = "float32"
     quantization: str | None = None
     hf_config: dict[str, Any] = field(default_factory=dict)
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,13 @@ class EngineArgs:
         default=0.9,
         metadata={"help": "share of the device's free memory (on the CPU: main memory) for weights and KV cache"},
     )
+    logprobs_mode: str = field(
+        default="raw_logprobs",
+        metadata={
+            "help": "what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
+            "choices": LOGPROBS_MODES,
+        },
+    )
     quantization: str | None = field(
         default=None,
         metadata={
@@ -190,6 +200,7 @@ class EngineArgs:
         _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
+        _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
@@ -226,6 +237,7 @@ class EngineArgs:
                 eos_token_ids=_eos_token_ids(config, files.directory),
                 quantization=self.quantization,
                 hf_config=config,
+                logprobs_mode=self.logprobs_mode,
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,

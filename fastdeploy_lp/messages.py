@@ -65,12 +65,24 @@ class WorkerFailed(msgspec.Struct, tag=True):
     message: str
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log probabilities at one position: the token that stands there first, then the most likely ones in order.
+
+    rank: 1 plus the number of tokens more likely than the one that stands there.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
 class SequenceStep(msgspec.Struct, array_like=True):
     """What one step did for one sequence.
 
     `error` is set when the sequence ended because it could not go on, `unavailable`
     when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
-    tokens of the prompt were found in the prefix cache.
+    tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
+    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token.
     """
 
     request_id: str
@@ -80,6 +92,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     error: str | None = None
     unavailable: bool = False
     num_cached_tokens: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class CacheStats(msgspec.Struct, array_like=True):

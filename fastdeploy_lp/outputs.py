@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 
+@dataclass(slots=True, frozen=True)
+class Logprob:
+    """What is known of one token at one position.
+
+    logprob: natural logarithm of its probability, or its logit, as `--logprobs-mode` says. rank: 1 for a most likely
+    token. decoded_token: what it reads as.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One of a request's `n` completions.
 
     `token_ids` holds the sampled tokens, a final end-of-sequence token included; `text` leaves special tokens and the
     stop string out. `finish_reason` is "stop", "length" or "abort", None while running.
+
+    With `SamplingParams.logprobs`: `logprobs` has one dict an output token, by token id, the sampled one first;
+    `cumulative_logprob` sums the sampled ones; `text_offsets` says where in `text` each token begins.
     """
 
     index: int
@@ -18,12 +34,25 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    text_offsets: list[int] = field(default_factory=list)
 
     def extend(self, delta: CompletionDelta) -> None:
         """Take what is new."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+            gained = sum(next(iter(position.values())).logprob for position in delta.logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + gained
+            self.text_offsets += delta.text_offsets
+
+    def snapshot(self) -> CompletionOutput:
+        """A copy that does not grow with this one."""
+        logprobs = None if self.logprobs is None else list(self.logprobs)
+        return replace(self, token_ids=list(self.token_ids), logprobs=logprobs, text_offsets=list(self.text_offsets))
 
 
 @dataclass(slots=True)
@@ -31,6 +60,8 @@ class RequestOutput:
     """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them.
 
     `num_cached_tokens` of the prompt's tokens were found in the prefix cache and not computed for this request.
+    With `SamplingParams.prompt_logprobs`, `prompt_logprobs` has one dict a prompt token, by token id, the prompt's own
+    first; None at the first token, which nothing predicts.
     """
 
     request_id: str
@@ -39,11 +70,11 @@ class RequestOutput:
     completions: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def snapshot(self) -> RequestOutput:
         """A copy that does not grow with this one."""
-        completions = [replace(each, token_ids=list(each.token_ids)) for each in self.completions]
-        return replace(self, completions=completions)
+        return replace(self, completions=[each.snapshot() for each in self.completions])
 
     @property
     def outputs(self) -> CompletionOutput:
@@ -53,10 +84,15 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What a completion gained since its last delta; a finishing delta carries the reasons."""
+    """What a completion gained since its last delta; a finishing delta carries the reasons.
+
+    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    text_offsets: list[int] = field(default_factory=list)

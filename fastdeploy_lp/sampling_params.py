@@ -12,6 +12,8 @@ MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_REPETITION_PENALTY = 1e6
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -21,6 +23,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     temperature: 0 (or anything below 1e-5) picks the most likely token; above, logits are divided by it.
     top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
     top_k: keep this many most likely tokens; 0 or -1 keeps all.
+    min_p: leave out tokens less likely than this share of the most likely one, in [0, 1].
+    repetition_penalty: above 0; divides positive logits, and multiplies others, of the tokens of prompt and output.
+    presence_penalty: -2 to 2; taken off the logits of tokens that the output holds.
+    frequency_penalty: -2 to 2; taken off the logit of a token for each time that the output holds it.
+    bad_words: strings that are not generated, at the beginning of a word or with a space before it.
+    bad_words_token_ids: the same as token ids: the last token of a list is ruled out behind the others.
+    allowed_token_ids: only these tokens are generated.
+    min_tokens: no end-of-sequence token, stop token or stop string ends the output before it has so many tokens.
+    logprobs: 0 to 20; give the log probability of each output token and of so many most likely ones. None for none.
+    prompt_logprobs: 0 to 20; the same for the tokens of the prompt.
     seed: 0 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one.
     max_tokens: output tokens at most; None goes on until the context is full.
     stop: strings that end the output and are cut off from it.
@@ -39,6 +51,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: list[str] | str | None = None
@@ -58,19 +80,55 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise ValueError("top_p: must be above 0 and at most 1")
         self.top_p = float(self.top_p)
         _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
+        self._check_penalties()
         if self.seed is not None:
             _check_integer("seed", self.seed, 0, MAX_SEED)
-        if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        self._check_lengths()
+        self._check_token_lists()
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         _check_stop(self.stop)
-        _check_stop_token_ids(self.stop_token_ids)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos: must be true or false, not {self.ignore_eos!r}")
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
+
+    def _check_penalties(self) -> None:
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+        if self.repetition_penalty == 0.0:
+            raise ValueError(f"repetition_penalty: must be above 0 and at most {MAX_REPETITION_PENALTY:g}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name), -2.0, 2.0)
+        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            setattr(self, name, float(getattr(self, name)))
+
+    def _check_lengths(self) -> None:
+        _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
+        if self.max_tokens is None:
+            return
+        _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens: must be at most max_tokens, which is {self.max_tokens}")
+
+    def _check_token_lists(self) -> None:
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        _check_token_ids("allowed_token_ids", self.allowed_token_ids)
+        if self.allowed_token_ids == []:
+            raise ValueError("allowed_token_ids: must be a list of at least one token id")
+        _check_list("bad_words", self.bad_words, "strings")
+        for index, word in enumerate(self.bad_words or []):
+            if not isinstance(word, str) or not word.strip():
+                raise ValueError(f"bad_words.{index}: must be a string that is not empty")
+        _check_list("bad_words_token_ids", self.bad_words_token_ids, "lists of token ids")
+        for index, tokens in enumerate(self.bad_words_token_ids or []):
+            _check_token_ids(f"bad_words_token_ids.{index}", tokens)
+            if not tokens:
+                raise ValueError(f"bad_words_token_ids.{index}: must be a list of at least one token id")
 
     @property
     def stop_strings(self) -> list[str]:
@@ -83,13 +141,15 @@ def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> Non
         raise ValueError(f"{name}: must be an object, not {type(value).__name__}")
 
 
-def _check_stop_token_ids(token_ids: object) -> None:
-    if token_ids is None:
-        return
-    if not isinstance(token_ids, list):
-        raise ValueError(f"stop_token_ids: must be a list of token ids, not {type(token_ids).__name__}")
-    for index, token in enumerate(token_ids):
-        _check_integer(f"stop_token_ids.{index}", token, 0, MAX_INTEGER)
+def _check_list(name: str, value: object, entries: str) -> None:
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{name}: must be a list of {entries}, not {type(value).__name__}")
+
+
+def _check_token_ids(name: str, token_ids: list[int] | None) -> None:
+    _check_list(name, token_ids, "token ids")
+    for index, token in enumerate(token_ids or []):
+        _check_integer(f"{name}.{index}", token, 0, MAX_INTEGER)
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

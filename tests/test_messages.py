@@ -20,6 +20,7 @@ from fastdeploy_lp.messages import (
     SequenceStep,
     Shutdown,
     StepOutputs,
+    TokenLogprobs,
     ToWorker,
     WorkerFailed,
     WorkerReady,
@@ -52,6 +53,15 @@ sampling_params = st.builds(
     stop_token_ids=st.none() | st.lists(tokens, max_size=3),
     ignore_eos=st.booleans(),
     logits_processors_args=st.none() | arguments,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(1e-3, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    bad_words=st.none() | st.lists(names.filter(str.strip), max_size=3),
+    bad_words_token_ids=st.none() | st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=3),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=3),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 selections = st.builds(
     Selection,
@@ -71,6 +81,12 @@ to_worker = st.one_of(
     st.builds(AbortRequests, request_ids=st.lists(names)),
     st.just(Shutdown()),
 )
+logprobs = st.builds(
+    TokenLogprobs,
+    token_ids=st.lists(tokens, min_size=1, max_size=3),
+    logprobs=st.lists(st.floats(-1e4, 0), min_size=1, max_size=3) | st.just([-math.inf]),
+    rank=tokens,
+)
 steps = st.builds(
     SequenceStep,
     request_id=names,
@@ -80,6 +96,8 @@ steps = st.builds(
     error=st.none() | names,
     unavailable=st.booleans(),
     num_cached_tokens=st.none() | tokens,
+    logprobs=st.none() | st.lists(logprobs, max_size=2),
+    prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
 )
 processor_stats = st.builds(
     ProcessorStats,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdeploy_lp.messages import AddRequest, ToWorker, decoder, encode
-from fastdeploy_lp.sampling_params import GREEDY_BELOW, MAX_N, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
+from fastdeploy_lp.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
 
 
 def test_the_defaults_draw_freely_until_the_context_is_full() -> None:
@@ -43,6 +43,24 @@ def test_the_defaults_draw_freely_until_the_context_is_full() -> None:
         ("stop_token_ids", [0, 5]),
         ("ignore_eos", True),
         ("logits_processors_args", {}),
+        ("min_p", 0),
+        ("min_p", 1.0),
+        ("repetition_penalty", 1e-3),
+        ("repetition_penalty", 5),
+        ("presence_penalty", -2),
+        ("presence_penalty", 2.0),
+        ("frequency_penalty", -2.0),
+        ("frequency_penalty", 2),
+        ("bad_words", []),
+        ("bad_words", ["a", " b"]),
+        ("bad_words_token_ids", [[1], [2, 3]]),
+        ("allowed_token_ids", [0]),
+        ("min_tokens", 0),
+        ("min_tokens", 7),
+        ("logprobs", 0),
+        ("logprobs", MAX_LOGPROBS),
+        ("prompt_logprobs", 0),
+        ("prompt_logprobs", MAX_LOGPROBS),
     ],
 )
 def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
@@ -91,6 +109,26 @@ def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
         ("ignore_eos", None),
         ("logits_processors_args", [1]),
         ("logits_processors_args", "x"),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", "1"),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", None),
+        ("bad_words", "word"),
+        ("bad_words_token_ids", {1: 2}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", "1"),
+        ("min_tokens", -1),
+        ("min_tokens", 1.0),
+        ("logprobs", -1),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("logprobs", True),
+        ("prompt_logprobs", 1.5),
     ],
 )
 def test_anything_else_is_refused_with_the_field_and_what_is_allowed(field: str, value: Any) -> None:
@@ -110,11 +148,24 @@ def test_anything_else_is_refused_with_the_field_and_what_is_allowed(field: str,
         ("stop_token_ids", [1, -1], "stop_token_ids.1"),
         ("stop_token_ids", ["1"], "stop_token_ids.0"),
         ("stop_token_ids", [1, 2, True], "stop_token_ids.2"),
+        ("bad_words", ["a", ""], "bad_words.1"),
+        ("bad_words", ["a", " "], "bad_words.1"),
+        ("bad_words", [5], "bad_words.0"),
+        ("bad_words_token_ids", [[1], []], "bad_words_token_ids.1"),
+        ("bad_words_token_ids", [[1], 5], "bad_words_token_ids.1"),
+        ("bad_words_token_ids", [[1, -1]], "bad_words_token_ids.0.1"),
+        ("allowed_token_ids", [1, None], "allowed_token_ids.1"),
     ],
 )
 def test_an_entry_of_a_list_is_named_by_its_index(field: str, value: Any, path: str) -> None:
     with pytest.raises(ValueError, match=rf"^{path}: must be "):
         SamplingParams(**{field: value})
+
+
+def test_min_tokens_beyond_max_tokens_are_refused() -> None:
+    assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
+    with pytest.raises(ValueError, match=r"^min_tokens: must be at most max_tokens, which is 4$"):
+        SamplingParams(min_tokens=5, max_tokens=4)
 
 
 def test_a_field_that_does_not_exist_is_refused() -> None:
@@ -151,6 +202,14 @@ fields = {
     "stop": numbers | st.lists(numbers),
     "stop_token_ids": numbers | st.lists(st.integers(0, 2**80) | numbers, max_size=3),
     "ignore_eos": numbers,
+    "min_p": numbers | st.floats(0, 1),
+    "repetition_penalty": numbers | st.floats(0, 3) | st.builds(np.float64, st.floats(0.1, 3)),
+    "frequency_penalty": numbers | st.floats(-2, 2),
+    "min_tokens": numbers,
+    "logprobs": numbers,
+    "allowed_token_ids": numbers | st.lists(st.integers(0, 2**80) | numbers, max_size=3),
+    "bad_words": numbers | st.lists(numbers, max_size=3),
+    "bad_words_token_ids": numbers | st.lists(st.lists(st.integers(0, 9), max_size=2) | numbers, max_size=3),
 }
 
 

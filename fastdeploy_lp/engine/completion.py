@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta
 
 
 class Completion:
     """Collects the tokens of one of a request's `n` completions and gives out what is new.
 
-    Text that could still turn out to be the beginning of a stop string is held back. `num_cached_tokens` are the tokens
-    of the prompt that this completion found in the prefix cache.
+    Text that could still turn out to be the beginning of a stop string is held back. Stop strings that end before the
+    `min_tokens`-th token does are text like any other. With `logprobs`, each token comes with its own.
+    `num_cached_tokens` are the tokens of the prompt that this completion found in the prefix cache.
     """
 
-    def __init__(self, index: int, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        logprobs: bool = False,
+    ) -> None:
         self.index = index
         self.num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._decoder = tokenizer.decode_stream()
         self._stop_strings = list(stop_strings)
         self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
+        self._min_tokens = min_tokens
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = [] if logprobs else None
+        self._text_offsets: list[int] = []
         self._text = ""
         self._sent_text = 0
         self._sent_tokens = 0
@@ -34,12 +48,21 @@ class Completion:
         """Tokens taken so far."""
         return len(self._token_ids)
 
-    def feed(self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | None) -> None:
+    def feed(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None,
+        stop_reason: int | None,
+        logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> None:
         """Take what a step sampled; tokens behind a stop string are dropped."""
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             if self.finish_reason is not None:
                 return
             self._token_ids.append(token_id)
+            if self._logprobs is not None and logprobs is not None:
+                self._logprobs.append(logprobs[place])
+                self._text_offsets.append(len(self._text))
             self._extend_text(self._decoder.push(token_id))
         if self.finish_reason is None and finish_reason is not None:
             self._flush_text()
@@ -54,15 +77,24 @@ class Completion:
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
         if not text and not finished:
             return None
+        delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
+        if self._logprobs is not None:
+            new = self._logprobs[self._sent_tokens :]
+            delta.logprobs = [spelled_out(position, self._tokenizer) for position in new]
+            # A token behind the stop string's beginning lies at the end of what is left of the text.
+            delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
         self._sent_text, self._sent_tokens = end, len(self._token_ids)
-        return CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
+        return delta
 
     def _extend_text(self, piece: str) -> None:
         if not piece:
             return
-        search_from = max(len(self._text) - self._held_back, 0)
+        before = len(self._text)
         self._text += piece
-        hits = [(self._text.find(stop, search_from), stop) for stop in self._stop_strings]
+        if len(self._token_ids) <= self._min_tokens:
+            return
+        # A hit has to end in what is new.
+        hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]
         found = min(((at, stop) for at, stop in hits if at >= 0), default=None)
         if found is not None:
             self._text = self._text[: found[0]]

@@ -16,6 +16,7 @@ from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, QueueFullError, RequestFailedError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -139,7 +140,10 @@ class EngineClient:
         if completion.num_tokens == 0:
             self.metrics.time_to_first_token.observe(now - generation.arrival)
             completion.num_cached_tokens = step.num_cached_tokens or 0
-        completion.feed(step.token_ids, step.finish_reason, step.stop_reason)
+        if step.prompt_logprobs is not None:
+            spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
+            generation.prompt_logprobs = [None, *spelled]
+        completion.feed(step.token_ids, step.finish_reason, step.stop_reason, step.logprobs)
         if completion.finish_reason is not None:
             self.metrics.requests.labels(completion.finish_reason).inc()
             self.metrics.e2e_latency.observe(now - generation.arrival)
@@ -161,7 +165,16 @@ class EngineClient:
 
     def _register(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
-        completions = [Completion(index, self.tokenizer, params.stop_strings) for index in range(params.n)]
+        completions = [
+            Completion(
+                index,
+                self.tokenizer,
+                params.stop_strings,
+                min_tokens=params.min_tokens,
+                logprobs=params.logprobs is not None,
+            )
+            for index in range(params.n)
+        ]
         generation = Generation(request.request_id, request.prompt, completions, stream=stream, on_close=self._close)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
 
 
 class Generation:
@@ -32,6 +32,7 @@ class Generation:
         self.prompt = prompt
         self.completions = list(completions)
         self.arrival = time.monotonic()
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
         self._changed = asyncio.Event()
@@ -101,4 +102,5 @@ class Generation:
             outputs,
             finished=True,
             num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=self.prompt_logprobs,
         )

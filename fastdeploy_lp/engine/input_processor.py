@@ -69,20 +69,34 @@ class InputProcessor:
                 f"the prompt has {len(prompt.token_ids)}, which leaves {room}",
                 "context_length_exceeded",
             )
-        for index, token in enumerate(params.stop_token_ids or []):
-            self._check_token_id(f"stop_token_ids.{index}", token)
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
+            )
+        self._check_token_ids(params)
         try:
             selection = self._args_validator.validate(params)
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
         seed = params.seed if params.seed is not None else secrets.randbits(64)
-        return Settled(msgspec.structs.replace(params, max_tokens=params.max_tokens or room, seed=seed), selection)
+        settled = msgspec.structs.replace(
+            params,
+            max_tokens=params.max_tokens or room,
+            seed=seed,
+            bad_words=None,
+            bad_words_token_ids=self._bad_words_token_ids(params),
+        )
+        return Settled(settled, selection)
 
     def sequence_params(self, settled: Settled, index: int) -> SamplingParams:
         """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
         seed = ((settled.params.seed or 0) + index) & MAX_SEED
         chosen = dict.fromkeys(("logits_processors_args", "extra_args", "logit_bias", "logits_processors"))
-        return msgspec.structs.replace(settled.params, n=1, stop=None, seed=seed, **chosen)
+        # The prompt is the same for all of them.
+        prompt_logprobs = settled.params.prompt_logprobs if index == 0 else None
+        return msgspec.structs.replace(
+            settled.params, n=1, stop=None, seed=seed, prompt_logprobs=prompt_logprobs, **chosen
+        )
 
     def _checked(self, token_ids: list[int], text: str | None, param: str) -> Prompt:
         limit = self._config.max_model_len
@@ -95,6 +109,26 @@ class InputProcessor:
                 "context_length_exceeded",
             )
         return Prompt(token_ids, text)
+
+    def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]] | None:
+        """Every bad word as it may begin a text and as it may follow a space."""
+        found = [list(tokens) for tokens in params.bad_words_token_ids or []]
+        for index, word in enumerate(params.bad_words or []):
+            word = _require_unicode(word.lstrip(), f"bad_words.{index}")
+            plain, spaced = (self._tokenizer.encode(text, add_special_tokens=False) for text in (word, f" {word}"))
+            found.append(plain)
+            # Where the space is a token of its own, the plain form is ruled out behind it anyway.
+            if spaced[-len(plain) :] != plain:
+                found.append(spaced)
+        return found or None
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        lists = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids}
+        for index, tokens in enumerate(params.bad_words_token_ids or []):
+            lists[f"bad_words_token_ids.{index}"] = tokens
+        for name, token_ids in lists.items():
+            for index, token in enumerate(token_ids or []):
+                self._check_token_id(f"{name}.{index}", token)
 
     def _check_token_id(self, param: str, token: object) -> None:
         size = self._config.vocab_size

@@ -12,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from fastdeploy_lp.engine.chat_template import ChatTemplate
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.token_bytes import TokenBytes
 
 
 class Tokenizer:
@@ -25,6 +26,7 @@ class Tokenizer:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise ValueError(f"{path}: cannot be read: {error}") from None
+        self.token_bytes = TokenBytes(self._tokenizer)
         config = _read_json(directory / "tokenizer_config.json")
         source = _chat_template_source(directory, config)
         self._chat_template = ChatTemplate(source, _special_tokens(config)) if source else None
@@ -37,6 +39,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def token_text(self, token_id: int) -> str:
+        """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
+        return self.token_bytes(token_id).decode(errors="replace")
 
     def decode_stream(self) -> TokenDecoder:
         """A decoder that takes one token at a time."""

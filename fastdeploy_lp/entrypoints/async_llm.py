@@ -73,6 +73,7 @@ class AsyncLLM:
                 async for delta in deltas:
                     completions[delta.index].extend(delta)
                     output.num_cached_tokens = generation.num_cached_tokens
+                    output.prompt_logprobs = generation.prompt_logprobs
                     output.finished = all(each.finish_reason is not None for each in completions)
                     yield output.snapshot()
         finally:

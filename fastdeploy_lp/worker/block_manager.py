@@ -48,10 +48,15 @@ class BlockManager:
         return self.num_total - self.num_free
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """The known blocks that a sequence without blocks can begin with; its last token is always left to compute."""
+        """The known blocks that a sequence without blocks can begin with; its last token is always left to compute.
+
+        None for a sequence that needs the hidden state of every token of its prompt.
+        """
         if self._cache is None:
             return []
         self._hash_up_to(sequence, sequence.num_tokens)
+        if sequence.needs_whole_prompt:
+            return []
         usable = (sequence.num_tokens - 1) // self._block_size
         return self._cache.find(sequence.block_hashes[:usable])
 

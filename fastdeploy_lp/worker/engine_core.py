@@ -11,7 +11,7 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats,
 from fastdeploy_lp.messages import AddRequest, CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
-from fastdeploy_lp.worker.model_runner import ModelRunner
+from fastdeploy_lp.worker.model_runner import ModelRunner, StepResult
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -71,7 +71,7 @@ class EngineCore:
             if sequence.slot in result.failures:
                 steps.append(self._fail(sequence, result.failures[sequence.slot]))
             elif token is not None:
-                steps.append(self._advance(sequence, token))
+                steps.append(self._advance(sequence, token, result))
         return self._outputs(steps, self._changed_stats())
 
     def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
@@ -85,18 +85,18 @@ class EngineCore:
         )
         return StepOutputs(steps, scheduler.num_running, scheduler.num_waiting, processors, cache)
 
-    def _advance(self, sequence: Sequence, token: int) -> SequenceStep:
+    def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
+        slot = sequence.slot
         sequence.append(token)
         if sequence.finish_reason is not None:
             self.scheduler.release(sequence)
-        first = len(sequence.output_token_ids) == 1
-        return SequenceStep(
-            sequence.request_id,
-            [token],
-            sequence.finish_reason,
-            sequence.stop_reason,
-            num_cached_tokens=sequence.num_cached_tokens if first else None,
-        )
+        step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
+        if len(sequence.output_token_ids) == 1:
+            step.num_cached_tokens = sequence.num_cached_tokens
+        if slot in result.logprobs:
+            step.logprobs = [result.logprobs[slot]]
+        step.prompt_logprobs = result.prompt_logprobs.get(slot)
+        return step
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
         self.scheduler.release(sequence)

@@ -57,6 +57,11 @@ class Sequence:
         """Prompt and output tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every token of the prompt has to be computed for this sequence, for the logprobs it is to get."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
     def token_ids_between(self, start: int, end: int) -> list[int]:
         """The tokens at positions `start` … `end - 1` of prompt and output."""
         prompt_len = len(self.prompt_token_ids)

@@ -65,6 +65,7 @@ ARRAY_FIELDS = (
     ArrayField("temperature", "float32", 0.0, lambda s: s.params.temperature, host=True, device=True),
     ArrayField("top_p", "float32", 1.0, lambda s: s.params.top_p, host=True, device=True),
     ArrayField("top_k", "int64", 0, lambda s: max(s.params.top_k, 0), host=True, device=True),
+    ArrayField("min_p", "float32", 0.0, lambda s: s.params.min_p, host=True, device=True),
     ArrayField("seed", "uint64", 0, lambda s: s.params.seed or 0, host=True),
 )
 LIST_FIELDS = (

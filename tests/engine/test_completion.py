@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.outputs import CompletionDelta
+from fastdeploy_lp.messages import TokenLogprobs
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob
 
 many = settings(deadline=None, max_examples=80)
 
@@ -256,3 +257,61 @@ def test_text_that_cannot_begin_a_stop_string_is_not_delayed_further_than_it_nee
     delta = completion.take_delta()
     assert delta is not None
     assert len("plain words and more") - len(delta.text) <= 1
+
+
+# Minimum length
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 3, 4, 6])
+def test_a_stop_string_counts_behind_the_minimum_only(tokenizer: Tokenizer, min_tokens: int) -> None:
+    token_ids = tokenizer.encode(" one two one two one two")
+    assert len(token_ids) == 6
+    completion = Completion(0, tokenizer, ["two"], min_tokens=min_tokens)
+    text = joined(feed(completion, token_ids))
+    stops_at = next((length for length in (2, 4, 6) if length > min_tokens), None)
+    if stops_at is None:
+        assert (text, completion.finish_reason) == (" one two one two one two", "length")
+    else:
+        assert (text, completion.stop_reason) == (" one two" * (stops_at // 2 - 1) + " one ", "two")
+        assert completion.num_tokens == stops_at
+
+
+# Logprobs
+
+
+def logprobs_of(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id, 5, token_id], [-0.5 * token_id, -0.25, -0.5 * token_id], token_id)
+
+
+@many
+@given(texts, step_sizes, st.lists(st.sampled_from(["a", "the", "🙂"]), max_size=2))
+def test_every_token_comes_with_its_own_logprobs(
+    tokenizer: Tokenizer, text: str, sizes: list[int], stop: list[str]
+) -> None:
+    token_ids = tokenizer.encode(text)
+    completion = Completion(0, tokenizer, stop, logprobs=True)
+    output = CompletionOutput(0, "", [])
+    rest, size_of_step = list(token_ids), iter(sizes)
+    while rest and completion.finish_reason is None:
+        size = next(size_of_step, 1)
+        step, rest = rest[:size], rest[size:]
+        completion.feed(step, None if rest else "length", None, [logprobs_of(token) for token in step])
+        if (delta := completion.take_delta()) is not None:
+            output.extend(delta)
+    if not token_ids:
+        return
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.text_offsets) == len(output.token_ids)
+    for token, position, offset in zip(output.token_ids, output.logprobs, output.text_offsets, strict=True):
+        assert next(iter(position)) == token
+        assert position[token] == Logprob(-0.5 * token, token, tokenizer.token_text(token))
+        assert set(position) == {token, 5}
+        assert 0 <= offset <= len(output.text)
+    assert output.text_offsets == sorted(output.text_offsets)
+    assert output.cumulative_logprob == pytest.approx(sum(-0.5 * token for token in output.token_ids))
+
+
+def test_without_logprobs_there_are_none(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, [])
+    (*_, last) = feed(completion, tokenizer.encode("some text"))
+    assert (last.logprobs, last.text_offsets) == (None, [])

@@ -238,3 +238,46 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read"):
         Tokenizer(tmp_path)
+
+
+# Bad words, lengths and logprobs
+
+
+@pytest.mark.parametrize("word", ["Paris", " Paris", "the", "unbelievably", "é"])
+def test_a_bad_word_is_ruled_out_at_the_beginning_and_behind_a_space(
+    inputs: InputProcessor, tokenizer: Tokenizer, word: str
+) -> None:
+    params = inputs.settle(SamplingParams(bad_words=[word], bad_words_token_ids=[[7, 8]]), prompt_of(3)).params
+    assert params.bad_words is None
+    banned = params.bad_words_token_ids or []
+    assert banned[0] == [7, 8]
+    for text in (word.lstrip(), f"{word.lstrip()} and", f"so {word.lstrip()}"):
+        token_ids = tokenizer.encode(text)
+        ends = [token_ids[:end] for end in range(1, len(token_ids) + 1)]
+        assert any(end[-len(tokens) :] == tokens for end in ends for tokens in banned)
+
+
+def test_without_bad_words_nothing_is_ruled_out(inputs: InputProcessor) -> None:
+    assert inputs.settle(SamplingParams(bad_words=[]), prompt_of(3)).params.bad_words_token_ids is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [1, VOCAB_SIZE]}, "allowed_token_ids.1"),
+        ({"bad_words_token_ids": [[1], [2, VOCAB_SIZE]]}, "bad_words_token_ids.1.1"),
+        ({"bad_words": ["fine", "\ud800"]}, "bad_words.1"),
+        ({"min_tokens": MAX_MODEL_LEN - 2}, "min_tokens"),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused(inputs: InputProcessor, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        inputs.settle(SamplingParams(**fields), prompt_of(3))
+    assert caught.value.param == param
+
+
+def test_the_first_of_several_sequences_alone_computes_the_prompts_logprobs(inputs: InputProcessor) -> None:
+    settled = inputs.settle(SamplingParams(n=3, prompt_logprobs=2, logprobs=1, min_tokens=4), prompt_of(3))
+    params = [inputs.sequence_params(settled, index) for index in range(3)]
+    assert [each.prompt_logprobs for each in params] == [2, None, None]
+    assert [(each.logprobs, each.min_tokens) for each in params] == [(1, 4)] * 3

@@ -81,6 +81,25 @@ def test_more_prompts_than_slots(llm: LLM, golden_cases: list[Case]) -> None:
     assert [output.outputs.token_ids for output in outputs] == expected
 
 
+@pytest.mark.parametrize(
+    "room",
+    [
+        {"max_num_batched_tokens": 3},
+        {"max_num_batched_tokens": 64, "max_model_len": 256, "num_gpu_blocks_override": 18},
+    ],
+    ids=["prompts in pieces", "preemption"],
+)
+def test_golden_answers_cold_and_warm(golden_cases: list[Case], room: dict[str, Any]) -> None:
+    with LLM(MODEL, max_num_seqs=8, **room) as small:
+        cold, warm = (small.chat([each["messages"] for each in golden_cases], greedy(), use_tqdm=False) for _ in "12")
+        preemptions = small._engine.metrics.cache.stats.preemptions
+    for outputs in (cold, warm):
+        for output, case in zip(outputs, golden_cases, strict=True):
+            check_golden(output, case)
+    assert sum(each.num_cached_tokens for each in cold) < sum(each.num_cached_tokens for each in warm)
+    assert (preemptions > 0) == ("num_gpu_blocks_override" in room)
+
+
 def test_more_prompts_than_may_wait(golden_cases: list[Case]) -> None:
     """They wait in this process, and nobody is refused."""
     many = golden_cases * 2

@@ -11,10 +11,12 @@ import pytest
 from paddle import Tensor
 from support.sequences import request, run_to_end, tiny_engine
 
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import LOGPROBS_MODES, FDConfig
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.sampler import sampler
 
 # What makes the host wait for the device. `__dlpack__` shares memory and waits for nothing in host memory.
 READS = (
@@ -165,17 +167,42 @@ def test_the_audit_lets_a_processor_pass_that_does_not_wait() -> None:
     "processors", [[], ["LogitBiasLogitsProcessor"], [Quiet]], ids=["no processor", "a builtin", "one that is guarded"]
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_step_reads_from_the_device_once(processors: list[Any], masked: bool) -> None:
-    engine = tiny_engine(processors, max_num_seqs=5)
+@pytest.mark.parametrize("mode", LOGPROBS_MODES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_reads_from_the_device_once(
+    monkeypatch: pytest.MonkeyPatch, processors: list[Any], masked: bool, mode: str, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(sampler, "row_ops", PaddleRowOps)
+    engine = tiny_engine(processors, max_num_seqs=5, logprobs_mode=mode)
+    assert isinstance(engine.runner._sampler.ops, PaddleRowOps) is not compiled
     if masked:
         engine.runner.mask = Everything()
-    for made in crowd():
+    for made in [*crowd(), *demanding()]:
         engine.add(made)
     while engine.has_work:
         reads: list[str] = []
         with reads_go_to(reads.append):
             engine.step()
         assert reads == ["numpy"]
+
+
+def demanding() -> list[AddRequest]:
+    """Requests that use all that the sampler has."""
+    edits: dict[str, Any] = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.5,
+        "bad_words_token_ids": [[3], [4, 5]],
+        "allowed_token_ids": list(range(2, 60)),
+        "min_tokens": 2,
+        "stop_token_ids": [9],
+    }
+    filters = [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.8}]
+    asked = [{"logprobs": 3}, {"logprobs": 0, "prompt_logprobs": 2}, {"prompt_logprobs": 20}, {}]
+    return [
+        request(f"d{index}", [index + 1, 2, 6], max_tokens=3, temperature=0.9, **filters[index % 3], **more, **edits)
+        for index, more in enumerate(asked)
+    ]
 
 
 class Everything:

@@ -28,6 +28,7 @@ def tiny_fd_config(
     enable_prefix_caching: bool = True,
     cache_queue_port: int | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    logprobs_mode: str = "raw_logprobs",
     policy: StructuredOutputsConfig | None = None,
 ) -> FDConfig:
     """The configuration of one of the golden tiny models; by default every slot can fill its context."""
@@ -42,6 +43,7 @@ def tiny_fd_config(
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
             hf_config=hf_config,
+            logprobs_mode=logprobs_mode,
         ),
         scheduler_config=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
         cache_config=CacheConfig(

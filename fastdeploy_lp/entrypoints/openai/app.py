@@ -60,9 +60,9 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Chat completion, plain or streamed."""
         generation = await chat.start(body)
         if body.stream:
-            return _event_stream(chat.stream(generation, include_usage=body.include_usage))
+            return _event_stream(chat.stream(generation, body))
         outputs = await _results_unless_disconnected([generation], request)
-        return _json(chat.response(outputs[0])) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from typing_extensions import Self
 
+from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
@@ -77,13 +78,21 @@ class StreamOptions(RequestModel):
 class GenerationRequest(RequestModel):
     """What chat and text completions share; the limits of sampling fields are those of `SamplingParams`."""
 
-    without_effect: ClassVar[dict[str, Any]] = {"frequency_penalty": 0, "presence_penalty": 0}
     # Fields that go to SamplingParams under their own names.
     sampling_fields: ClassVar[tuple[str, ...]] = (
         "n",
         "temperature",
         "top_p",
         "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "bad_words",
+        "bad_words_token_ids",
+        "allowed_token_ids",
+        "min_tokens",
+        "prompt_logprobs",
         "seed",
         "stop",
         "stop_token_ids",
@@ -100,6 +109,15 @@ class GenerationRequest(RequestModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -116,6 +134,17 @@ class GenerationRequest(RequestModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed together with stream: true")
         return self
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: only allowed without stream: true")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens are asked for at each output token; None for no logprobs at all."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -136,15 +165,18 @@ class GenerationRequest(RequestModel):
         """Raises ValueError naming the field."""
         given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
         return SamplingParams(
-            **given, max_tokens=self.max_tokens, extra_args=self.vllm_xargs, ignore_eos=self.ignore_eos
+            **given,
+            max_tokens=self.max_tokens,
+            logprobs=self.num_logprobs,
+            extra_args=self.vllm_xargs,
+            ignore_eos=self.ignore_eos,
         )
 
 
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    without_effect: ClassVar[dict[str, Any]] = GenerationRequest.without_effect | {
-        "logprobs": False,
+    without_effect: ClassVar[dict[str, Any]] = {
         "tools": [],
         "tool_choice": "none",
         "response_format": {"type": "text"},
@@ -152,6 +184,19 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: only allowed together with logprobs: true")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs`, which is 0 unless the body says otherwise."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
     def _newer_name_wins(self) -> Self:
@@ -163,17 +208,23 @@ class ChatCompletionRequest(GenerationRequest):
     def other_names(self) -> dict[str, str]:
         """`max_tokens` may have come as `max_completion_tokens`."""
         newer = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
-        return super().other_names | newer
+        return super().other_names | {"logprobs": "top_logprobs"} | newer
 
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order."""
 
-    without_effect: ClassVar[dict[str, Any]] = GenerationRequest.without_effect | {"echo": False, "best_of": 1}
+    without_effect: ClassVar[dict[str, Any]] = {"echo": False, "best_of": 1}
 
     prompt: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
     # OpenAI's default; a chat goes on to its end, a completion stops early.
     max_tokens: int | None = 16
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The body's own number."""
+        return self.logprobs
 
 
 class PromptTokensDetails(BaseModel):
@@ -203,7 +254,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: int | str | None = None
 
@@ -231,6 +282,7 @@ class ChatCompletionResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatDelta(BaseModel):
@@ -250,7 +302,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -271,9 +323,10 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionResponse(BaseModel):

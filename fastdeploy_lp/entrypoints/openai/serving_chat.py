@@ -8,6 +8,7 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy_lp.entrypoints.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -47,35 +48,41 @@ class ServingChat:
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation
 
-    def response(self, output: RequestOutput) -> ChatCompletionResponse:
+    def response(self, output: RequestOutput, request: ChatCompletionRequest) -> ChatCompletionResponse:
         """The body of a plain answer."""
         choices = [
             ChatChoice(
                 index=completion.index,
                 message=AssistantMessage(content=completion.text),
+                logprobs=chat_logprobs(completion.logprobs, request.num_logprobs or 0, self._serving.engine.tokenizer),
                 finish_reason=completion.finish_reason or "abort",
                 stop_reason=text_reason(completion.stop_reason),
             )
             for completion in output.completions
         ]
         return ChatCompletionResponse(
-            id=output.request_id, model=self._serving.model, choices=choices, usage=usage_of_outputs([output])
+            id=output.request_id,
+            model=self._serving.model,
+            choices=choices,
+            usage=usage_of_outputs([output]),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         )
 
-    async def stream(self, generation: Generation, *, include_usage: bool) -> AsyncIterator[str]:
+    async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncIterator[str]:
         """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].
 
         A request that cannot go on ends with an error event; a client that leaves aborts it.
         """
         try:
             for completion in generation.completions:
-                yield self._event(generation, completion.index, ChatDelta(role="assistant", content=""))
+                role = ChatDelta(role="assistant", content="")
+                yield self._event(generation, ChatChunkChoice(index=completion.index, delta=role))
             completion_tokens = 0
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
                     completion_tokens += len(delta.token_ids)
-                    yield self._event(generation, delta.index, ChatDelta(content=delta.text), delta)
-            if include_usage:
+                    yield self._delta_event(generation, delta, request.num_logprobs or 0)
+            if request.include_usage:
                 usage = usage_of(len(generation.prompt.token_ids), completion_tokens, generation.num_cached_tokens)
                 model = self._serving.model
                 yield server_sent_event(
@@ -87,9 +94,16 @@ class ServingChat:
             generation.close()
         yield DONE
 
-    def _event(self, generation: Generation, index: int, delta: ChatDelta, end: CompletionDelta | None = None) -> str:
-        choice = ChatChunkChoice(index=index, delta=delta)
-        if end is not None:
-            choice.finish_reason, choice.stop_reason = end.finish_reason, text_reason(end.stop_reason)
+    def _delta_event(self, generation: Generation, delta: CompletionDelta, top_logprobs: int) -> str:
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text),
+            logprobs=chat_logprobs(delta.logprobs, top_logprobs, self._serving.engine.tokenizer),
+            finish_reason=delta.finish_reason,
+            stop_reason=text_reason(delta.stop_reason),
+        )
+        return self._event(generation, choice)
+
+    def _event(self, generation: Generation, choice: ChatChunkChoice) -> str:
         chunk = ChatCompletionChunk(id=generation.request_id, model=self._serving.model, choices=[choice])
         return server_sent_event(chunk, without={"usage"})

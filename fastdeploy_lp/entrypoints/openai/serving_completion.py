@@ -9,6 +9,7 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
 from fastdeploy_lp.entrypoints.openai.protocol import (
     CompletionRequest,
     CompletionResponse,
@@ -52,10 +53,12 @@ class ServingCompletion:
             TextChoice(
                 index=index,
                 text=completion.text,
+                logprobs=completion_logprobs(completion.logprobs, completion.text_offsets),
                 finish_reason=completion.finish_reason,
                 stop_reason=text_reason(completion.stop_reason),
+                prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             )
-            for index, completion in enumerate(each for output in outputs for each in output.completions)
+            for index, (output, completion) in enumerate((o, each) for o in outputs for each in o.completions)
         ]
         return CompletionResponse(
             id=_shared_id(outputs[0].request_id),
@@ -75,6 +78,7 @@ class ServingCompletion:
                     choice = TextChoice(
                         index=first_index + delta.index,
                         text=delta.text,
+                        logprobs=completion_logprobs(delta.logprobs, delta.text_offsets),
                         finish_reason=delta.finish_reason,
                         stop_reason=text_reason(delta.stop_reason),
                     )

@@ -217,7 +217,7 @@ def test_without_a_seed_answers_differ(client: openai.Client) -> None:
 
 
 def test_n_choices_of_a_seed_are_the_same_alone_and_in_a_crowd(server: ServerProcess, client: openai.Client) -> None:
-    seeded = {"n": 3, "seed": 11, "max_tokens": 16, "top_p": 0.9}
+    seeded = {"n": 3, "seed": 14, "max_tokens": 16, "top_p": 0.9}
     alone = ask(client, HELLO, **seeded)
     assert [choice.index for choice in alone.choices] == [0, 1, 2]
     assert len(set(texts(alone))) == 3

@@ -161,7 +161,7 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.Client) -> None:
     answer = create(client, PROMPTS[3], max_tokens=24, stop=stop)
     assert texts(answer) == [expected]
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].model_extra == {"stop_reason": stop}
+    assert answer.choices[0].model_extra == {"stop_reason": stop, "prompt_logprobs": None}
     assert joined(streamed(client, PROMPTS[3], max_tokens=24, stop=["never to be seen", stop])) == {0: expected}
 
 

@@ -1,0 +1,1 @@
+"""What `benchmarks/compare.py` is made of."""

@@ -1,0 +1,122 @@
+"""What the sampler does with rows of logits, behind one interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How each row's token is chosen; every field is an array [rows].
+
+    temperature: float32; 0 takes the most likely token, the first of equals, and the other fields mean nothing then.
+    min_p: float32; tokens less likely than this share of the most likely one are left out; 0 for none.
+    top_k: int64; keep this many most likely tokens, of equals the first; 0 keeps all.
+    top_p: float32; keep the fewest most likely tokens that reach this share together, of equals the first; 1 keeps all.
+    uniform: float32 in (0, 1]; where in the kept tokens, cumulated in the order of their ids, the drawn one stands.
+    """
+
+    temperature: Floats
+    min_p: Floats
+    top_k: Int64s
+    top_p: Floats
+    uniform: Floats
+
+    def of(self, rows: Int64s) -> Draws:
+        """Those of some rows."""
+        return Draws(self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows])
+
+
+@dataclass(frozen=True)
+class TokenLists:
+    """Distinct tokens of some rows: those of row `rows[i]` are `tokens[offsets[i]:offsets[i + 1]]`; all int64."""
+
+    rows: Int64s
+    offsets: Int64s
+    tokens: Int64s
+
+    @classmethod
+    def of(cls, rows: Sequence[int], lists: Sequence[Int64s]) -> TokenLists:
+        """The lists one after the other."""
+        offsets = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(each) for each in lists], out=offsets[1:])
+        return cls(np.array(rows, np.int64), offsets, np.concatenate(lists))
+
+    @property
+    def row_of_token(self) -> Int64s:
+        """The row of each entry of `tokens`."""
+        return np.repeat(self.rows, np.diff(self.offsets))
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties on the tokens of a sequence: `counts` (int64) says how often each of `lists.tokens` was generated.
+
+    repetition, presence, frequency: float32 [lists]. A logit above 0 is divided by `repetition` and others multiplied
+    with it; then `frequency` is taken off for each time, and `presence` once if there was one.
+    """
+
+    lists: TokenLists
+    counts: Int64s
+    repetition: Floats
+    presence: Floats
+    frequency: Floats
+
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """For each row the chosen token first, then the most likely ones in descending order.
+
+    values: float32 [rows, 1 + count]. tokens: int64 [rows, 1 + count]. ranks: int64 [rows], 1 for a most likely token.
+    """
+
+    values: Tensor
+    tokens: Tensor
+    ranks: Tensor
+
+
+class RowOps(ABC):
+    """Operations on logits, a float32 tensor [rows, vocab_size]; each row's result depends on this row alone.
+
+    None of them reads device data. The result of a draw is the same, bit for bit, with every implementation: what a
+    token weighs is rounded to a whole number, so that sums do not depend on their order.
+    """
+
+    @abstractmethod
+    def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:
+        """A token for each row, int64 [rows]; with `guard`, -1 for a row with a NaN or without a finite maximum."""
+
+    @abstractmethod
+    def filtered(self, logits: Tensor, draws: Draws) -> Tensor:
+        """New logits as a draw uses them: divided by the temperature, -inf where a filter leaves a token out.
+
+        Rows of temperature 0 stay as they are.
+        """
+
+    @abstractmethod
+    def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
+        """Log probabilities of `chosen` (int64 [rows]) and of the `count` (at most MAX_LOGPROBS) most likely tokens.
+
+        normalize: False gives the logits themselves. What rows with a chosen -1 get means nothing.
+        """
+
+    @abstractmethod
+    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
+        """Apply penalties in place."""
+
+    @abstractmethod
+    def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
+        """Set each (row, token) to -inf in place."""
+
+    @abstractmethod
+    def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
+        """Set every token of the listed rows but the listed ones to -inf in place."""

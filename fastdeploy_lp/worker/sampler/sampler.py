@@ -1,0 +1,103 @@
+"""Penalties and bans, the draw, logprobs, and the step's one read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.messages import TokenLogprobs
+from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
+from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
+from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+from fastdeploy_lp.worker.sampler.uniform import seeded_uniform
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Host copies: tokens int64 [rows], -1 where nothing could be sampled, and by row the logprobs asked for.
+
+    also: copies of what was to be read with them.
+    """
+
+    tokens: Int64s
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    also: list[NDArray[Any]] = field(default_factory=list)
+
+
+class Sampler:
+    """Greedy where the temperature is 0; elsewhere temperature, min-p, top-k, top-p and a seeded draw.
+
+    A row's token depends on its own logits, parameters, tokens, seed and position alone, never on its neighbours or its
+    slot. Requests enter and leave slots; in a step, `capture` sees the raw logits before `__call__` samples.
+    """
+
+    def __init__(self, logprobs_mode: str = "raw_logprobs", ops: RowOps | None = None) -> None:
+        self.ops = row_ops() if ops is None else ops
+        self._edits = RowEdits(self.ops)
+        self._logprobs = LogprobsCapture(self.ops, logprobs_mode)
+
+    def enter(self, sequence: WorkerSequence) -> None:
+        """A sequence takes its slot."""
+        self._edits.enter(sequence)
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty again."""
+        self._edits.leave(slot)
+
+    def capture(self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s) -> None:
+        """Keep what logprobs need of the raw logits [rows, vocab_size], row r being slot `slots[r]`."""
+        params = share_inputs["sampling_params"]
+        self._logprobs.begin([params[slot] for slot in slots.tolist()], logits)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        share_inputs: Mapping[str, Any],
+        slots: Int64s,
+        *,
+        guard: bool = False,
+        also_read: Sequence[Tensor] = (),
+    ) -> SampledRows:
+        """Sample from logits [rows, vocab_size], which penalties and bans change in place.
+
+        guard: a processor may have left a row without a usable logit. also_read: tensors to bring to the host in the
+        same read.
+        """
+        self._edits.apply(logits, slots)
+        draws = _draws(share_inputs, slots)
+        tokens = self.ops.draw(logits, draws, guard=guard or self._edits.any_bans)
+        if not self._logprobs.asked_for:
+            host_tokens, *also = read_together([tokens, *also_read])
+            return SampledRows(host_tokens.astype(np.int64), also=also)
+        found = self._logprobs.compute(logits, draws, tokens)
+        read = read_together([tokens, found.values, found.tokens, found.ranks, *also_read])
+        host_tokens, values, top_tokens, ranks, *also = read
+        return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
+
+    def bans_in(self, slot: int) -> list[str]:
+        """The fields by which the slot's request has ruled tokens out."""
+        return self._edits.bans_in(slot)
+
+
+def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
+    temperature: NDArray[np.float32] = share_inputs["temperature_cpu"][slots, 0]
+    if not temperature.any():
+        # Nothing is drawn; the fields only have to be there.
+        zeros = np.zeros(len(slots), np.int64)
+        return Draws(temperature, temperature, zeros, temperature, temperature)
+    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0]
+    return Draws(
+        temperature=temperature,
+        min_p=share_inputs["min_p_cpu"][slots, 0],
+        top_k=share_inputs["top_k_cpu"][slots, 0],
+        top_p=share_inputs["top_p_cpu"][slots, 0],
+        uniform=seeded_uniform(share_inputs["seed"][slots, 0], positions.astype(np.uint64)),
+    )

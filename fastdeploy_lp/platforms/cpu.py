@@ -17,6 +17,8 @@ from fastdeploy_lp.platforms.base import Platform
 if TYPE_CHECKING:
     from paddle import Tensor
 
+HUGE_PAGE = 2 << 20
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "FLAGS_paddle_num_threads")
 
 ALLOCATOR = {
@@ -65,10 +67,14 @@ def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:
 
     Mapped, because with the allocator settings above even `calloc` would write every byte: 6 s for 3 GB.
     """
-    memory = mmap.mmap(-1, max(count, 1) * np.dtype(dtype).itemsize)
+    size = count * np.dtype(dtype).itemsize
+    # Private: the kernel gives shared mappings, which Python's default is, no huge pages.
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype, count)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -whole.ctypes.data % HUGE_PAGE
+    return whole[start : start + size].view(dtype)
 
 
 def _available_memory(meminfo: Path, cgroup: Path) -> int:

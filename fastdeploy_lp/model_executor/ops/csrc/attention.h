@@ -58,6 +58,13 @@ inline void score_strips(const Element* const* strips, int width, int head_dim, 
         for (int i = 0; i < Strips; ++i) sums[r][i] = acc[r][i];
 }
 
+// Where a pass over one sequence and head begins to read; asked for while another one computes.
+inline void prefetch_first_keys(const Cache& cache, const void* keys, const int32_t* table, int blocks, int head) {
+    const int64_t size = cache.half ? sizeof(uint16_t) : sizeof(float);
+    const int64_t bytes = static_cast<int64_t>(cache.head_dim) * cache.key_width() * size;
+    for (int b = 0; b < blocks && b < 4; ++b) prefetch(static_cast<const char*>(keys) + cache.key_at(table[b], head) * size, bytes);
+}
+
 // scores[r][position] = query r · key, for all positions of `blocks` blocks.
 template <int Rows, class Element>
 void score(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head,
@@ -115,21 +122,23 @@ void mix(const Cache& cache, const Element* values, const int32_t* table, int le
     for (int from = 0; from < cache.head_dim; from += kChunk) {
         const int vectors = (cache.head_dim - from < kChunk ? width - from : kChunk) / kLanes;
         Floats sums[Rows][4] = {};
-        for (int position = 0; position < length; ++position) {
-            const Element* v = values + cache.value_at(table[position / cache.block_size], head) +
-                               static_cast<int64_t>(position % cache.block_size) * width + from;
-            Floats part[4] = {};
-            if (vectors == 4) {
+        for (int first = 0; first < length; first += cache.block_size) {
+            const Element* v = values + cache.value_at(table[first / cache.block_size], head) + from;
+            const int end = first + cache.block_size < length ? first + cache.block_size : length;
+            for (int position = first; position < end; ++position, v += width) {
+                Floats part[4] = {};
+                if (vectors == 4) {
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) part[i] = load(v + i * kLanes);
-            } else {
-                for (int i = 0; i < vectors; ++i) part[i] = load(v + i * kLanes);
-            }
+                    for (int i = 0; i < 4; ++i) part[i] = load(v + i * kLanes);
+                } else {
+                    for (int i = 0; i < vectors; ++i) part[i] = load(v + i * kLanes);
+                }
 #pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                const Floats w = splat(weights[r * stride + position]);
+                for (int r = 0; r < Rows; ++r) {
+                    const Floats w = splat(weights[r * stride + position]);
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) sums[r][i] += w * part[i];
+                    for (int i = 0; i < 4; ++i) sums[r][i] += w * part[i];
+                }
             }
         }
         for (int r = 0; r < Rows; ++r) {

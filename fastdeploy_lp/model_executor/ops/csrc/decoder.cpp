@@ -116,6 +116,7 @@ class Decoder {
     void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
     void rotate_and_cache(const Pass& pass, const Layer& layer, int token) const;
     void attend_task(const Pass& pass, const Layer& layer, int task, float* scores) const;
+    void prefetch_task(const Pass& pass, const Layer& layer, int task) const;
     template <class Element>
     void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
     void add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const;
@@ -227,6 +228,14 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, float*
         attend_queries<float>(pass, layer, sequence, head, first, end, scores);
 }
 
+void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) const {
+    if (task >= static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads) return;
+    const int sequence = pass.task_sequence[task / m_.cache.kv_heads];
+    const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
+    const int context = pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1] + 1;
+    prefetch_first_keys(m_.cache, layer.keys, table, (context + m_.cache.block_size - 1) / m_.cache.block_size, task % m_.cache.kv_heads);
+}
+
 void Decoder::add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const {
     multiply_panel(layer, x, pass.batch.tokens, panel, [&](int row, Floats low, Floats high) {
         float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
@@ -261,7 +270,11 @@ void Decoder::forward(const Batch& batch, float* hidden) {
                 });
             });
             team.run(batch.tokens, [&](int token) { rotate_and_cache(pass, layer, token); });
-            team.run(attention_tasks, [&](int task) { attend_task(pass, layer, task, scores); });
+            team.run(attention_tasks, [&](int task) {
+                // The other threads take the tasks in between.
+                prefetch_task(pass, layer, task + team.threads());
+                attend_task(pass, layer, task, scores);
+            });
             team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, layer.o, pass.attended, panel); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });

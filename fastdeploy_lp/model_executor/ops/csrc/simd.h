@@ -20,7 +20,8 @@ static inline Floats load(const float* from) {
 
 static inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
-static inline Floats splat(float x) { return Floats{} + x; }
+// Spelled out: `Floats{} + x` would be an addition, since it makes -0 a 0.
+static inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 static inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 

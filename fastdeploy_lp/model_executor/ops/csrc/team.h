@@ -56,6 +56,7 @@ class Member {
     Member(Team& team, int thread, int threads) : team_(team), thread_(thread), threads_(threads) {}
 
     int thread() const { return thread_; }
+    int threads() const { return threads_; }
 
     // Calls task(0) … task(count - 1), each once on some thread, and returns when all are done.
     template <class Task>

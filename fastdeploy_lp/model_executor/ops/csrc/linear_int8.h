@@ -26,6 +26,9 @@ inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 inline int64_t panel_bytes(int in) { return static_cast<int64_t>(groups_of(in)) * kGroupBytes; }
 inline int64_t packed_bytes(int in, int out) { return (out + kPanel - 1) / kPanel * panel_bytes(in); }
 
+// Activations of a group that has none larger count as zero: the inverse of their step would be no float32 number any more.
+constexpr float kNothing = 1e-30f;
+
 // A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; and scale * Σ a.
 struct Activations {
     int8_t* q;
@@ -37,7 +40,7 @@ template <int Digits>
 inline void quantize_group(const float* x, int n, int8_t* q, float* scale, float* total) {
     constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
     const float most = largest_magnitude(x, n);
-    const float inverse = most > 0.0f ? kLevels / most : 0.0f;
+    const float inverse = most > kNothing ? kLevels / most : 0.0f;
     int32_t sum = 0;
     for (int i = 0; i < kGroup; ++i) {
         const int32_t level = i < n ? static_cast<int32_t>(__builtin_rintf(x[i] * inverse)) : 0;

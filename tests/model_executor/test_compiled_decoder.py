@@ -55,7 +55,7 @@ EXAMPLES = settings(deadline=None, max_examples=25)
 
 
 def assert_near(actual: FloatArray, expected: np.ndarray, setting: Setting) -> None:
-    """Root mean square of the difference, so that one activation that falls to the other side of a half does not decide."""
+    """Root mean square of the difference, so that one activation rounded to the other side does not decide."""
     error = np.sqrt(((actual - expected) ** 2).mean() / (expected**2).mean())
     assert error <= TOLERANCES[setting.quantization, setting.cache_dtype], error
 

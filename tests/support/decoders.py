@@ -226,7 +226,7 @@ def shapes() -> st.SearchStrategy[Shape]:
 
 @st.composite
 def settings_of_a_run(draw: st.DrawFn, quantizations: Sequence[str | None] = PRECISIONS) -> Setting:
-    """Every precision, cache and block size; contexts are at most `max_model_len`, which no block size has to divide."""
+    """Every precision, cache and block size; contexts are at most `max_model_len`, which blocks need not divide."""
     return Setting(
         quantization=draw(st.sampled_from(quantizations)),
         cache_dtype=draw(st.sampled_from(CACHE_DTYPES)),

@@ -1,4 +1,7 @@
-"""A decoder in plain numpy and float64, one sequence at a time: written from the definitions, shares nothing with the package."""
+"""A decoder in plain numpy and float64, one sequence at a time.
+
+Written from the definitions; it shares no computation with the package.
+"""
 
 from __future__ import annotations
 

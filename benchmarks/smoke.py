@@ -26,7 +26,7 @@ def main() -> int:
     finally:
         server.terminate()
         server.wait()
-    return status or _run("chain.py", "--smoke")
+    return status or _run("chain.py", "--smoke") or _run("quality.py", "--smoke")
 
 
 def _run(benchmark: str, *options: str) -> int:

@@ -29,6 +29,7 @@ def main() -> int:
     runs = (
         ("chain.py", "--smoke"),
         ("engine.py", "--smoke"),
+        ("quality.py", "--smoke"),
         ("scheduler.py", "--steps", "20"),
         ("compare.py", "--smoke"),
     )

@@ -7,6 +7,8 @@ from paddle import Tensor
 
 from fastdeploy_lp.platforms import current_platform
 
+HALF_MAX = 65504.0
+
 
 class LayerKVCache:
     """One layer's keys and values: [num_blocks * kv_heads, block_size * head_dim] each.
@@ -31,6 +33,6 @@ class LayerKVCache:
     def write(self, cache_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [tokens * kv_heads, head_dim] at `cache_rows`, in place."""
         if self._half:
-            keys, values = (x.astype("float16").astype("float32") for x in (keys, values))
+            keys, values = (x.clip(-HALF_MAX, HALF_MAX).astype("float16").astype("float32") for x in (keys, values))
         paddle.scatter_(self._key_rows, cache_rows, keys)
         paddle.scatter_(self._value_rows, cache_rows, values)

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.decoder_weights import LinearWeights
+from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
 from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight, quantize_dequantize
 
 
@@ -30,8 +30,13 @@ class Linear:
 
 
 def merged(parts: list[LinearWeights]) -> LinearWeights:
-    """Several projections of one input as one, their outputs side by side."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    return LinearWeights(
-        weight=np.concatenate([part.weight for part in parts]), bias=np.concatenate(biases) if biases else None
-    )
+    """Several projections of one input as one, their outputs side by side; any of them may have a bias."""
+    weight = np.concatenate([part.weight for part in parts])
+    if all(part.bias is None for part in parts):
+        return LinearWeights(weight)
+    return LinearWeights(weight, np.concatenate([bias_or_zeros(part) for part in parts]))
+
+
+def bias_or_zeros(weights: LinearWeights) -> FloatArray:
+    """The bias [out_features]; zeros where there is none."""
+    return np.zeros(len(weights.weight), np.float32) if weights.bias is None else weights.bias

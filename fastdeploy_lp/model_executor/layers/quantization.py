@@ -17,6 +17,8 @@ from fastdeploy_lp.model_executor.decoder_weights import FloatArray
 GROUP = 32
 ACTIVATION_DIGITS = {None: 0, "w8a8": 1, "w8a16": 2}
 LEVELS = {1: 127.0, 2: 127.0 * 256}
+# Activations of a group that has none larger count as zero: the inverse of their step would be no float32 any more.
+NOTHING = 1e-30
 
 
 def dequantized_weight(weight: FloatArray) -> FloatArray:
@@ -38,5 +40,5 @@ def quantize_dequantize(x: Tensor, digits: int) -> Tensor:
     filled = paddle.nn.functional.pad(x, [0, -features % GROUP], data_format="NCL") if features % GROUP else x
     groups = filled.reshape([tokens, -1, GROUP])
     most = groups.abs().max(axis=-1, keepdim=True)
-    inverse = paddle.where(most > 0, LEVELS[digits] / most, paddle.zeros_like(most))
+    inverse = paddle.where(most > NOTHING, LEVELS[digits] / most, paddle.zeros_like(most))
     return (paddle.round(groups * inverse) * (most / LEVELS[digits])).reshape([tokens, -1])[:, :features]

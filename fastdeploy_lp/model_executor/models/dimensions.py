@@ -22,10 +22,10 @@ class Dimensions:
 
     @classmethod
     def from_hf_config(cls, config: dict[str, Any]) -> Dimensions:
-        """Raises ValueError naming the field that `config.json` lacks."""
+        """Raises ValueError naming the field that `config.json` lacks, or whose value does not fit the others."""
         try:
             heads = int(config["num_attention_heads"])
-            return cls(
+            dims = cls(
                 num_layers=int(config["num_hidden_layers"]),
                 hidden_size=int(config["hidden_size"]),
                 intermediate_size=int(config["intermediate_size"]),
@@ -38,3 +38,11 @@ class Dimensions:
             )
         except KeyError as error:
             raise ValueError(f"config.json: {error.args[0]} is missing") from None
+        if dims.num_heads % dims.num_kv_heads:
+            raise ValueError(
+                f"config.json: num_attention_heads {dims.num_heads} is no multiple of num_key_value_heads "
+                f"{dims.num_kv_heads}"
+            )
+        if dims.head_dim % 2:
+            raise ValueError(f"config.json: head_dim {dims.head_dim} is odd; rotary embedding turns pairs")
+        return dims

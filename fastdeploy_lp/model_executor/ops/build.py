@@ -5,10 +5,12 @@ Imports nothing but the standard library: `setup.py` loads this file by its path
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,23 +57,29 @@ def compile_library(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(partial), *sources], capture_output=True, text=True, check=False
+            [*compiler, *FLAGS, "-o", str(partial), *sources], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise BuildError(f"{compiler} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+            raise BuildError(
+                f"{shlex.join(compiler)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
+            )
         partial.rename(target)
     except OSError as error:
         raise BuildError(f"{directory}: {error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        # Where `directory` cannot be written, neither can this be removed; the error above says so already.
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return target
 
 
-def _compiler() -> str:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+def _compiler() -> list[str]:
+    """The command that `CXX` names, which may have arguments ("ccache g++"), else the first compiler on PATH."""
+    given = shlex.split(os.environ.get("CXX", ""))
+    names = given[:1] or ["g++", "c++", "clang++"]
     for name in names:
         if found := shutil.which(name):
-            return found
+            return [found, *given[1:]]
     raise BuildError(f"no C++ compiler ({', '.join(names)}) on PATH")
 
 

@@ -14,7 +14,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
-from fastdeploy_lp.model_executor.layers.linear import merged
+from fastdeploy_lp.model_executor.layers.linear import bias_or_zeros, merged
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
@@ -135,9 +135,9 @@ def _interleaved(gate: LinearWeights, up: LinearWeights) -> LinearWeights:
         mixed: FloatArray = np.concatenate(pair, axis=1).reshape(-1, *first.shape[1:])
         return mixed
 
-    if gate.bias is None or up.bias is None:
+    if gate.bias is None and up.bias is None:
         return LinearWeights(turns(gate.weight, up.weight))
-    return LinearWeights(turns(gate.weight, up.weight), turns(gate.bias, up.bias))
+    return LinearWeights(turns(gate.weight, up.weight), turns(bias_or_zeros(gate), bias_or_zeros(up)))
 
 
 def _padded(size: int) -> int:

@@ -22,7 +22,10 @@ inline void put_element(Element* to, float x);
 template <>
 inline void put_element(float* to, float x) { *to = x; }
 template <>
-inline void put_element(uint16_t* to, float x) { *to = float_to_half(x); }
+inline void put_element(uint16_t* to, float x) {
+    // Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
+    *to = float_to_half(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
+}
 
 template <class Element>
 void write_key_value(const Cache& cache, Element* keys, Element* values, int block, int offset, int head, const float* key,

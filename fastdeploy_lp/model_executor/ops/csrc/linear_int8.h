@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "simd.h"
 
@@ -26,6 +27,9 @@ inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 inline int64_t panel_bytes(int in) { return static_cast<int64_t>(groups_of(in)) * kGroupBytes; }
 inline int64_t packed_bytes(int in, int out) { return (out + kPanel - 1) / kPanel * panel_bytes(in); }
 
+// Activations of a group that has none larger count as zero: the inverse of their step would be no float32 number any more.
+constexpr float kNothing = 1e-30f;
+
 // A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; and scale * Σ a.
 struct Activations {
     int8_t* q;
@@ -33,30 +37,35 @@ struct Activations {
     float* total;
 };
 
+// A group [32]; one with a NaN or an infinity gets a scale of NaN, so that its row shows it.
 template <int Digits>
-inline void quantize_group(const float* x, int n, int8_t* q, float* scale, float* total) {
+inline void quantize_group(const float* x, int8_t* q, float* scale, float* total) {
     constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
-    const float most = largest_magnitude(x, n);
-    const float inverse = most > 0.0f ? kLevels / most : 0.0f;
+    const float most = largest_magnitude_of_32(x);
+    const bool finite = most <= std::numeric_limits<float>::max();
+    const float inverse = finite && most > kNothing ? kLevels / most : 0.0f;
     int32_t sum = 0;
     for (int i = 0; i < kGroup; ++i) {
-        const int32_t level = i < n ? static_cast<int32_t>(__builtin_rintf(x[i] * inverse)) : 0;
+        const int32_t level = finite ? static_cast<int32_t>(__builtin_rintf(x[i] * inverse)) : 0;
         sum += level;
         const int32_t high = Digits == 1 ? level : (level + 128) >> 8;
         q[i] = static_cast<int8_t>(high);
         if (Digits == 2) q[kGroup + i] = static_cast<int8_t>(level - high * 256);
     }
-    *scale = most / kLevels;
+    *scale = finite ? most / kLevels : std::numeric_limits<float>::quiet_NaN();
     *total = *scale * static_cast<float>(sum);
 }
 
 inline void quantize_row(const float* x, int in, int digits, Activations row) {
     for (int g = 0; g < groups_of(in); ++g) {
-        const int n = in - g * kGroup < kGroup ? in - g * kGroup : kGroup;
+        const int left = in - g * kGroup;
+        const float* group = x + g * kGroup;
+        float filled[kGroup] = {};
+        if (left < kGroup) group = static_cast<const float*>(std::memcpy(filled, group, sizeof(float) * left));
         if (digits == 1)
-            quantize_group<1>(x + g * kGroup, n, row.q + g * kGroup, row.scale + g, row.total + g);
+            quantize_group<1>(group, row.q + g * kGroup, row.scale + g, row.total + g);
         else
-            quantize_group<2>(x + g * kGroup, n, row.q + 2 * g * kGroup, row.scale + g, row.total + g);
+            quantize_group<2>(group, row.q + 2 * g * kGroup, row.scale + g, row.total + g);
     }
 }
 

@@ -45,13 +45,15 @@ static inline float largest(Floats v) {
     return lane[0];
 }
 
-static inline float largest_magnitude(const float* x, int n) {
-    const Ints sign_off = Ints{} + 0x7fffffff;
-    Floats most = Floats{};
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) most = maximum((Floats)((Ints)load(x + i) & sign_off), most);
-    float found = largest(most);
-    for (; i < n; ++i) found = __builtin_fabsf(x[i]) > found ? __builtin_fabsf(x[i]) : found;
+// The largest |x[i]| of 32; NaN if one is NaN. The bits of numbers without sign are ordered like the numbers, with NaN above infinity.
+static inline float largest_magnitude_of_32(const float* x) {
+    const Ints without_sign = Ints{} + 0x7fffffff;
+    const Ints low = (Ints)load(x) & without_sign, high = (Ints)load(x + kLanes) & without_sign;
+    const Ints both = low > high ? low : high;
+    int32_t most = 0;
+    for (int i = 0; i < kLanes; ++i) most = both[i] > most ? both[i] : most;
+    float found;
+    std::memcpy(&found, &most, sizeof found);
     return found;
 }
 

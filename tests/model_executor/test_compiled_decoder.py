@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.decoders import (
+    BLOCK_SIZES,
+    CACHE_DTYPES,
+    LINEARS,
+    PRECISIONS,
+    Piece,
+    Seats,
+    Setting,
+    Shape,
+    compiled_decoder,
+    crowds,
+    paddle_decoder,
+    run,
+    run_alone,
+    run_schedule,
+    schedules,
+    settings_of_a_run,
+    shapes,
+    thrifty_schedules,
+)
+from support.reference_decoder import LEVELS, quantized_weight, reference_logits
+from support.server import server_environment
+
+from fastdeploy_lp.model_executor.decoder_weights import FloatArray
+from fastdeploy_lp.model_executor.models.decoder import Executor
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+pytestmark = pytest.mark.usefixtures("ops")
+
+# Of the root mean square of the logits. One level of an 8-bit activation is 1/127, and rounding differences of float32
+# move a few of them by one; a cache in half floats moves keys and values by 1/2048.
+TOLERANCES = {
+    (None, "float32"): 1e-5,
+    (None, "float16"): 2e-4,
+    ("w8a16", "float32"): 2e-4,
+    ("w8a16", "float16"): 4e-4,
+    ("w8a8", "float32"): 3e-2,
+    ("w8a8", "float16"): 3e-2,
+}
+EXAMPLES = settings(deadline=None, max_examples=25)
+
+
+def assert_near(actual: FloatArray, expected: np.ndarray, setting: Setting) -> None:
+    """Root mean square of the difference, so that one activation rounded to the other side does not decide."""
+    error = np.sqrt(((actual - expected) ** 2).mean() / (expected**2).mean())
+    assert error <= TOLERANCES[setting.quantization, setting.cache_dtype], error
+
+
+def assert_same_bits(actual: list[FloatArray], expected: list[FloatArray]) -> None:
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert np.isfinite(other).all()
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def tokens_of(*lengths: int, shape: Shape) -> list[np.ndarray]:
+    random = np.random.default_rng(len(lengths))
+    return [random.integers(0, shape.vocab, length) for length in lengths]
+
+
+# Right answers
+
+
+@EXAMPLES
+@given(shapes(), settings_of_a_run(), st.data())
+def test_logits_are_those_of_plain_numpy_and_of_paddle(shape: Shape, setting: Setting, data: st.DataObject) -> None:
+    seats = data.draw(crowds(shape, setting))
+    compiled = run_alone(compiled_decoder(shape, setting), seats)
+    paddles = run_alone(paddle_decoder(shape, setting), seats)
+    for tokens, ours, theirs in zip(seats.tokens, compiled, paddles, strict=True):
+        expected = reference_logits(
+            shape.weights(),
+            shape.dimensions,
+            tokens,
+            quantization=setting.quantization,
+            half_cache=setting.cache_dtype == "float16",
+        )
+        assert_near(ours, expected, setting)
+        assert_near(theirs, expected, setting)
+        assert_near(ours, theirs, setting)
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_bias_on_one_projection_alone_is_added_to_it(name: str, quantization: str | None) -> None:
+    shape, setting = Shape(biased=frozenset({name})), Setting(quantization)
+    seats = Seats(tokens_of(9, shape=shape), setting.block_size, [1])
+    (ours,) = run_alone(compiled_decoder(shape, setting), seats)
+    expected = reference_logits(shape.weights(), shape.dimensions, seats.tokens[0], quantization=quantization)
+    assert_near(ours, expected, setting)
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w8a16"])
+def test_the_head_alone_rounds_activations_as_plain_numpy_does(quantization: str) -> None:
+    shape = Shape(hidden=72, biased=frozenset({"lm_head"}))
+    hidden = np.random.default_rng(1).standard_normal((13, 72), np.float32)
+    hidden[3, :32] = 0.0
+    hidden[4, 40] = 1e4
+    decoder = compiled_decoder(shape, Setting(quantization))
+    np.testing.assert_allclose(head_of(decoder, hidden), exact_head(shape, hidden, quantization), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w8a16"])
+@pytest.mark.parametrize("size", [1e-36, 1e-38, 1e-42, 1e-45])
+def test_activations_next_to_zero_count_as_next_to_nothing(quantization: str, size: float) -> None:
+    # The step of such a group is so small that its inverse is no float32 any more.
+    shape = Shape(hidden=72)
+    hidden = np.random.default_rng(1).standard_normal((5, 72), np.float32)
+    hidden[:, 32:64] *= np.float32(size)
+    cleared = hidden.copy()
+    cleared[:, 32:64] = 0
+    for decoder in (compiled_decoder(shape, Setting(quantization)), paddle_decoder(shape, Setting(quantization))):
+        np.testing.assert_allclose(head_of(decoder, hidden), head_of(decoder, cleared), rtol=0, atol=1e-30)
+
+
+def head_of(decoder: Executor, hidden: FloatArray) -> FloatArray:
+    logits: FloatArray = decoder.compute_logits(paddle.to_tensor(hidden)).numpy()
+    return logits
+
+
+def exact_head(shape: Shape, hidden: FloatArray, quantization: str) -> np.ndarray:
+    """The head on levels counted in float32, as both executors count them, summed up in float64."""
+    head = shape.weights().lm_head
+    assert head is not None
+    assert head.bias is not None
+    rounded = np.zeros(hidden.shape)
+    levels = np.float32(LEVELS[quantization])
+    for start in range(0, hidden.shape[1], 32):
+        group = hidden[:, start : start + 32]
+        most = np.abs(group).max(axis=1, keepdims=True)
+        inverse = np.divide(levels, most, out=np.zeros_like(most), where=most > 0)
+        rounded[:, start : start + 32] = np.rint(group * inverse).astype(np.float64) * (most / levels)
+    return rounded @ quantized_weight(head.weight).T + head.bias
+
+
+# The same bits in every company
+
+
+@EXAMPLES
+@given(shapes(), settings_of_a_run(), st.data())
+def test_rows_have_the_same_bits_alone_in_a_crowd_and_cut_anywhere(
+    shape: Shape, setting: Setting, data: st.DataObject
+) -> None:
+    seats = data.draw(crowds(shape, setting))
+    alone = run_alone(compiled_decoder(shape, setting), seats)
+    others = Seats(seats.tokens, setting.block_size, range(setting.num_blocks * 4, 0, -1))
+    roomy = dataclasses.replace(setting, num_blocks=setting.num_blocks * 4 + 1)
+    crowd = run_schedule(compiled_decoder(shape, roomy), others, data.draw(schedules(others)))
+    assert_same_bits(crowd, alone)
+
+
+@settings(deadline=None, max_examples=15)
+@given(shapes(), settings_of_a_run(), st.data())
+def test_only_the_rows_asked_for_are_given_and_have_the_same_bits(
+    shape: Shape, setting: Setting, data: st.DataObject
+) -> None:
+    seats = data.draw(crowds(shape, setting))
+    decoder = compiled_decoder(shape, setting)
+    whole = run_alone(decoder, seats)
+    schedule = data.draw(thrifty_schedules(seats))
+    found = run_schedule(decoder, seats, schedule)
+    pieces = [piece for step in schedule for piece in step]
+    for index, logits in enumerate(whole):
+        asked = [range(p.stop - p.num_outputs, p.stop) for p in pieces if p.sequence == index]
+        rows = np.array([row for rows in asked for row in rows], int)
+        np.testing.assert_array_equal(found[index].view(np.uint32), logits[rows].view(np.uint32))
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_a_token_at_a_time_gives_the_bits_of_the_whole_prompt(quantization: str | None) -> None:
+    shape, setting = Shape(), Setting(quantization, "float16", block_size=20)
+    seats = Seats(tokens_of(90, shape=shape), 20, [7, 3, 5, 2, 9])
+    decoder = compiled_decoder(shape, setting)
+    whole = run_alone(decoder, seats)
+    steps = [[Piece(0, position, position + 1, 1)] for position in range(90)]
+    assert_same_bits(run_schedule(decoder, seats, steps), whole)
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_any_number_of_decoding_rows_has_the_same_bits(quantization: str | None) -> None:
+    # Products take rows in tiles of up to ten: every height and every split into tiles comes up.
+    shape, setting, most = Shape(layers=1), Setting(quantization), 33
+    seats = Seats(tokens_of(*range(1, most + 1), shape=shape), 16, range(1, 200))
+    decoder = compiled_decoder(shape, setting)
+    run(decoder, seats, [Piece(index, 0, index + 1, 0) for index in range(most)])
+    last = [Piece(index, index, index + 1, 1) for index in range(most)]
+    alone = [run(decoder, seats, [piece])[0] for piece in last]
+    for rows in range(2, most + 1):
+        assert_same_bits(run(decoder, seats, last[:rows]), alone[:rows])
+
+
+def digest_of_a_run() -> str:
+    """One number for the bits of passes in every precision, and the threads that computed them."""
+    digest = hashlib.sha256()
+    for quantization in PRECISIONS:
+        for cache_dtype in CACHE_DTYPES:
+            shape, setting = Shape(head_dim=40, hidden=72, tied=True), Setting(quantization, cache_dtype, 4)
+            seats = Seats(tokens_of(80, 1, 33, 64, 7, shape=shape), 4, range(1, 200))
+            whole = [Piece(index, 0, len(tokens), len(tokens)) for index, tokens in enumerate(seats.tokens)]
+            for logits in run(compiled_decoder(shape, setting), seats, whole):
+                digest.update(logits.tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads_gives_the_same_bits(threads: int, ops: ctypes.CDLL) -> None:
+    assert ops.fdlp_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+    program = (
+        "import warnings; warnings.simplefilter('ignore'); import model_executor.test_compiled_decoder as test; "
+        "from fastdeploy_lp.model_executor.ops import compiled_ops; "
+        "print(compiled_ops().fdlp_num_threads(), test.digest_of_a_run())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=server_environment() | {"OMP_NUM_THREADS": str(threads)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(threads), digest_of_a_run()]
+
+
+# The cache
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.sampled_from(BLOCK_SIZES),
+    st.sampled_from(CACHE_DTYPES),
+    st.sampled_from((8, 16, 40, 64)),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_what_the_cache_held_before_does_not_show_even_if_it_is_not_a_number(
+    block_size: int, cache_dtype: str, head_dim: int, length: int, data: st.DataObject
+) -> None:
+    shape, setting = Shape(head_dim=head_dim, layers=1), Setting(None, cache_dtype, block_size, 90, num_blocks=91)
+    weights = shape.weights()
+    poison = shape.vocab - 1
+    weights.embedding[poison] = np.nan
+    tokens = [tokens_of(length, shape=shape)[0] % poison]
+    seats = Seats(tokens, block_size, data.draw(st.permutations(range(1, setting.num_blocks))))
+    clean = run_alone(compiled_decoder(shape, setting, weights), seats)
+    used = compiled_decoder(shape, setting, weights)
+    for block in {0, *seats.tables[0].tolist()}:
+        filling = SequenceChunk(np.full(block_size, poison), 0, np.array([block]))
+        assert np.isnan(used.forward([filling]).numpy()).all()
+    assert_same_bits(run_alone(used, seats), clean)
+    assert_same_bits(run_schedule(used, seats, data.draw(schedules(seats))), clean)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_a_context_of_exactly_max_model_len_is_right(block_size: int, cache_dtype: str) -> None:
+    length = 611  # neither a multiple of a vector nor of a block
+    shape = Shape(layers=1)
+    setting = Setting(None, cache_dtype, block_size, max_model_len=length, num_blocks=620)
+    seats = Seats(tokens_of(length, shape=shape), block_size, range(619, 0, -1))
+    decoder = compiled_decoder(shape, setting)
+    (whole,) = run_alone(decoder, seats)
+    expected = reference_logits(shape.weights(), shape.dimensions, seats.tokens[0], half_cache=cache_dtype == "float16")
+    assert_near(whole, expected, setting)
+    assert_same_bits(run(decoder, seats, [Piece(0, length - 1, length, 1)]), [whole[-1:]])
+
+
+def test_a_tables_entries_beyond_the_context_do_not_matter() -> None:
+    shape, setting = Shape(), Setting()
+    seats = Seats(tokens_of(20, shape=shape), 16, [3, 4])
+    decoder = compiled_decoder(shape, setting)
+    expected = run_alone(decoder, seats)
+    seats.tables[0] = np.array([3, 4, 10**6, -5])
+    assert_same_bits(run_alone(decoder, seats), expected)
+
+
+def test_passes_that_ask_for_nothing_give_nothing_and_still_write_the_cache() -> None:
+    shape, setting = Shape(), Setting()
+    seats = Seats(tokens_of(20, 30, shape=shape), 16, [1, 2, 3, 4])
+    expected = run_alone(compiled_decoder(shape, setting), seats)
+    decoder = compiled_decoder(shape, setting)
+    silent = run(decoder, seats, [Piece(0, 0, 19, 0), Piece(1, 0, 29, 0)])
+    assert [logits.shape for logits in silent] == [(0, shape.vocab)] * 2
+    last = run(decoder, seats, [Piece(0, 19, 20, 1), Piece(1, 29, 30, 1)])
+    assert_same_bits(last, [logits[-1:] for logits in expected])
+
+
+def test_two_decoders_do_not_share_anything() -> None:
+    shape, setting = Shape(), Setting("w8a8")
+    seats = Seats(tokens_of(20, shape=shape), 16, [1, 2])
+    first = compiled_decoder(shape, setting)
+    expected = run_alone(first, seats)
+    second = compiled_decoder(dataclasses.replace(shape, seed=1), setting)
+    assert not np.array_equal(run_alone(second, seats)[0], expected[0])
+    last = [Piece(0, 19, 20, 1)]
+    assert_same_bits(run(first, seats, last), [expected[0][-1:]])

@@ -3,29 +3,38 @@
 
 #include <omp.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
+#include <climits>
 
-// Where the threads meet at the end of a phase. They keep their cores while they wait: a phase takes microseconds, and on a busy machine a
-// core given away comes back milliseconds later, hundreds of times a pass.
+// Where the threads meet at the end of a phase. A phase takes microseconds, so they watch for its end for a moment. Whoever waits longer
+// sleeps: another thread has lost its core to another process, and the kernel moves it to a core that is idle, not to one that is watching.
 class Barrier {
    public:
     void wait(int threads) {
         const int generation = generation_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
             arrived_.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_release);
+            generation_.store(generation + 1, std::memory_order_seq_cst);
+            if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all();
             return;
         }
-        for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins)
-            if (spins < kSpins)
-                pause();
-            else
-                sched_yield();
+        for (int spins = 0; spins < kSpins; ++spins) {
+            if (generation_.load(std::memory_order_acquire) != generation) return;
+            pause();
+        }
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        while (generation_.load(std::memory_order_seq_cst) == generation) sleep_while(generation);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
 
    private:
-    static constexpr int kSpins = 1 << 20;
+    static constexpr int kSpins = 2000;
 
     static void pause() {
 #if defined(__x86_64__)
@@ -33,8 +42,17 @@ class Barrier {
 #endif
     }
 
+#if defined(__linux__)
+    void sleep_while(int generation) { syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0); }
+    void wake_all() { syscall(SYS_futex, &generation_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+    void sleep_while(int) { sched_yield(); }
+    void wake_all() {}
+#endif
+
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> generation_{0};
+    alignas(64) std::atomic<int> sleepers_{0};
 };
 
 // The tasks of a phase are handed out one by one, so that a thread that lost its core for a while holds nobody up for long.

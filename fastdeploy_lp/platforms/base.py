@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -30,6 +32,10 @@ class Platform(ABC):
     @abstractmethod
     def free_memory(self) -> int:
         """Bytes of the device's memory that weights and KV cache could have now."""
+
+    def view_of(self, host: NDArray[Any]) -> Tensor | None:  # noqa: ARG002
+        """A tensor in the very memory of a host array, or None where the device has memory of its own."""
+        return None
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:

@@ -55,6 +55,12 @@ class CpuPlatform(Platform):
         """Main memory that is available without swapping, within the limit of the process's control group."""
         return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
 
+    def view_of(self, host: NDArray[Any]) -> Tensor:
+        """The array itself as a tensor: what is written to the one shows in the other."""
+        import paddle
+
+        return paddle.from_dlpack(host)
+
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Zeros in memory that becomes real as it is written, so that an unused part of the KV cache costs nothing."""
         import paddle

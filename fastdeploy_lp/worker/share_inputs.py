@@ -11,6 +11,7 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.worker.sequence import Sequence
 
 
@@ -89,10 +90,14 @@ class ShareInputs(Mapping[str, Any]):
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.max_num_seqs = max_num_seqs
         self._arrays: dict[str, Any] = {}
+        # Fields whose tensor lies in the host array's own memory: what is written there is on both sides.
+        self._shared: set[str] = set()
         for field in ARRAY_FIELDS:
             host = np.full((max_num_seqs, field.width or max_model_len), field.empty, field.dtype)
             if field.device:
-                self._arrays[field.name] = paddle.to_tensor(host)
+                view = current_platform().view_of(host) if field.host else None
+                self._shared |= {field.name} if view is not None else set()
+                self._arrays[field.name] = paddle.to_tensor(host) if view is None else view
             if field.host:
                 self._arrays[_host_name(field)] = host
         for slot_list in LIST_FIELDS:
@@ -142,7 +147,7 @@ class ShareInputs(Mapping[str, Any]):
 
     def _put(self, name: str, rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         self._arrays[f"{name}_cpu"][rows, cols] = values
-        if rows.size:
+        if rows.size and name not in self._shared:
             self._arrays[name].index_put_((paddle.to_tensor(rows), paddle.to_tensor(cols)), paddle.to_tensor(values))
 
     def _write(self, field: ArrayField, slot: int, value: Any) -> None:
@@ -151,7 +156,7 @@ class ShareInputs(Mapping[str, Any]):
         row[: len(values)] = values
         if field.host:
             self._arrays[_host_name(field)][slot] = row
-        if field.device:
+        if field.device and field.name not in self._shared:
             self._arrays[field.name][slot] = paddle.to_tensor(row)
 
 

@@ -1,0 +1,90 @@
+"""The reference's greedy tokens from the whole engine on the default model in float32, whatever else goes on in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sequences import Ran, request, run_to_end
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+pytestmark = pytest.mark.slow
+Cases = list[dict[str, Any]]
+MAX_TOKENS = 32
+NEIGHBOURS = 90
+
+
+def engine(**options: Any) -> EngineCore:
+    args = EngineArgs(model="smollm2-135m", **{"max_model_len": 256, **options})
+    fd_config = args.create_fd_config(show_progress=False)
+    return EngineCore(fd_config, LogitsProcessorChain([], fd_config))
+
+
+def golden_requests(cases: Cases, name: str = "golden") -> list[AddRequest]:
+    return [request(f"{name}-{i}", case["prompt_ids"], max_tokens=MAX_TOKENS) for i, case in enumerate(cases)]
+
+
+def assert_golden(ran: dict[str, Ran], cases: Cases, name: str = "golden") -> None:
+    assert [ran[f"{name}-{i}"].token_ids for i in range(len(cases))] == [case["output_ids"] for case in cases]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 17, 31, 64])
+def test_prompts_cut_anywhere(golden_cases: Cases, budget: int) -> None:
+    ran = run_to_end(engine(max_num_batched_tokens=budget, max_num_seqs=8), golden_requests(golden_cases))
+    assert_golden(ran, golden_cases)
+
+
+def test_alone_and_with_a_warm_prefix_cache(golden_cases: Cases) -> None:
+    one = engine()
+    for name in ("cold", "warm"):
+        hits = one.blocks.num_hit_tokens
+        ran: dict[str, Ran] = {}
+        for each in golden_requests(golden_cases, name):
+            ran |= run_to_end(one, [each])
+        assert_golden(ran, golden_cases, name)
+    assert one.blocks.num_hit_tokens - hits >= 16 * len(golden_cases)
+
+
+def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:
+    """32 slots; neighbours of random prompts and lengths, sampled and greedy, some of them aborted in the middle."""
+    random = np.random.default_rng(7)
+    one, ran = engine(max_num_seqs=32), {}
+    waiting = [
+        request(
+            f"neighbour-{i}",
+            random.integers(3, 49152, random.integers(1, 90)).tolist(),
+            max_tokens=int(random.integers(1, 40)),
+            temperature=float(i % 2),
+            seed=i,
+            ignore_eos=True,
+        )
+        for i in range(NEIGHBOURS)
+    ]
+    for at, golden in zip(range(25, NEIGHBOURS, 8), golden_requests(golden_cases), strict=False):
+        waiting.insert(at, golden)
+    for added in waiting[:32]:
+        one.add(added)
+    waiting = waiting[32:]
+    while one.has_work or waiting:
+        for added in waiting[: random.integers(0, 3)]:
+            one.add(added)
+            waiting.remove(added)
+        if random.random() < 0.1:
+            one.abort([f"neighbour-{random.integers(NEIGHBOURS)}"])
+        for step in one.step().steps:
+            ran.setdefault(step.request_id, Ran()).take(step)
+    assert_golden(ran, golden_cases)
+    assert one.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted_and_resumed(golden_cases: Cases, prefix_caching: bool) -> None:
+    tight = engine(max_model_len=128, block_size=16, num_gpu_blocks_override=18, enable_prefix_caching=prefix_caching)
+    ran = run_to_end(tight, golden_requests(golden_cases))
+    assert tight.scheduler.num_preemptions > 0
+    assert_golden(ran, golden_cases)

@@ -90,7 +90,7 @@ void gather(const Weigher& weigher, const float* row, int64_t size, float bound,
   to.logits.clear();
   to.tokens.clear();
   int64_t at = 0;
-  const Floats bounds = spread(bound);
+  const Floats bounds = splat(bound);
   for (; at < size; at += kLanes) {
     const int64_t end = std::min(at + kLanes, size);
     if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;

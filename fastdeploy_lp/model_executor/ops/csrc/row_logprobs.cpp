@@ -33,7 +33,7 @@ void top(const float* row, int64_t size, int64_t count, float* values, int64_t* 
   int64_t at = 0;
   for (; filled < count; ++at) insert(at);
   while (at < size) {
-    if (at + kLanes <= size && !any(load(row + at) > spread(values[count - 1]))) {
+    if (at + kLanes <= size && !any(load(row + at) > splat(values[count - 1]))) {
       at += kLanes;
       continue;
     }
@@ -46,7 +46,7 @@ void top(const float* row, int64_t size, int64_t count, float* values, int64_t* 
 int64_t count_above(const float* row, int64_t size, float bound) {
   Ints lanes = {};
   int64_t at = 0;
-  for (; at + kLanes <= size; at += kLanes) lanes += load(row + at) > spread(bound);
+  for (; at + kLanes <= size; at += kLanes) lanes += load(row + at) > splat(bound);
   int64_t count = count_true(lanes);
   for (; at < size; ++at) count += row[at] > bound;
   return count;

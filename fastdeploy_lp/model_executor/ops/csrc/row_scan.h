@@ -2,25 +2,13 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
+
+#include "simd.h"
 
 namespace fdlp {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-constexpr int64_t kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
-
-inline Floats load(const float* from) {
-  Floats loaded;
-  std::memcpy(&loaded, from, sizeof(loaded));
-  return loaded;
-}
-
-inline Floats spread(float value) { return Floats{} + value; }
 
 // Whether any lane of a comparison is true.
 inline bool any(Ints mask) {
@@ -51,7 +39,7 @@ inline RowScan scan_row(const float* row, int64_t size) {
   int64_t tail_bad = 0;
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t end = begin + kBlock < size ? begin + kBlock : size;
-    Floats highest = spread(kMinusInfinity);
+    Floats highest = splat(kMinusInfinity);
     int64_t at = begin;
     for (; at + kLanes <= end; at += kLanes) {
       const Floats values = load(row + at);

@@ -32,7 +32,7 @@ ALLOCATOR = {
 }
 
 
-# Idle threads of OpenMP watch for work for some 50 us, which bridges the gap between two operators, and then sleep: by
+# Idle threads of OpenMP watch for work for some 200 us, which bridges the gap between two operators, and then sleep: by
 # default they would watch for milliseconds, on a core that the API process could use.
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
 

@@ -50,7 +50,7 @@ class BlockManager:
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """The known blocks that a sequence without blocks can begin with; its last token is always left to compute.
 
-        None for a sequence that needs the hidden state of every token of its prompt.
+        Empty for a sequence that needs the hidden state of every token of its prompt.
         """
         if self._cache is None:
             return []

@@ -14,7 +14,7 @@ from soak_memory import Point, growth_mb, parse_metrics, parse_status, status_mb
 from soak_plot import render_svg
 from soak_requests import ABORTED, MAX_TOKENS, MAX_WORDS, random_plans
 
-from fastdeploy_lp.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 
 SAMPLE = serving.Sample(started=1.0, ended=3.0, first_text=2.0)
 IDLE = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_blocks_used": 0.0}

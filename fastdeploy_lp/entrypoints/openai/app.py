@@ -16,19 +16,11 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
-from fastdeploy_lp.entrypoints.openai.protocol import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    CompletionRequest,
-    CompletionResponse,
-    ErrorInfo,
-    ErrorResponse,
-    ModelCard,
-    ModelList,
-    ProcessorCard,
-    ProcessorCounters,
-    ProcessorList,
-)
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
+from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
+from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.outputs import RequestOutput

@@ -18,7 +18,7 @@ from fastdeploy_lp.engine.errors import (
     QueueFullError,
     RequestFailedError,
 )
-from fastdeploy_lp.entrypoints.openai.protocol import ErrorInfo, ErrorResponse
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
 

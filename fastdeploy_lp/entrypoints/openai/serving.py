@@ -10,7 +10,8 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
-from fastdeploy_lp.entrypoints.openai.protocol import GenerationRequest, PromptTokensDetails, Usage
+from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
+from fastdeploy_lp.entrypoints.openai.protocol.usage import PromptTokensDetails, Usage
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 

@@ -9,7 +9,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from fastdeploy_lp.entrypoints.openai.protocol import (
+from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -17,9 +17,9 @@ from fastdeploy_lp.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatDelta,
-    ErrorResponse,
     new_chat_id,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
     DONE,
     Serving,

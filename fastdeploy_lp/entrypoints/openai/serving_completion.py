@@ -10,13 +10,13 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
-from fastdeploy_lp.entrypoints.openai.protocol import (
+from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
-    ErrorResponse,
     TextChoice,
     new_completion_id,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
     DONE,
     Serving,

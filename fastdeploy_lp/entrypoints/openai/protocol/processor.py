@@ -1,0 +1,42 @@
+"""Bodies of /v1/logits_processors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class ProcessorCounters(BaseModel):
+    """What a logits processor did since the worker started."""
+
+    seconds: float
+    rows: int
+    requests: int
+    faults: int
+    slow_steps: int
+    skipped_greedy: int
+
+
+class ProcessorCard(BaseModel):
+    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known."""
+
+    name: str
+    object: Literal["logits_processor"] = "logits_processor"
+    dialect: str
+    source: str
+    spec: str
+    order: int
+    argmax_invariant: bool | None
+    parameters: dict[str, Any] | None
+    description: str
+    state: str
+    last_error: str | None
+    counters: ProcessorCounters
+
+
+class ProcessorList(BaseModel):
+    """Body of GET /v1/logits_processors, in the order of execution."""
+
+    object: Literal["list"] = "list"
+    data: list[ProcessorCard]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import BaseModel
-
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
@@ -16,7 +14,6 @@ from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
-DONE = "data: [DONE]\n\n"
 
 
 class Serving:
@@ -66,8 +63,3 @@ def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
 def text_reason(stop_reason: int | str | None) -> str | None:
     """The stop string that ended a choice; a token id is not shown."""
     return stop_reason if isinstance(stop_reason, str) else None
-
-
-def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> str:
-    """One event of a stream."""
-    return f"data: {body.model_dump_json(exclude=without)}\n\n"

@@ -21,6 +21,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
 from fastdeploy_lp.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     FromWorker,
     ResetProcessor,
@@ -115,7 +116,7 @@ class WorkerProcess:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
         while self._socket.poll(0 if engine.has_work else None):
             message: Any = self._inbox.decode(self._socket.recv())
-            if isinstance(message, AddRequest):
+            if isinstance(message, (AddRequest, AddPooling)):
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)

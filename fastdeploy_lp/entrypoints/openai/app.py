@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -15,31 +14,18 @@ from pydantic import BaseModel
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
-from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
 from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 from fastdeploy_lp.version import __version__
 
 FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
-CLIENT_CLOSED_REQUEST = 499
-
-Output = TypeVar("Output", covariant=True)
-
-
-class InFlight(Protocol[Output]):
-    """A request on its way, be it generated or pooled."""
-
-    async def result(self) -> Output:
-        """The whole answer."""
-
-    def close(self) -> None:
-        """Nobody waits any more."""
 
 
 def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
@@ -47,7 +33,7 @@ def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
     app = FastAPI(title="fastdeploy_lp", version=__version__)
     errors.install(app)
     app.include_router(_completion_routes(engine))
-    app.include_router(_embedding_routes(engine))
+    app.include_router(embedding_routes(engine))
     app.include_router(_processor_routes(engine))
     app.include_router(_server_routes(engine))
     if with_metrics:
@@ -66,7 +52,7 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generation = await chat.start(body)
         if body.stream:
             return _event_stream(chat.stream(generation, body))
-        outputs = await _results_unless_disconnected([generation], request)
+        outputs = await results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
@@ -75,21 +61,8 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generations = await completion.start(body)
         if body.stream:
             return _event_stream(completion.stream(generations, include_usage=body.include_usage))
-        outputs = await _results_unless_disconnected(generations, request)
+        outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
-
-    return router
-
-
-def _embedding_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses=FAILURES)
-    embedding = ServingEmbedding(engine)
-
-    @router.post("/v1/embeddings", response_model=EmbeddingResponse)
-    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """Embeddings of one or many inputs."""
-        outputs = await _results_unless_disconnected(await embedding.start(body), request)
-        return _json(embedding.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
 
@@ -187,27 +160,3 @@ def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:
 
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
-
-
-async def _results_unless_disconnected(in_flight: Sequence[InFlight[Output]], request: Request) -> list[Output] | None:
-    """The answers; None, and the requests aborted, when the client goes first."""
-    results = asyncio.ensure_future(_all_results(in_flight))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([results, gone], return_when=asyncio.FIRST_COMPLETED)
-        return await results if results.done() else None
-    finally:
-        for task in (results, gone):
-            task.cancel()
-        await asyncio.gather(results, gone, return_exceptions=True)
-        for each in in_flight:
-            each.close()
-
-
-async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
-    return list(await asyncio.gather(*(each.result() for each in in_flight)))
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -26,6 +26,12 @@ class Serving:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
 
+    def require_model(self, name: str | None) -> None:
+        """Raise NotFoundError for a model that is not the one that is served."""
+        if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
+            reason = f"the model {name!r} does not exist; this server has {self.model!r}"
+            raise NotFoundError(reason, "model", "model_not_found")
+
     def params(self, request: GenerationRequest) -> SamplingParams:
         """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
         self.require_model(request.model)
@@ -34,12 +40,6 @@ class Serving:
         except ValueError as error:
             found = invalid_field(error)
             raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
-
-    def require_model(self, name: str | None) -> None:
-        """Raises NotFoundError for the name of a model that is not served."""
-        if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
-            reason = f"the model {name!r} does not exist; this server has {self.model!r}"
-            raise NotFoundError(reason, "model", "model_not_found")
 
     def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
         """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import paddle
 import pytest
@@ -60,6 +62,14 @@ def test_a_long_prompt_of_large_numbers_is_summed_exactly() -> None:
     hidden = np.full((2**15, 3), 2.0**19 + 0.125, np.float32)
     hidden[::2] = -(2.0**19)
     np.testing.assert_array_equal(pooled("mean", hidden, [5, 1000]), np.full(3, 0.0625, np.float32))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_no_order_loses_what_is_small_beside_what_cancels(order: tuple[int, ...]) -> None:
+    """Adding in plain float64, the large number would swallow the small one in some orders and not in others."""
+    hidden = np.array([[2.0**20], [3 * 2.0**-40], [-(2.0**20)]], np.float32)[list(order)]
+    for cuts in ([], [1], [1, 2]):
+        assert pooled("mean", hidden, cuts).tolist() == [2.0**-40]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -23,6 +23,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import (
     Serving,
+    each_prompt,
     text_reason,
     usage_of,
     usage_of_outputs,
@@ -40,7 +41,7 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
-        prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request.prompt)]
+        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt("prompt", request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id()
         requests = [
@@ -163,16 +164,6 @@ async def _merged(
         for task in (*readers, everyone):
             task.cancel()
         await asyncio.gather(*readers, everyone, return_exceptions=True)
-
-
-def _prompts(given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
-    """Each prompt with its path in the body."""
-    if isinstance(given, str):
-        return [("prompt", given)]
-    tokens = [token for token in given if isinstance(token, int)]
-    if tokens:
-        return [("prompt", tokens)]
-    return [(f"prompt.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 
 def _shared_id(request_id: str) -> str:

@@ -47,12 +47,12 @@ def main() -> None:
 
 def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> list[float]:
     """Give every request a token a step; returns when each step was sent, in `time.perf_counter` seconds."""
-    inbox = decoder(ToWorker)
+    inbox, parent = decoder(ToWorker), os.getppid()
     left: dict[str, int] = {}
     sent: list[float] = []
     due = 0.0
-    while True:
-        wait = int(max(0.0, due - time.perf_counter()) * 1000) if left else None
+    while os.getppid() == parent:
+        wait = int(max(0.0, due - time.perf_counter()) * 1000) if left else 1000
         if socket.poll(wait):
             message = inbox.decode(socket.recv())
             if isinstance(message, AddRequest):
@@ -61,7 +61,9 @@ def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> 
                 for request_id in message.request_ids:
                     left.pop(request_id, None)
             elif isinstance(message, Shutdown):
-                return sent
+                break
+            continue
+        if not left:
             continue
         token = digits[len(sent) % 10]
         steps = [SequenceStep(name, [token], None if count > 1 else "length") for name, count in left.items()]
@@ -69,6 +71,7 @@ def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> 
         sent.append(time.perf_counter())
         socket.send(encode(StepOutputs(steps, len(left), 0)))
         due = sent[-1] + step_seconds
+    return sent
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
 // The matrix products of one decode step by the package's own kernels, and nothing else of the step.
 
+#include "ahead.h"
 #include "exports.h"
-#include "linear.h"
 
 // Mirrored by `ProductStruct` in engine_native.py.
-struct Product {
+struct BenchProduct {
     Linear layer;
     Activations x;
     float* out;  // [rows][columns, rounded up to whole panels]
 };
 
-FDLP_EXPORT void bench_prepare(const Product* product, int rows) {
+FDLP_EXPORT void bench_prepare(const BenchProduct* product, int rows) {
     for (int row = 0; row < rows; ++row) product->x.prepare(product->layer, row);
 }
 
-FDLP_EXPORT void bench_multiply(const Product* products, int count, int rows) {
+FDLP_EXPORT void bench_multiply(const BenchProduct* products, int count, int rows) {
+    const std::vector<int32_t> no_blocks;
     Team::forward([&](Member& team) {
+        Ahead ahead({}, no_blocks, team.thread(), team.threads());
         for (int i = 0; i < count; ++i) {
-            const Product& p = products[i];
+            const BenchProduct& p = products[i];
             const int64_t stride = round_up(p.layer.out, kPanel);
+            const Product product{p.layer, i + 1 < count ? &products[i + 1].layer : nullptr};
             team.run(p.layer.panels(), [&](int panel) {
-                multiply_panel(p.layer, p.x, rows, panel, [&](int row, Floats low, Floats high) {
+                multiply_panel(product, p.x, rows, panel, ahead, [&](int row, Floats low, Floats high) {
                     float* to = p.out + row * stride + panel * kPanel;
                     store(to, low);
                     store(to + kLanes, high);

@@ -13,6 +13,7 @@ struct Cache {
 
     int key_width() const { return round_up(block_size, kLanes); }
     int value_width() const { return round_up(head_dim, kLanes); }
+    int64_t element_bytes() const { return half ? sizeof(uint16_t) : sizeof(float); }
     int64_t key_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * head_dim * key_width(); }
     int64_t value_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * block_size * value_width(); }
 };
@@ -38,10 +39,6 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
 
 constexpr int kMaxAttentionRows = 6;
 
-inline void prefetch(const void* from, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
-}
-
 // Strips of 16 keys: query rows times `Strips` of them at once, so that enough sums are under way to hide their latency.
 template <int Rows, int Strips, class Element>
 inline void score_strips(const Element* const* strips, int width, int head_dim, const float* const* queries, Floats (*sums)[Strips]) {
@@ -63,7 +60,7 @@ inline void score_strips(const Element* const* strips, int width, int head_dim, 
 
 // Where a pass over one sequence and head begins to read; asked for while another one computes.
 inline void prefetch_first_keys(const Cache& cache, const void* keys, const int32_t* table, int blocks, int head) {
-    const int64_t size = cache.half ? sizeof(uint16_t) : sizeof(float);
+    const int64_t size = cache.element_bytes();
     const int64_t bytes = static_cast<int64_t>(cache.head_dim) * cache.key_width() * size;
     for (int b = 0; b < blocks && b < 4; ++b) prefetch(static_cast<const char*>(keys) + cache.key_at(table[b], head) * size, bytes);
 }

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention.h"
+#include "ahead.h"
 #include "exports.h"
 
 // The structures of decoder.py, field by field.
@@ -109,20 +109,23 @@ class Decoder {
         Activations normed, attended, gated;
         int residual_stride, qkv_stride;
         std::vector<int32_t> task_sequence, task_first_query;
+        std::vector<int32_t> blocks;  // of all contexts
     };
 
     Pass prepare(const Batch& batch);
     void embed(const Pass& pass, int token) const;
     void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
-    void rotate_and_cache(const Pass& pass, const Layer& layer, int token) const;
-    void attend_task(const Pass& pass, const Layer& layer, int task, float* scores) const;
+    void rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const;
+    void attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, float* scores) const;
     void prefetch_task(const Pass& pass, const Layer& layer, int task) const;
     template <class Element>
     void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
-    void add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const;
-    void gate(const Pass& pass, const Linear& layer, int panel) const;
+    void project(const Pass& pass, const Layer& layer, int panel, Ahead& ahead) const;
+    void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Ahead& ahead) const;
+    void gate(const Pass& pass, const Layer& layer, int pair, Ahead& ahead) const;
     int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
     int group() const { return m_.num_heads / m_.cache.kv_heads; }
+    bool heads_are_groups() const { return group() * m_.cache.head_dim % linear_int8::kGroup == 0; }
 
     Model m_;
     std::vector<Layer> layers_;
@@ -131,7 +134,7 @@ class Decoder {
 };
 
 Decoder::Pass Decoder::prepare(const Batch& batch) {
-    Pass pass{batch, nullptr, nullptr, nullptr, {}, {}, {}, round_up(m_.hidden_size, kPanel), 0, {}, {}};
+    Pass pass{batch, nullptr, nullptr, nullptr, {}, {}, {}, round_up(m_.hidden_size, kPanel), 0, {}, {}, {}};
     const int heads = m_.num_heads + 2 * m_.cache.kv_heads;
     pass.qkv_stride = round_up(heads * m_.cache.head_dim, kPanel);
     const int64_t tokens = batch.tokens;
@@ -141,11 +144,15 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
     pass.normed = normed_.of(tokens, m_.hidden_size);
     pass.attended = attended_.of(tokens, m_.num_heads * m_.cache.head_dim);
     pass.gated = gated_.of(tokens, m_.intermediate_size);
-    for (int s = 0; s < batch.sequences; ++s)
-        for (int first = batch.query_starts[s]; first < batch.query_starts[s + 1]; first += kQueriesPerTask) {
+    for (int s = 0; s < batch.sequences; ++s) {
+        const int end = batch.query_starts[s + 1];
+        for (int first = batch.query_starts[s]; first < end; first += kQueriesPerTask) {
             pass.task_sequence.push_back(s);
             pass.task_first_query.push_back(first);
         }
+        const int32_t* table = batch.block_tables + static_cast<int64_t>(s) * batch.table_width;
+        pass.blocks.insert(pass.blocks.end(), table, table + batch.positions[end - 1] / m_.cache.block_size + 1);
+    }
     return pass;
 }
 
@@ -164,7 +171,8 @@ void Decoder::normalize(const Pass& pass, const float* weight, const Linear& int
     pass.normed.prepare(into, token);
 }
 
-void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token) const {
+// The queries and the key of one key-value head; its key and value go to the cache.
+void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const {
     const Cache& cache = m_.cache;
     const int dim = cache.head_dim, position = pass.batch.positions[token];
     int sequence = 0;
@@ -172,24 +180,22 @@ void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token) 
     const int block = pass.batch.block_tables[static_cast<int64_t>(sequence) * pass.batch.table_width + position / cache.block_size];
     const float* cos = m_.cos + static_cast<int64_t>(position) * (dim / 2);
     const float* sin = m_.sin + static_cast<int64_t>(position) * (dim / 2);
-    float* queries = pass.qkv + static_cast<int64_t>(token) * pass.qkv_stride;
-    float* keys = queries + m_.num_heads * dim;
-    const float* values = keys + cache.kv_heads * dim;
-    for (int h = 0; h < m_.num_heads + cache.kv_heads; ++h) {
-        const float* norm = h < m_.num_heads ? layer.q_norm : layer.k_norm;
-        if (norm != nullptr) rms_norm(queries + h * dim, norm, dim, m_.eps, queries + h * dim);
+    float* row = pass.qkv + static_cast<int64_t>(token) * pass.qkv_stride;
+    float* queries = row + head * group() * dim;
+    float* key = row + (m_.num_heads + head) * dim;
+    const float* value = row + (m_.num_heads + cache.kv_heads + head) * dim;
+    for (int h = 0; h < group(); ++h) {
+        if (layer.q_norm != nullptr) rms_norm(queries + h * dim, layer.q_norm, dim, m_.eps, queries + h * dim);
         rotate(queries + h * dim, cos, sin, dim);
     }
-    for (int i = 0; i < m_.num_heads * dim; ++i) queries[i] *= m_.attention_scale;
-    for (int h = 0; h < cache.kv_heads; ++h) {
-        const int offset = position % cache.block_size;
-        if (cache.half)
-            write_key_value(cache, static_cast<uint16_t*>(layer.keys), static_cast<uint16_t*>(layer.values), block, offset, h,
-                            keys + h * dim, values + h * dim);
-        else
-            write_key_value(cache, static_cast<float*>(layer.keys), static_cast<float*>(layer.values), block, offset, h, keys + h * dim,
-                            values + h * dim);
-    }
+    for (int i = 0; i < group() * dim; ++i) queries[i] *= m_.attention_scale;
+    if (layer.k_norm != nullptr) rms_norm(key, layer.k_norm, dim, m_.eps, key);
+    rotate(key, cos, sin, dim);
+    const int offset = position % cache.block_size;
+    if (cache.half)
+        write_key_value(cache, static_cast<uint16_t*>(layer.keys), static_cast<uint16_t*>(layer.values), block, offset, head, key, value);
+    else
+        write_key_value(cache, static_cast<float*>(layer.keys), static_cast<float*>(layer.values), block, offset, head, key, value);
 }
 
 template <class Element>
@@ -218,14 +224,18 @@ void Decoder::attend_queries(const Pass& pass, const Layer& layer, int sequence,
     }
 }
 
-void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, float* scores) const {
+void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, float* scores) const {
     const int head = task % m_.cache.kv_heads, sequence = pass.task_sequence[task / m_.cache.kv_heads];
     const int first = pass.task_first_query[task / m_.cache.kv_heads], last = pass.batch.query_starts[sequence + 1];
     const int end = first + kQueriesPerTask < last ? first + kQueriesPerTask : last;
+    for (int token = first; token < end && !rotated; ++token) rotate_and_cache(pass, layer, token, head);
     if (m_.cache.half)
         attend_queries<uint16_t>(pass, layer, sequence, head, first, end, scores);
     else
         attend_queries<float>(pass, layer, sequence, head, first, end, scores);
+    const int width = group() * m_.cache.head_dim;
+    for (int token = first; token < end && heads_are_groups(); ++token)
+        pass.attended.prepare(layer.o, token, head * width, (head + 1) * width);
 }
 
 void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) const {
@@ -236,51 +246,67 @@ void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) cons
     prefetch_first_keys(m_.cache, layer.keys, table, (context + m_.cache.block_size - 1) / m_.cache.block_size, task % m_.cache.kv_heads);
 }
 
-void Decoder::add_product(const Pass& pass, const Linear& layer, const Activations& x, int panel) const {
-    multiply_panel(layer, x, pass.batch.tokens, panel, [&](int row, Floats low, Floats high) {
+void Decoder::project(const Pass& pass, const Layer& layer, int panel, Ahead& ahead) const {
+    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats low, Floats high) {
+        float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
+        store(to, low);
+        store(to + kLanes, high);
+    });
+}
+
+void Decoder::add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Ahead& ahead) const {
+    multiply_panel(product, x, pass.batch.tokens, panel, ahead, [&](int row, Floats low, Floats high) {
         float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
         store(to, load(to) + low);
         store(to + kLanes, load(to + kLanes) + high);
     });
 }
 
-void Decoder::gate(const Pass& pass, const Linear& layer, int panel) const {
-    multiply_panel(layer, pass.normed, pass.batch.tokens, panel, [&](int row, Floats gate, Floats up) {
-        float out[kLanes];
-        store(out, silu(gate) * up);
-        const int column = panel * kLanes, left = m_.intermediate_size - column;
-        std::memcpy(pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column, out,
-                    sizeof(float) * (left < kLanes ? left : kLanes));
-    });
+// A pair of panels gives 32 columns: a group of the next product's activations.
+void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Ahead& ahead) const {
+    const int from = pair * kPanel, to = from + kPanel < m_.intermediate_size ? from + kPanel : m_.intermediate_size;
+    for (int panel = 2 * pair; panel < 2 * pair + 2 && panel < layer.gate_up.panels(); ++panel)
+        multiply_panel({layer.gate_up, &layer.down, 2}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats gate, Floats up) {
+            float out[kLanes];
+            store(out, silu(gate) * up);
+            const int column = panel * kLanes, left = m_.intermediate_size - column;
+            std::memcpy(pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column, out,
+                        sizeof(float) * (left < kLanes ? left : kLanes));
+        });
+    for (int row = 0; row < pass.batch.tokens; ++row) pass.gated.prepare(layer.down, row, from, to);
 }
 
 void Decoder::forward(const Batch& batch, float* hidden) {
     const Pass pass = prepare(batch);
     const int attention_tasks = static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads;
+    // Queries of one sequence in several tasks see each other's keys, which then have to be there before the first task.
+    const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
         float* scores = pass.scores + team.thread() * kMaxAttentionRows * score_stride();
+        Ahead ahead(m_.cache, pass.blocks, team.thread(), team.threads());
         team.run(batch.tokens, [&](int token) { embed(pass, token); });
-        for (const Layer& layer : layers_) {
+        for (size_t index = 0; index < layers_.size(); ++index) {
+            const Layer& layer = layers_[index];
+            const Layer* following = index + 1 < layers_.size() ? &layers_[index + 1] : nullptr;
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.input_norm, layer.qkv, token); });
-            team.run(layer.qkv.panels(), [&](int panel) {
-                multiply_panel(layer.qkv, pass.normed, batch.tokens, panel, [&](int row, Floats low, Floats high) {
-                    float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
-                    store(to, low);
-                    store(to + kLanes, high);
+            team.run(layer.qkv.panels(), [&](int panel) { project(pass, layer, panel, ahead); });
+            if (rotate_first)
+                team.run(batch.tokens, [&](int token) {
+                    for (int head = 0; head < m_.cache.kv_heads; ++head) rotate_and_cache(pass, layer, token, head);
                 });
-            });
-            team.run(batch.tokens, [&](int token) { rotate_and_cache(pass, layer, token); });
             team.run(attention_tasks, [&](int task) {
                 // The other threads take the tasks in between.
                 prefetch_task(pass, layer, task + team.threads());
-                attend_task(pass, layer, task, scores);
+                attend_task(pass, layer, task, rotate_first, scores);
             });
-            team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
-            team.run(layer.o.panels(), [&](int panel) { add_product(pass, layer.o, pass.attended, panel); });
+            if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
+            ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
+            team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, ahead); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
-            team.run(layer.gate_up.panels(), [&](int panel) { gate(pass, layer.gate_up, panel); });
-            team.run(batch.tokens, [&](int token) { pass.gated.prepare(layer.down, token); });
-            team.run(layer.down.panels(), [&](int panel) { add_product(pass, layer.down, pass.gated, panel); });
+            team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, ahead); });
+            team.run(layer.down.panels(), [&](int panel) {
+                add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, ahead);
+            });
         }
         team.run(batch.rows, [&](int row) {
             const float* x = pass.residual + static_cast<int64_t>(batch.output_rows[row]) * pass.residual_stride;
@@ -291,14 +317,16 @@ void Decoder::forward(const Batch& batch, float* hidden) {
 
 void Decoder::logits(const float* hidden, int rows, float* out) {
     const Activations x = head_input_.of(rows, m_.hidden_size);
+    const std::vector<int32_t> no_blocks;
     Team::forward([&](Member& team) {
         team.run(rows, [&](int row) {
             const int64_t from = static_cast<int64_t>(row) * m_.hidden_size;
             std::memcpy(x.values + from, hidden + from, sizeof(float) * m_.hidden_size);
             x.prepare(m_.head, row);
         });
+        Ahead ahead(m_.cache, no_blocks, team.thread(), team.threads());
         team.run(m_.head.panels(), [&](int panel) {
-            multiply_panel(m_.head, x, rows, panel, [&](int row, Floats low, Floats high) {
+            multiply_panel({m_.head, nullptr}, x, rows, panel, ahead, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
                 const int left = m_.vocab_size - panel * kPanel;
                 if (left >= kPanel) {

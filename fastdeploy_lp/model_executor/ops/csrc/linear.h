@@ -18,6 +18,10 @@ struct Linear {
     const float* bias;  // [out] or null
 
     int panels() const { return (out + kPanel - 1) / kPanel; }
+    // What a product reads of a panel in one step along `in`.
+    int64_t step_bytes() const { return digits > 0 ? linear_int8::kGroupBytes : kPanel * static_cast<int64_t>(sizeof(float)); }
+    int64_t panel_bytes() const { return digits > 0 ? linear_int8::panel_bytes(in) : in * step_bytes(); }
+    const char* panel(int index) const { return static_cast<const char*>(packed) + index * panel_bytes(); }
 };
 
 // Rows of activations as a layer of either precision takes them; `values` [rows][in] are always there, the rest after `prepare`.
@@ -26,9 +30,13 @@ struct Activations {
     int8_t* q;
     float *scale, *total;
 
-    void prepare(const Linear& layer, int row) const {
+    void prepare(const Linear& layer, int row) const { prepare(layer, row, 0, layer.in); }
+
+    // Columns `from` … `to` - 1 alone, where `from` begins a group and `to` begins another or ends the row.
+    void prepare(const Linear& layer, int row, int from, int to) const {
         if (layer.digits == 0) return;
-        linear_int8::quantize_row(values + static_cast<int64_t>(row) * layer.in, layer.in, layer.digits, quantized(layer, row));
+        linear_int8::quantize_groups(values + static_cast<int64_t>(row) * layer.in, layer.in, layer.digits, quantized(layer, row),
+                                     from / linear_int8::kGroup, linear_int8::groups_of(to));
     }
 
     // From row `first` on.
@@ -38,17 +46,26 @@ struct Activations {
     }
 };
 
-template <int Rows, class Store>
-void multiply_tile(const Linear& layer, const Activations& x, int first, int panel, const Store& put) {
+// The first rows of a panel bring it from memory: what lies ahead in it is asked for, and behind its end what this thread reads next.
+struct PanelAhead {
+    const char *end, *next;
+
+    void ask(const void* further, int64_t bytes) const {
+        const char* from = static_cast<const char*>(further);
+        prefetch(from < end || next == nullptr ? from : next + (from - end), bytes);
+    }
+};
+
+template <int Rows, class Ahead, class Store>
+void multiply_tile(const Linear& layer, const Activations& x, int first, int panel, Ahead& ahead, const Store& put) {
     Floats sums[Rows][2];
     if (layer.digits > 0) {
-        const uint8_t* packed = static_cast<const uint8_t*>(layer.packed) + panel * linear_int8::panel_bytes(layer.in);
-        const auto multiply = layer.digits == 1 ? linear_int8::multiply<Rows, 1> : linear_int8::multiply<Rows, 2>;
-        multiply(x.quantized(layer, first), linear_int8::groups_of(layer.in), packed, sums);
+        const uint8_t* packed = reinterpret_cast<const uint8_t*>(layer.panel(panel));
+        const auto multiply = layer.digits == 1 ? linear_int8::multiply<Rows, 1, Ahead> : linear_int8::multiply<Rows, 2, Ahead>;
+        multiply(x.quantized(layer, first), linear_int8::groups_of(layer.in), packed, ahead, sums);
     } else {
         linear_float::multiply<Rows>(x.values + static_cast<int64_t>(first) * layer.in, layer.in,
-                                     static_cast<const float*>(layer.packed) + static_cast<int64_t>(panel) * kPanel * layer.in, layer.in,
-                                     sums);
+                                     reinterpret_cast<const float*>(layer.panel(panel)), layer.in, ahead, sums);
     }
     if (layer.bias != nullptr) {
         float bias[kPanel] = {};
@@ -59,23 +76,39 @@ void multiply_tile(const Linear& layer, const Activations& x, int first, int pan
     for (int r = 0; r < Rows; ++r) put(first + r, sums[r][0], sums[r][1]);
 }
 
-// One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
-template <class Store>
-void multiply_panel(const Linear& layer, const Activations& x, int rows, int panel, const Store& put) {
-    const int most = layer.digits > 0 ? linear_int8::max_tile(layer.digits) : linear_float::kMaxTile;
-    int row = 0;
-    while (row < rows) {
-        // Tiles of equal height: a last tile of one row would read the panel for little.
-        const int tiles = (rows - row + most - 1) / most;
-        const int height = (rows - row + tiles - 1) / tiles;
-        switch (height) {
+template <class Ahead, class Store>
+void multiply_tile(const Linear& layer, const Activations& x, int first, int rows, int panel, Ahead& ahead, const Store& put) {
+    switch (rows) {
 #define FDLP_TILE(n) \
     case n:          \
-        multiply_tile<n>(layer, x, row, panel, put); break;
-            FDLP_TILE(1) FDLP_TILE(2) FDLP_TILE(3) FDLP_TILE(4) FDLP_TILE(5)
-            FDLP_TILE(6) FDLP_TILE(7) FDLP_TILE(8) FDLP_TILE(9) FDLP_TILE(10)
+        multiply_tile<n>(layer, x, first, panel, ahead, put); break;
+        FDLP_TILE(1) FDLP_TILE(2) FDLP_TILE(3) FDLP_TILE(4) FDLP_TILE(5)
+        FDLP_TILE(6) FDLP_TILE(7) FDLP_TILE(8) FDLP_TILE(9) FDLP_TILE(10)
 #undef FDLP_TILE
-        }
-        row += height;
+    }
+}
+
+// A product and the one after it, or null; `per_task` panels are multiplied by the same thread.
+struct Product {
+    const Linear& layer;
+    const Linear* after;
+    int per_task = 1;
+};
+
+// One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
+template <class Ahead, class Store>
+void multiply_panel(const Product& product, const Activations& x, int rows, int panel, Ahead& ahead, const Store& put) {
+    const Linear& layer = product.layer;
+    const int most = layer.digits > 0 ? linear_int8::max_tile(layer.digits) : linear_float::kMaxTile;
+    const char* next = ahead.begin_panel(layer, product.after, panel, product.per_task, (rows + most - 1) / most);
+    const PanelAhead panel_ahead{layer.panel(panel) + layer.panel_bytes(), next};
+    for (int row = 0, height; row < rows; row += height) {
+        // Tiles of equal height: a last tile of one row would read the panel for little.
+        const int tiles = (rows - row + most - 1) / most;
+        height = (rows - row + tiles - 1) / tiles;
+        if (row == 0)
+            multiply_tile(layer, x, row, height, panel, panel_ahead, put);
+        else
+            multiply_tile(layer, x, row, height, panel, ahead, put);
     }
 }

@@ -23,13 +23,12 @@ inline void pack_panel(float* packed, const float* weights, int in, int out, int
     }
 }
 
-// One panel for `Rows` rows of x [..][in]: sums[row] holds its 32 columns.
-template <int Rows>
-inline void multiply(const float* x, int64_t stride, const float* panel, int in, Floats (*sums)[2]) {
+// One panel for `Rows` rows of x [..][in]: sums[row] holds its 32 columns. `ahead` as in linear_int8.h.
+template <int Rows, class Ahead>
+inline void multiply(const float* x, int64_t stride, const float* panel, int in, Ahead& ahead, Floats (*sums)[2]) {
     Floats low[Rows] = {}, high[Rows] = {};
     for (int k = 0; k < in; ++k) {
-        __builtin_prefetch(panel + k * kPanel + kAhead);
-        __builtin_prefetch(panel + k * kPanel + kAhead + kLanes);
+        ahead.ask(panel + k * kPanel + kAhead, kPanel * sizeof(float));
         const Floats w0 = load(panel + k * kPanel), w1 = load(panel + k * kPanel + kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {

@@ -56,8 +56,9 @@ inline void quantize_group(const float* x, int8_t* q, float* scale, float* total
     *total = *scale * static_cast<float>(sum);
 }
 
-inline void quantize_row(const float* x, int in, int digits, Activations row) {
-    for (int g = 0; g < groups_of(in); ++g) {
+// Groups `first` … `last` - 1 of a row.
+inline void quantize_groups(const float* x, int in, int digits, Activations row, int first, int last) {
+    for (int g = first; g < last; ++g) {
         const int left = in - g * kGroup;
         const float* group = x + g * kGroup;
         float filled[kGroup] = {};
@@ -127,13 +128,14 @@ static inline Ints combine(const Ints* acc) {
     return Digits == 1 ? acc[0] : acc[0] * 256 + acc[1];
 }
 
-// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total.
-template <int Rows, int Digits>
-inline void multiply(const Activations& x, int groups, const uint8_t* panel, Floats (*sums)[2]) {
+// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `ahead` asks for memory
+// that is needed later, a little with every group.
+template <int Rows, int Digits, class Ahead>
+inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahead& ahead, Floats (*sums)[2]) {
     constexpr int kStep = Digits * kGroup;
     Floats out[Rows][2] = {};
     for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
-        for (int line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+        ahead.ask(panel + kAhead, kGroupBytes);
         Ints acc[Rows][2][Digits] = {};
 #pragma GCC unroll 8
         for (int k = 0; k < kGroup; k += 4)

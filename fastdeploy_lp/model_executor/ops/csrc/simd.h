@@ -95,3 +95,7 @@ static inline Floats load(const uint16_t* half) {
     return v;
 #endif
 }
+
+static inline void prefetch(const void* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
+}

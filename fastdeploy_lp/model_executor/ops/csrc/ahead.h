@@ -1,0 +1,74 @@
+// What a thread asks memory for while it multiplies. Once the first rows of a product have brought a panel, memory has nothing to do until
+// the last rows are through; by then the next panel is there, and the next layer's keys and values, which lie anywhere.
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+
+// A stretch of memory, asked for a few lines at a time.
+struct Stretch {
+    const char *at = nullptr, *end = nullptr;
+
+    void ask(int64_t bytes) {
+        const int64_t now = end - at < bytes ? end - at : bytes;
+        prefetch(at, now);
+        at += now;
+    }
+};
+
+class Ahead {
+   public:
+    // `blocks`: of all contexts; each thread takes its share of them.
+    Ahead(const Cache& cache, const std::vector<int32_t>& blocks, int thread, int threads)
+        : blocks_(blocks), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
+          value_bytes_(cache.value_at(1, 0) * cache.element_bytes()) {}
+
+    // From now on this layer's keys and values; null for none.
+    void read_cache(const void* keys, const void* values) {
+        keys_ = static_cast<const char*>(keys), values_ = static_cast<const char*>(values);
+        of_cache_ = {};
+        next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : thread_;
+    }
+
+    // This thread begins a panel whose rows come in `tiles`, in a task of `per_task` panels. It will most likely go on with the task that
+    // is left when every thread has taken one, or with the product after this one. Gives where that begins; null when nothing follows.
+    const char* begin_panel(const Linear& layer, const Linear* after, int panel, int per_task, int tiles) {
+        of_panel_ = {};
+        int next = (panel + 1) % per_task != 0 ? panel + 1 : panel + 1 + per_task * (threads_ - 1);
+        const Linear* from = &layer;
+        if (next >= layer.panels()) from = after, next -= layer.panels();
+        if (from == nullptr || next >= from->panels()) return nullptr;
+        const char* begin = from->panel(next);
+        if (tiles > 1) {
+            of_panel_ = {begin, begin + from->panel_bytes()};
+            per_step_ = ((layer.step_bytes() + 63) / 64 + tiles - 2) / (tiles - 1) * 64;
+        }
+        return begin;
+    }
+
+    void ask(const void*, int64_t) {
+        of_panel_.ask(per_step_);
+        if (of_cache_.at == of_cache_.end && !next_range()) return;
+        of_cache_.ask(kCacheBytes);
+    }
+
+   private:
+    static constexpr int64_t kCacheBytes = 4 * 64;
+
+    bool next_range() {
+        if (next_ >= static_cast<int64_t>(2 * blocks_.size())) return false;
+        const int64_t block = blocks_[next_ / 2];
+        const bool key = next_ % 2 == 0;
+        const char* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
+        of_cache_ = {from, from + (key ? key_bytes_ : value_bytes_)};
+        next_ += threads_;
+        return true;
+    }
+
+    const std::vector<int32_t>& blocks_;
+    int thread_, threads_;
+    int64_t key_bytes_, value_bytes_, next_ = 0, per_step_ = 0;
+    const char *keys_ = nullptr, *values_ = nullptr;
+    Stretch of_panel_, of_cache_;
+};

@@ -82,7 +82,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     `error` is set when the sequence ended because it could not go on, `unavailable`
     when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
-    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token.
+    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
+    `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
     """
 
     request_id: str
@@ -94,6 +95,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    scheduled_at: float | None = None
 
 
 class CacheStats(msgspec.Struct, array_like=True):

@@ -26,11 +26,15 @@ class Serving:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
 
+    def require_model(self, name: str | None) -> None:
+        """Raise NotFoundError for a model that is not the one that is served."""
+        if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
+            reason = f"the model {name!r} does not exist; this server has {self.model!r}"
+            raise NotFoundError(reason, "model", "model_not_found")
+
     def params(self, request: GenerationRequest) -> SamplingParams:
         """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
-        if request.model not in (None, "", DEFAULT_MODEL_NAME, self.model):
-            reason = f"the model {request.model!r} does not exist; this server has {self.model!r}"
-            raise NotFoundError(reason, "model", "model_not_found")
+        self.require_model(request.model)
         try:
             return request.sampling_params()
         except ValueError as error:

@@ -70,6 +70,7 @@ def configure_logging(level: str, log_format: str, name: str | None = None) -> N
     # Forced: libraries give the root logger handlers of their own when they are imported.
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("fastdeploy_lp").setLevel(level.upper())
+    logging.captureWarnings(True)
 
 
 def configure_from_environment(name: str) -> None:

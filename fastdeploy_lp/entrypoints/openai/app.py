@@ -36,7 +36,7 @@ from fastdeploy_lp.version import __version__
 def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
-    app = FastAPI(title="fastdeploy_lp", version=__version__, root_path=args.root_path, responses=failures())
+    app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
 
     async def require_started() -> None:
@@ -94,7 +94,9 @@ def publish_parameter_schemas(app: FastAPI, engine: EngineClient) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schemas = generate()["components"]["schemas"]
+            schema = generate()
+            schemas = schema["components"]["schemas"]
+            _drop_unused_failures(schema)
             for info in engine.processors.describe():
                 if info.parameters is not None:
                     schemas[f"logits_processors.{info.name}"] = info.parameters
@@ -102,6 +104,15 @@ def publish_parameter_schemas(app: FastAPI, engine: EngineClient) -> None:
 
     # FastAPI's documented way to extend the schema.
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_unused_failures(schema: dict[str, Any]) -> None:
+    """FastAPI declares a status for bad bodies that is never used here: they get 400 and OpenAI's error."""
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
 
 
 def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:

@@ -10,6 +10,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMidd
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
+from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 
 
@@ -18,7 +19,7 @@ def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFligh
     app = BodyLimitMiddleware(app, args.max_body_size)
     keys = args.api_keys()
     if keys:
-        app = AuthenticationMiddleware(app, keys, args.root_path)
+        app = AuthenticationMiddleware(app, keys)
     # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.
     if args.allowed_origins:
         app = CORSMiddleware(
@@ -29,4 +30,6 @@ def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFligh
             allow_credentials=args.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    if args.root_path:
+        app = RootPathMiddleware(app, args.root_path)
     return RequestLogMiddleware(app, in_flight, metrics, log_prompts=args.log_prompts)

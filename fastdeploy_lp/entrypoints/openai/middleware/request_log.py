@@ -82,4 +82,4 @@ def _noting(record: RequestRecord, send: Send) -> Send:
 
 def _route(scope: Scope) -> str:
     """The path as it is declared, so that metrics have few labels; unknown paths share one."""
-    return getattr(scope.get("route"), "path", NO_ROUTE)
+    return getattr(scope.get("route"), "path_format", NO_ROUTE)

@@ -24,8 +24,11 @@ def tokenization_routes(engine: EngineClient) -> APIRouter:
     serving, tokenizer, config = Serving(engine), engine.tokenizer, engine.fd_config.model_config
 
     def encode(body: TokenizeRequest) -> list[int]:
+        text = _text(engine, body)
+        if not _is_unicode(text):
+            raise InvalidRequestError("messages" if body.prompt is None else "prompt", "no valid Unicode")
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
-        return tokenizer.encode(_text(engine, body), add_special_tokens=special)
+        return tokenizer.encode(text, add_special_tokens=special)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
@@ -60,3 +63,8 @@ def _text(engine: EngineClient, body: TokenizeRequest) -> str:
         return body.prompt
     messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
     return engine.tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt is not False)
+
+
+def _is_unicode(text: str) -> bool:
+    """Half a surrogate pair can stand in a JSON string, but it is no text."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

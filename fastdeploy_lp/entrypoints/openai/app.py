@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
@@ -53,7 +53,7 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     app.include_router(server_routes(engine))
     if args.metrics_port in (None, args.port):
         app.include_router(metrics_route(engine))
-    publish_parameter_schemas(app, engine)
+    publish_schema(app, engine.processors)
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
@@ -86,33 +86,6 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
-
-
-def publish_parameter_schemas(app: FastAPI, engine: EngineClient) -> None:
-    """Put the declared processors' parameter schemas into `/openapi.json`, each under the processor's name."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = generate()
-            schemas = schema["components"]["schemas"]
-            _drop_unused_failures(schema)
-            for info in engine.processors.describe():
-                if info.parameters is not None:
-                    schemas[f"logits_processors.{info.name}"] = info.parameters
-        return generate()
-
-    # FastAPI's documented way to extend the schema.
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _drop_unused_failures(schema: dict[str, Any]) -> None:
-    """FastAPI declares a status for bad bodies that is never used here: they get 400 and OpenAI's error."""
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)
 
 
 def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import datetime, timezone
 
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+LOG_LEVELS = tuple(LEVELS)
 LOG_FORMATS = ("text", "json")
 # How the worker learns what the API process was told.
 LEVEL_VARIABLE = "FASTDEPLOY_LP_LOG_LEVEL"
@@ -68,8 +69,9 @@ def configure_logging(level: str, log_format: str, name: str | None = None) -> N
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(name) if log_format == "json" else TextFormatter(name))
     # Forced: libraries give the root logger handlers of their own when they are imported.
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("fastdeploy_lp").setLevel(level.upper())
+    # Libraries may tell anything at the level debug, prompts included.
+    logging.basicConfig(level=max(logging.INFO, LEVELS[level]), handlers=[handler], force=True)
+    logging.getLogger("fastdeploy_lp").setLevel(LEVELS[level])
     logging.captureWarnings(True)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.log_format import REQUEST_ID, JsonFormatter, TextFormatter
+from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, REQUEST_ID, JsonFormatter, TextFormatter
 
 FIELDS = st.dictionaries(
     st.sampled_from(["path", "status", "processors", "ttft"]),
@@ -74,3 +76,33 @@ def test_tracebacks_are_told() -> None:
     assert "KeyError: 'lost'" in json.loads(JsonFormatter().format(failure))["traceback"]
     assert TextFormatter().format(failure).splitlines()[-1] == "KeyError: 'lost'"
     assert sys.exc_info() == (None, None, None)
+
+
+PROGRAM = """
+import logging, warnings
+from fastdeploy_lp.log_format import configure_from_environment
+configure_from_environment("worker")
+for name in ("fastdeploy_lp.some.module", "library"):
+    for level in ("debug", "info", "warning"):
+        getattr(logging.getLogger(name), level)(f"{name} {level}")
+warnings.warn("careful")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        ("debug", ["fastdeploy_lp.some.module debug", "fastdeploy_lp.some.module info", "library info"]),
+        ("info", ["fastdeploy_lp.some.module info", "library info"]),
+        ("warning", []),
+    ],
+)
+def test_libraries_are_not_asked_for_their_debug_lines(level: str, told: list[str]) -> None:
+    environment = {**os.environ, LEVEL_VARIABLE: level, FORMAT_VARIABLE: "json"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["message"] for line in lines if line["level"] in ("debug", "info")] == told
+    warned = [line["message"] for line in lines if line["level"] == "warning"]
+    assert warned[:2] == ["fastdeploy_lp.some.module warning", "library warning"]
+    assert "careful" in warned[2]
+    assert {line["logger"] for line in lines} == {"worker"}

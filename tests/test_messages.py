@@ -13,6 +13,7 @@ from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     CacheStats,
     FromWorker,
@@ -77,6 +78,9 @@ to_worker = st.one_of(
         params=sampling_params,
         selection=selections,
     ),
+    st.builds(
+        AddPooling, request_id=names, prompt_token_ids=st.lists(tokens), pooling=st.sampled_from(["mean", "last"])
+    ),
     st.builds(ResetProcessor, name=names),
     st.builds(AbortRequests, request_ids=st.lists(names)),
     st.just(Shutdown()),
@@ -99,6 +103,7 @@ steps = st.builds(
     scheduled_at=st.none() | st.floats(allow_nan=False),
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
+    pooled=st.none() | st.binary(max_size=20),
 )
 processor_stats = st.builds(
     ProcessorStats,

@@ -100,6 +100,11 @@ class EngineMetrics:
             if seconds is not None:
                 histogram.observe(seconds)
 
+    def pooling_ended(self, reason: str, seconds: float) -> None:
+        """Count a pooled prompt, which has no tokens."""
+        self._requests.labels(reason).inc()
+        self._e2e_latency.observe(seconds)
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{PREFIX}{name}", text, registry=self.registry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -77,6 +78,9 @@ async def _serve_http(engine: EngineClient, args: ServerArgs, listener: socket.s
         started = starting.done()
         if started:
             starting.result()
+            # What a server starts with stays: no collection need ever look at it again.
+            gc.collect()
+            gc.freeze()
             print(_banner(engine.fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
         await serving
     finally:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
+from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.routes.models import model_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
@@ -29,7 +26,6 @@ from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_ro
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.version import __version__
 
 
@@ -44,6 +40,7 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
 
     for router in (
         _completion_routes(engine),
+        embedding_routes(engine),
         tokenization_routes(engine),
         abort_routes(in_flight),
         processor_routes(engine),
@@ -69,8 +66,8 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generation = await chat.start(body)
         record.admitted(generation.request_id, [generation])
         if body.stream:
-            return _event_stream(chat.stream(generation, body))
-        outputs = await _results_unless_disconnected([generation], request)
+            return EventStream(chat.stream(generation, body))
+        outputs = await results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
@@ -81,42 +78,12 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generations = await completion.start(body)
         record.admitted(generations[0].request_id.rpartition("-")[0], generations)
         if body.stream:
-            return _event_stream(completion.stream(generations, include_usage=body.include_usage))
-        outputs = await _results_unless_disconnected(generations, request)
+            return EventStream(completion.stream(generations, include_usage=body.include_usage))
+        outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
 
 
-def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
-
-
-async def _results_unless_disconnected(
-    generations: Sequence[Generation], request: Request
-) -> list[RequestOutput] | None:
-    """The answers; None, and the requests aborted, when the client goes first."""
-    results = asyncio.ensure_future(_all_results(generations))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([results, gone], return_when=asyncio.FIRST_COMPLETED)
-        return await results if results.done() else None
-    finally:
-        for task in (results, gone):
-            task.cancel()
-        await asyncio.gather(results, gone, return_exceptions=True)
-        for generation in generations:
-            generation.close()
-
-
-async def _all_results(generations: Sequence[Generation]) -> list[RequestOutput]:
-    return list(await asyncio.gather(*(generation.result() for generation in generations)))
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -83,7 +83,7 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     # Of a union's alternatives, the one that went deepest is the one that was meant.
-    first = max(error.errors(), key=lambda each: len(json_path(each["loc"][1:], error.body)))
+    first = max(error.errors(), key=lambda each: len(_path_of(each, error.body)))
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "malformed")
         info = ErrorInfo(
@@ -95,7 +95,7 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
         return error_response(
             400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type")
         )
-    param = json_path(first["loc"][1:], error.body)
+    param = _path_of(first, error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     if not param and ": " in reason:  # a validator of the whole body names its field itself
@@ -117,13 +117,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return error_response(error.status_code, info, error.headers)
 
 
-def json_path(location: tuple[Any, ...], body: Any) -> str:
-    """pydantic's location as a path into the body, without the names of the union members it tried on the way."""
+def _path_of(error: Mapping[str, Any], body: Any) -> str:
+    return json_path(error["loc"][1:], body, of_missing=error["type"] == "missing")
+
+
+def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> str:
+    """pydantic's location as a path into the body, without the names of the union members it tried on the way.
+
+    of_missing: the last part names a field that is not in the body.
+    """
     path: list[str] = []
     for depth, part in enumerate(location):
         inside_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
         inside_dict = isinstance(body, dict) and part in body
-        missing = isinstance(body, dict) and depth == len(location) - 1
+        missing = of_missing and isinstance(body, dict) and depth == len(location) - 1
         if inside_list or inside_dict:
             body = body[part]
         elif not missing:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from pydantic import BaseModel
+from collections.abc import Iterable, Sequence
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -16,7 +14,6 @@ from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
-DONE = "data: [DONE]\n\n"
 
 
 class Serving:
@@ -38,8 +35,8 @@ class Serving:
         try:
             return request.sampling_params()
         except ValueError as error:
-            field, _, reason = str(error).partition(": ")
-            raise InvalidRequestError(request.sent_name(field), reason) from None
+            found = invalid_field(error)
+            raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
 
     def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
         """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""
@@ -47,6 +44,22 @@ class Serving:
             return self.engine.inputs.settle(params, prompt)
         except InvalidRequestError as error:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
+
+
+def invalid_field(error: ValueError) -> InvalidRequestError:
+    """What parameters say of a field, `field: reason`, as the refusal of a request."""
+    field, _, reason = str(error).partition(": ")
+    return InvalidRequestError(field, reason)
+
+
+def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt of a field that holds one or many, as text or token ids, with its path in the body."""
+    if isinstance(given, str):
+        return [(field, given)]
+    tokens = [token for token in given if isinstance(token, int)]
+    if tokens:
+        return [(field, tokens)]
+    return [(f"{field}.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
@@ -70,8 +83,3 @@ def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
 def text_reason(stop_reason: int | str | None) -> str | None:
     """The stop string that ended a choice; a token id is not shown."""
     return stop_reason if isinstance(stop_reason, str) else None
-
-
-def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> str:
-    """One event of a stream."""
-    return f"data: {body.model_dump_json(exclude=without)}\n\n"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.event_stream import DONE, TextEvent, server_sent_event
 from fastdeploy_lp.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
+from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
@@ -17,10 +20,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     new_completion_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import (
-    DONE,
     Serving,
-    server_sent_event,
+    each_prompt,
     text_reason,
     usage_of,
     usage_of_outputs,
@@ -38,7 +41,7 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
-        prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request.prompt)]
+        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt("prompt", request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id()
         requests = [
@@ -67,30 +70,17 @@ class ServingCompletion:
             usage=usage_of_outputs(outputs),
         )
 
-    async def stream(self, generations: Sequence[Generation], *, include_usage: bool) -> AsyncIterator[str]:
+    async def stream(self, generations: Sequence[Generation], *, include_usage: bool) -> AsyncGenerator[bytes, None]:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
-        request_id = _shared_id(generations[0].request_id)
         try:
+            events = _TextEvents(self._serving.model, generations)
             completion_tokens = 0
-            async with aclosing(_merged(generations)) as deltas:
-                async for first_index, delta in deltas:
-                    completion_tokens += len(delta.token_ids)
-                    choice = TextChoice(
-                        index=first_index + delta.index,
-                        text=delta.text,
-                        logprobs=completion_logprobs(delta.logprobs, delta.text_offsets),
-                        finish_reason=delta.finish_reason,
-                        stop_reason=text_reason(delta.stop_reason),
-                    )
-                    event = CompletionResponse(id=request_id, model=self._serving.model, choices=[choice])
-                    yield server_sent_event(event, without={"usage"})
+            async with aclosing(_merged(generations)) as batches:
+                async for first_index, deltas in batches:
+                    completion_tokens += sum(len(delta.token_ids) for delta in deltas)
+                    yield b"".join([events.of(first_index + delta.index, delta) for delta in deltas])
             if include_usage:
-                prompt_tokens = sum(len(generation.prompt.token_ids) for generation in generations)
-                cached_tokens = sum(generation.num_cached_tokens for generation in generations)
-                usage = usage_of(prompt_tokens, completion_tokens, cached_tokens)
-                yield server_sent_event(
-                    CompletionResponse(id=request_id, model=self._serving.model, choices=[], usage=usage)
-                )
+                yield events.usage(completion_tokens)
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
             yield server_sent_event(ErrorResponse(error=describe(error)[1]))
         finally:
@@ -99,15 +89,63 @@ class ServingCompletion:
         yield DONE
 
 
-async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
-    """Deltas of all generations as they come, each with the index of its prompt's first choice."""
+class _TextEvents:
+    """Encodes the events of one stream."""
+
+    def __init__(self, model: str, generations: Sequence[Generation]) -> None:
+        self._model = model
+        self._generations = generations
+        self._created = now()
+        count = sum(len(generation.completions) for generation in generations)
+        self._text_events = [TextEvent(partial(self._plain, index)) for index in range(count)]
+
+    def of(self, index: int, delta: CompletionDelta) -> bytes:
+        """What the choice of this index gained."""
+        if delta.finish_reason is None and delta.logprobs is None:
+            return self._text_events[index](delta.text)
+        choice = TextChoice(
+            index=index,
+            text=delta.text,
+            logprobs=completion_logprobs(delta.logprobs, delta.text_offsets),
+            finish_reason=delta.finish_reason,
+            stop_reason=text_reason(delta.stop_reason),
+        )
+        return self._event(choice)
+
+    def usage(self, completion_tokens: int) -> bytes:
+        """The event that has no choices."""
+        prompt_tokens = sum(len(generation.prompt.token_ids) for generation in self._generations)
+        cached_tokens = sum(generation.num_cached_tokens for generation in self._generations)
+        usage = usage_of(prompt_tokens, completion_tokens, cached_tokens)
+        return server_sent_event(self._response(choices=[], usage=usage))
+
+    def _plain(self, index: int, text: str) -> bytes:
+        return self._event(TextChoice(index=index, text=text))
+
+    def _event(self, choice: TextChoice) -> bytes:
+        return server_sent_event(self._response(choices=[choice]), without={"usage"})
+
+    def _response(self, choices: list[TextChoice], usage: Usage | None = None) -> CompletionResponse:
+        return CompletionResponse(
+            id=_shared_id(self._generations[0].request_id),
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+async def _merged(
+    generations: Sequence[Generation],
+) -> AsyncGenerator[tuple[int, list[CompletionDelta]], None]:
+    """Deltas of all generations as they come, with the index of their prompt's first choice."""
     # One place: a slow reader holds back its own request's deltas, which merge while they wait.
-    queue: asyncio.Queue[tuple[int, CompletionDelta] | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[tuple[int, list[CompletionDelta]] | None] = asyncio.Queue(maxsize=1)
 
     async def forward(generation: Generation, first_index: int) -> None:
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                await queue.put((first_index, delta))
+        async with aclosing(generation.deltas()) as batches:
+            async for deltas in batches:
+                await queue.put((first_index, deltas))
 
     async def forward_all() -> None:
         try:
@@ -126,16 +164,6 @@ async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int
         for task in (*readers, everyone):
             task.cancel()
         await asyncio.gather(*readers, everyone, return_exceptions=True)
-
-
-def _prompts(given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
-    """Each prompt with its path in the body."""
-    if isinstance(given, str):
-        return [("prompt", given)]
-    tokens = [token for token in given if isinstance(token, int)]
-    if tokens:
-        return [("prompt", tokens)]
-    return [(f"prompt.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 
 def _shared_id(request_id: str) -> str:

@@ -37,6 +37,7 @@ CHECKS = [
 OPERATIONS = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
     "POST /v1/abort_requests",
@@ -52,7 +53,7 @@ OPERATIONS = {
     "GET /metrics",
 }
 # A call without a body cannot be varied much; those with one get what is left of the number.
-WITH_BODY = 5
+WITH_BODY = 6
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_line import fields_of
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
@@ -20,7 +21,6 @@ from fastdeploy_lp.log_format import REQUEST_ID
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
-CLIENT_CLOSED_REQUEST = 499
 NO_ROUTE = "unknown"
 # Asked every few seconds by machines.
 PROBES = {"/health", "/ping", "/metrics", "/load"}

@@ -44,6 +44,7 @@ EXTRAS = {
         "openai>=1.60",
         "pytest>=8.3",
         "ruff>=0.9",
+        "schemathesis>=4",
         # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.
         "torch==2.13.0",
         "transformers>=5",

@@ -13,6 +13,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 
 
 async def serve(model: str, port: int) -> None:
@@ -22,7 +23,7 @@ async def serve(model: str, port: int) -> None:
     engine = EngineClient(setup.fd_config, setup.declared, WorkerHandle(setup.fd_config, module="canned_worker"))
     await engine.start()
     try:
-        app = build_app(engine, with_metrics=True)
+        app = build_app(engine, ServerArgs())
         await uvicorn.Server(
             uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
         ).serve()

@@ -90,7 +90,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     `error` is set when the sequence ended because it could not go on, `unavailable`
     when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
-    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token.
+    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
+    `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
     `pooled` is all that a pooled prompt gets: its vector [hidden_size] as little-endian float32.
     """
 
@@ -104,6 +105,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: bytes | None = None
+    scheduled_at: float | None = None
 
 
 class CacheStats(msgspec.Struct, array_like=True):

@@ -100,6 +100,7 @@ steps = st.builds(
     error=st.none() | names,
     unavailable=st.booleans(),
     num_cached_tokens=st.none() | tokens,
+    scheduled_at=st.none() | st.floats(allow_nan=False),
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
     pooled=st.none() | st.binary(max_size=20),

@@ -13,7 +13,13 @@ import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
-from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, QueueFullError, RequestFailedError
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    EngineStartingError,
+    ProcessorUnavailableError,
+    QueueFullError,
+    RequestFailedError,
+)
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
@@ -45,6 +51,14 @@ class EngineRequest:
     settled: Settled
 
 
+@dataclass(frozen=True)
+class EngineLoad:
+    """How many sequences have a slot, and how many wait for one."""
+
+    running: int = 0
+    waiting: int = 0
+
+
 class EngineClient:
     """Runs requests on one worker process, its own unless another is given; lives on one event loop."""
 
@@ -56,7 +70,8 @@ class EngineClient:
         self.tokenizer = Tokenizer(Path(config.directory))
         self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
         self.processors = ProcessorStates(declared)
-        self.metrics = EngineMetrics(self.processors)
+        self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
+        self.load = EngineLoad()
         self._declared = list(declared)
         self._worker = worker or WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
@@ -73,10 +88,16 @@ class EngineClient:
         self.processors.set_argmax_invariant(ready.argmax_invariant)
         self._reader = asyncio.create_task(self._read())
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the worker is up and takes requests."""
-        return self._reader is not None and self._dead is None
+    def require_started(self) -> None:
+        """Raise EngineStartingError before the worker is ready; it may be gone by now, too."""
+        if self._dead is None and self._reader is None:
+            raise EngineStartingError("the model is still being loaded; try again later")
+
+    def require_alive(self) -> None:
+        """Raise EngineStartingError before the worker is ready, and EngineDeadError after its end."""
+        self.require_started()
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
 
     @property
     def worker_pid(self) -> int | None:
@@ -88,10 +109,11 @@ class EngineClient:
     ) -> list[Generation]:
         """Send requests to the worker, all of them or none.
 
-        Raises EngineDeadError when there is no worker, ProcessorUnavailableError when a request asks for a logits
-        processor that is in quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
+        Raises EngineDeadError or EngineStartingError when there is no worker, ProcessorUnavailableError when a request
+        asks for a logits processor that is in quarantine and, if `bounded`, QueueFullError when too many sequences wait
+        already.
         """
-        self._require_alive()
+        self.require_alive()
         for request in requests:
             self.processors.require_in_service(request.settled.selection)
         if bounded:
@@ -109,13 +131,13 @@ class EngineClient:
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
-        self._require_alive()
+        self.require_alive()
         if bounded:
             self._require_room(len(requests))
         poolings = [Pooling(request, on_close=self._close_pooling) for request in requests]
         self._poolings |= {pooling.request_id: pooling for pooling in poolings}
-        self.metrics.prompt_tokens.inc(sum(len(pooling.prompt.token_ids) for pooling in poolings))
         for pooling in poolings:
+            self.metrics.request_came(len(pooling.prompt.token_ids), 1, None)
             kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
             self._worker.send(AddPooling(pooling.request_id, pooling.prompt.token_ids, kind))
         return poolings
@@ -145,8 +167,7 @@ class EngineClient:
         logger.error("engine down: %s", self._dead)
 
     def _take(self, outputs: StepOutputs) -> None:
-        self.metrics.running.set(outputs.num_running)
-        self.metrics.waiting.set(outputs.num_waiting)
+        self._set_load(EngineLoad(outputs.num_running, outputs.num_waiting))
         self.metrics.cache.stats = outputs.cache
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
@@ -161,20 +182,21 @@ class EngineClient:
     def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.error is not None:
             self._drop(generation)
+            self.metrics.failed.inc()
             kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
             generation.fail(kind(step.error))
             return
-        now = time.monotonic()
-        if completion.num_tokens == 0:
-            self.metrics.time_to_first_token.observe(now - generation.arrival)
+        times = generation.times[completion.index]
+        if times.first_token is None:
+            times.scheduled = step.scheduled_at
             completion.num_cached_tokens = step.num_cached_tokens or 0
+        self.metrics.token_came(times, time.monotonic())
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
         completion.feed(step.token_ids, step.finish_reason, step.stop_reason, step.logprobs)
         if completion.finish_reason is not None:
-            self.metrics.requests.labels(completion.finish_reason).inc()
-            self.metrics.e2e_latency.observe(now - generation.arrival)
+            self.metrics.sequence_ended(times, completion.num_tokens, completion.finish_reason)
             del self._routes[step.request_id]
             if step.finish_reason is None:  # a stop string, which the worker does not know of
                 self._abort([step.request_id])
@@ -182,11 +204,11 @@ class EngineClient:
 
     def _take_pooled(self, step: SequenceStep, pooling: Pooling) -> None:
         if step.pooled is None:
+            self.metrics.failed.inc()
             pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
             return
         pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        self.metrics.requests.labels(step.finish_reason).inc()
-        self.metrics.e2e_latency.observe(time.monotonic() - pooling.arrival)
+        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - pooling.arrival)
 
     def _require_room(self, count: int) -> None:
         """A request larger than all the room there is gets in when it is alone, or it never would."""
@@ -212,9 +234,16 @@ class EngineClient:
             )
             for index in range(params.n)
         ]
-        generation = Generation(request.request_id, request.prompt, completions, stream=stream, on_close=self._close)
+        generation = Generation(
+            request.request_id,
+            request.prompt,
+            completions,
+            stream=stream,
+            on_close=self._close,
+            processors=self.processors.used_by(request.settled.selection),
+        )
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
-        self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))
+        self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
         return generation
 
     def _send(self, settled: Settled, generation: Generation) -> None:
@@ -225,10 +254,13 @@ class EngineClient:
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""
-        self._abort(self._drop(generation))
+        sequence_ids = self._drop(generation)
+        self.metrics.aborted.inc(len(sequence_ids))
+        self._abort(sequence_ids)
 
     def _close_pooling(self, pooling: Pooling) -> None:
         if self._poolings.pop(pooling.request_id, None) is not None:
+            self.metrics.aborted.inc()
             self._abort([pooling.request_id])
 
     def _drop(self, generation: Generation) -> list[str]:
@@ -243,8 +275,7 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = reason
-        self.metrics.running.set(0)
-        self.metrics.waiting.set(0)
+        self._set_load(EngineLoad())
         generations = {id(generation): generation for generation, _ in self._routes.values()}
         self._routes.clear()
         for generation in generations.values():
@@ -253,9 +284,10 @@ class EngineClient:
             pooling.fail(EngineDeadError(reason))
         self._poolings.clear()
 
-    def _require_alive(self) -> None:
-        if self._dead is not None or self._reader is None:
-            raise EngineDeadError(self._dead or "the engine has not started")
+    def _set_load(self, load: EngineLoad) -> None:
+        self.load = load
+        self.metrics.running.set(load.running)
+        self.metrics.waiting.set(load.waiting)
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:

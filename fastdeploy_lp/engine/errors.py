@@ -5,6 +5,10 @@ class EngineStartError(RuntimeError):
     """The worker did not come up; the message says why in one line."""
 
 
+class EngineStartingError(RuntimeError):
+    """The worker is not ready yet; the same request will be taken later."""
+
+
 class EngineDeadError(RuntimeError):
     """The worker is gone; this request, and every other one in flight, ended with it."""
 

@@ -10,13 +10,15 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
 
 
 class Generation:
     """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
 
-    With `stream` False the caller is woken once, at the end.
+    With `stream` False the caller is woken once, at the end. `times` has one entry a completion; `processors` names
+    the logits processors that the request uses.
     """
 
     def __init__(
@@ -27,11 +29,14 @@ class Generation:
         *,
         stream: bool,
         on_close: Callable[[Generation], None],
+        processors: Sequence[str] = (),
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.completions = list(completions)
-        self.arrival = time.monotonic()
+        arrival = time.monotonic()
+        self.times = [SequenceTimes(arrival) for _ in self.completions]
+        self.processors = list(processors)
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close

@@ -68,6 +68,10 @@ class ProcessorStates:
             for order, processor in enumerate(self._declared)
         ]
 
+    def used_by(self, selection: Selection) -> list[str]:
+        """The names of the processors that a request is meant for, in chain order."""
+        return [processor.name for processor in self._declared if processor.is_used_by(selection)]
+
     def require_in_service(self, selection: Selection) -> None:
         """Raise ProcessorUnavailableError if the request asks for a processor that is in quarantine."""
         for processor in self._declared:

@@ -36,9 +36,9 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, special ones left out unless told otherwise; incomplete UTF-8 shows as U+FFFD."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
@@ -48,11 +48,11 @@ class Tokenizer:
         """A decoder that takes one token at a time."""
         return TokenDecoder(self._tokenizer)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """The prompt for a conversation; raises InvalidRequestError if the model has no chat template."""
         if self._chat_template is None:
             raise InvalidRequestError("messages", "this model has no chat template; send a completion prompt instead")
-        return self._chat_template.render(messages)
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
 
 
 class TokenDecoder:

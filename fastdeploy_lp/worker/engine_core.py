@@ -99,7 +99,7 @@ class EngineCore:
             self.scheduler.release(sequence)
         step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
         if len(sequence.output_token_ids) == 1:
-            step.num_cached_tokens = sequence.num_cached_tokens
+            step.num_cached_tokens, step.scheduled_at = sequence.num_cached_tokens, sequence.scheduled_at
         if slot in result.logprobs:
             step.logprobs = [result.logprobs[slot]]
         step.prompt_logprobs = result.prompt_logprobs.get(slot)

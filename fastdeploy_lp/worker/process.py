@@ -19,6 +19,7 @@ import paddle
 import zmq
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
 from fastdeploy_lp.messages import (
     AbortRequests,
@@ -45,9 +46,8 @@ ORPHANED = 3
 
 def main() -> None:
     """Read WorkerStart from stdin, serve until told to stop, and never outlive the API process."""
-    # Forced: Paddle has given the root logger a handler of its own, on a stream that nobody reads.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s", force=True)
-    logging.getLogger("fastdeploy_lp").setLevel(logging.INFO)
+    # Paddle has given the root logger a handler of its own by now, on a stream that nobody reads.
+    configure_from_environment("worker")
     # Ctrl-C in a terminal reaches the whole process group; the API process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from operator import attrgetter
 from typing import Protocol
@@ -136,6 +137,8 @@ class Scheduler:
             if not self._blocks.admit(sequence, prefix, spare=len(self._running)):
                 return
             self._waiting.popleft()
+            if sequence.scheduled_at is None:
+                sequence.scheduled_at = time.monotonic()
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
             self._slots.enter(sequence)

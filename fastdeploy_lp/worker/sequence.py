@@ -19,8 +19,8 @@ class Sequence:
     `slot` is its row in `share_inputs`, NO_SLOT while it waits; `block_table` lists its KV-cache blocks;
     `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
     that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
-    was found when it was first admitted, None before. `pooling` is set for a prompt that is pooled: it ends with its
-    last token and generates nothing.
+    was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
+    `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing.
     """
 
     request_id: str
@@ -37,6 +37,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_known_blocks: int = 0
     num_cached_tokens: int | None = None
+    scheduled_at: float | None = None
     finish_reason: str | None = None
     stop_reason: int | None = None
 

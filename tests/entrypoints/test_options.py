@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_lp.config import EngineArgs
-from fastdeploy_lp.entrypoints.openai.api_server import ServerArgs
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 
 REPOSITORY = Path(__file__).parents[2]
@@ -209,4 +209,4 @@ def test_yaml_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str],
 def test_a_class_among_the_engine_arguments_is_declared_by_its_path() -> None:
     args = EngineArgs(model="smollm2-135m", logits_processors=["LogitBiasLogitsProcessor", ServerArgs])
     declared = args.create_fd_config().structured_outputs_config.logits_processors
-    assert declared == ("LogitBiasLogitsProcessor", "fastdeploy_lp.entrypoints.openai.api_server:ServerArgs")
+    assert declared == ("LogitBiasLogitsProcessor", "fastdeploy_lp.entrypoints.openai.server_args:ServerArgs")

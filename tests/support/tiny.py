@@ -1,9 +1,12 @@
-"""Tiny random-weight models as the worker sees them; they have no tokenizer and are fed token ids."""
+"""Tiny random-weight models: as the worker sees them, fed with token ids, and as checkpoints that can be served."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fastdeploy_lp.config import (
     CacheConfig,
@@ -15,6 +18,12 @@ from fastdeploy_lp.config import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+# What the tokenizer's merges are learned from; all bytes are tokens anyway.
+TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps on while the other animals look at it"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def tiny_fd_config(
@@ -55,3 +64,24 @@ def tiny_fd_config(
         parallel_config=ParallelConfig(),
         structured_outputs_config=policy or StructuredOutputsConfig(),
     )
+
+
+def write_tiny_checkpoint(folder: Path, name: str = "tiny-llama") -> Path:
+    """One of the tiny models with a byte-level tokenizer and a chat template, which a server can load."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name / file, folder / file)
+    vocab_size = json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -369,6 +370,24 @@ def test_cached_tokens_are_told_once_with_the_first_token() -> None:
             for step in core.step().steps:
                 told.setdefault(step.request_id, []).append(step.num_cached_tokens)
     assert told == {"cold": [0, None, None], "warm": [16, None, None]}
+
+
+def test_the_first_time_in_a_slot_is_told_once_with_the_first_token() -> None:
+    core = engine(max_num_seqs=1)
+    core.add(request("first", PROMPT, max_tokens=3))
+    core.add(request("second", PROMPT, max_tokens=3))
+    before = time.monotonic()
+    told: dict[str, list[float | None]] = {}
+    while core.has_work:
+        for step in core.step().steps:
+            told.setdefault(step.request_id, []).append(step.scheduled_at)
+        if core.scheduler.num_running and len(told.get("second", ())) == 1:
+            core.scheduler.preempt()
+    first, second = (moments[0] for moments in told.values())
+    assert told == {"first": [first, None, None], "second": [second, None, None]}
+    assert first is not None
+    assert second is not None
+    assert before <= first < second <= time.monotonic()
 
 
 def test_a_step_tells_the_state_of_the_cache() -> None:

@@ -5,57 +5,38 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
+import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIServer
 
 import uvicorn
 import uvloop
 from prometheus_client import start_http_server
+from starlette.types import ASGIApp
 
-from fastdeploy_lp.config import EngineArgs, FDConfig, require_port
+from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from fastdeploy_lp.logits_processor import DeclaredProcessor
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-
-@dataclass
-class ServerArgs:
-    """Options of the HTTP server."""
-
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for every interface"})
-    port: int = field(default=8000, metadata={"help": "port of the API"})
-    metrics_port: int | None = field(default=None, metadata={"help": "port of /metrics (default: the API's own port)"})
-    timeout_graceful_shutdown: int = field(
-        default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
-    )
-
-    def __post_init__(self) -> None:
-        require_port("port", self.port)
-        require_port("metrics_port", self.metrics_port)
-        if self.timeout_graceful_shutdown < 0:
-            raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Serve until a signal ends it; everything that can be wrong is told in one line before the model loads."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("fastdeploy_lp").setLevel(logging.INFO)
     parser = OptionsParser(EngineArgs, ServerArgs, prog=prog, description="Serve a model over the OpenAI API.")
     engine_args, server_args = parser.parse_options(argv)
+    configure_logging(server_args.log_level, server_args.log_format)
+    # The worker inherits them.
+    os.environ |= {LEVEL_VARIABLE: server_args.log_level, FORMAT_VARIABLE: server_args.log_format}
     try:
         with _listen(server_args) as listener:
             setup = declare_engine(engine_args, progress=sys.stderr.isatty())
@@ -69,28 +50,61 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
 async def _serve(
     fd_config: FDConfig, declared: list[DeclaredProcessor], args: ServerArgs, listener: socket.socket
 ) -> None:
+    """Answer from the first moment on, with 503 until the worker is ready."""
     engine = EngineClient(fd_config, declared)
-    own_metrics = args.metrics_port in (None, args.port)
     metrics = None
+    ended_by = _note_signals()
     try:
-        if not own_metrics:
+        if args.metrics_port not in (None, args.port):
             metrics = _serve_metrics(engine, args)
-        await _unless_signalled(engine.start())
-        app = build_app(engine, with_metrics=own_metrics)
-        # What a server starts with stays: no collection need ever look at it again.
-        gc.collect()
-        gc.freeze()
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=args.timeout_graceful_shutdown, lifespan="off"
-        )
-        ended_by = _note_signals()
-        await _Server(config, fd_config, listener).serve(sockets=[listener])
+        started = await _serve_http(engine, args, listener)
     finally:
         await engine.shutdown()
         if metrics is not None:
             await asyncio.to_thread(_stop_metrics, *metrics)
     if signal.SIGINT in ended_by:
         raise KeyboardInterrupt
+    if not started:
+        raise SystemExit(128 + signal.SIGTERM)
+
+
+async def _serve_http(engine: EngineClient, args: ServerArgs, listener: socket.socket) -> bool:
+    """Serve until a signal ends it; False if that was before the worker was ready. Raises EngineStartError."""
+    server = uvicorn.Server(_uvicorn_config(build_app(engine, args), args))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(engine.start())
+    try:
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        started = starting.done()
+        if started:
+            starting.result()
+            # What a server starts with stays: no collection need ever look at it again.
+            gc.collect()
+            gc.freeze()
+            print(_banner(engine.fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
+        await serving
+    finally:
+        server.should_exit = True
+        starting.cancel()
+        await asyncio.gather(serving, starting, return_exceptions=True)
+    return started
+
+
+def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        # Its lines go the way of all others, and requests have lines of our own.
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=args.timeout_graceful_shutdown,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+    )
 
 
 def _note_signals() -> list[int]:
@@ -105,35 +119,24 @@ def _note_signals() -> list[int]:
     return received
 
 
-class _Server(uvicorn.Server):
-    """Says how to use it once it listens."""
-
-    def __init__(self, config: uvicorn.Config, fd_config: FDConfig, listener: socket.socket) -> None:
-        super().__init__(config)
-        self._banner = _banner(fd_config, listener)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(self._banner, flush=True)  # noqa: T201 - for the person who started it
-
-
-def _banner(fd_config: FDConfig, listener: socket.socket) -> str:
+def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Who is Lu Xun?"}], "max_tokens": 64}
     processors = fd_config.structured_outputs_config.logits_processors
     if "LogitBiasLogitsProcessor" in processors:
         body["logits_processors_args"] = {"logit_bias": {"128": 5.0, "2": -10.0}}
     chain = " → ".join(processors) or "none"
+    url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
+    # Never the key itself: what is printed here ends up in logs.
+    key = "-H 'Authorization: Bearer KEY' " if args.api_keys() else ""
     return (
-        f"\nServing {fd_config.model_config.served_model_name} on http://{host}:{port}/v1 (logits processors: {chain})."
-        f"\nTry it:\n\ncurl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(body)}'\n"
+        f"\nServing {fd_config.model_config.served_model_name} on {url} (logits processors: {chain})."
+        f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
     )
 
 
 def _listen(args: ServerArgs) -> socket.socket:
-    """Bound before the model loads, so that a port in use is told at once; connections are taken when it is ready."""
+    """Bound first of all, so that a port in use is told at once; connections are taken when all is checked."""
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,22 +159,6 @@ def _stop_metrics(server: WSGIServer, thread: threading.Thread) -> None:
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-async def _unless_signalled(starting: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for the start; SIGINT and SIGTERM end it with everything cleaned up, as they later end serving."""
-    task = asyncio.ensure_future(starting)
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
 
 
 def _exit_with(message: str) -> NoReturn:

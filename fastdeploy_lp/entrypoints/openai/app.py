@@ -2,54 +2,69 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import Any
-
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
+from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
-from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
-from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
-from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
+from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+from fastdeploy_lp.entrypoints.openai.routes.models import model_routes
+from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
+from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
+from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.version import __version__
 
-FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
 
-
-def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
-    """The application on a started engine."""
-    app = FastAPI(title="fastdeploy_lp", version=__version__)
+def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
+    """The application, with all that a request passes before a route; until the engine has started it says so."""
+    in_flight = RequestsInFlight()
+    app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
-    app.include_router(_completion_routes(engine))
-    app.include_router(embedding_routes(engine))
-    app.include_router(_processor_routes(engine))
-    app.include_router(_server_routes(engine))
-    if with_metrics:
-        app.include_router(_metrics_route(engine))
-    publish_parameter_schemas(app, engine)
-    return app
+
+    async def require_started() -> None:
+        engine.require_started()
+
+    for router in (
+        _completion_routes(engine),
+        embedding_routes(engine),
+        tokenization_routes(engine),
+        abort_routes(in_flight),
+        processor_routes(engine),
+        model_routes(engine),
+    ):
+        app.include_router(router, dependencies=[Depends(require_started)])
+    app.include_router(server_routes(engine))
+    if args.metrics_port in (None, args.port):
+        app.include_router(metrics_route(engine))
+    publish_schema(app, engine.processors)
+    return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
 def _completion_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses=FAILURES)
+    router = APIRouter(responses=failures(400, 404, 413, 429, 503))
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Chat completion, plain or streamed."""
+        record = record_of(request)
+        record.adopt(getattr(body, "request_id", None))
         generation = await chat.start(body)
+        record.admitted(generation.request_id, [generation])
         if body.stream:
             return EventStream(chat.stream(generation, body))
         outputs = await results_unless_disconnected([generation], request)
@@ -58,100 +73,16 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
     @router.post("/v1/completions", response_model=CompletionResponse)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Text completion of one or many prompts, plain or streamed."""
+        record = record_of(request)
+        record.adopt(getattr(body, "request_id", None))
         generations = await completion.start(body)
+        record.admitted(generations[0].request_id.rpartition("-")[0], generations)
         if body.stream:
             return EventStream(completion.stream(generations, include_usage=body.include_usage))
         outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
-
-
-def _processor_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses={404: {"model": ErrorResponse}})
-
-    @router.get("/v1/logits_processors")
-    async def logits_processors() -> ProcessorList:
-        """The declared logits processors in the order of execution, with their parameters, state and counters."""
-        return ProcessorList(data=[_processor_card(info) for info in engine.processors.describe()])
-
-    @router.post("/v1/logits_processors/{name}/reset")
-    async def reset(name: str) -> ProcessorCard:
-        """Put a quarantined logits processor back into service."""
-        cards = {info.name: info for info in engine.processors.describe()}
-        if name not in cards:
-            known = ", ".join(cards) or "none"
-            reason = f"no logits processor of the name {name!r} is declared; declared are {known}"
-            raise errors.NotFoundError(reason, None, "logits_processor_not_found")
-        await engine.reset_processor(name)
-        return _processor_card(next(info for info in engine.processors.describe() if info.name == name))
-
-    return router
-
-
-def _server_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        """The served model."""
-        config = engine.fd_config.model_config
-        return ModelList(data=[ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)])
-
-    @router.get("/health", responses={503: {"model": ErrorResponse}})
-    async def health() -> Response:
-        """200 while the worker is up, else 503."""
-        if engine.healthy:
-            return Response(status_code=HTTPStatus.OK)
-        info = ErrorInfo(message="the worker process is not running", type="server_error", code="engine_down")
-        return JSONResponse(ErrorResponse(error=info).model_dump(), HTTPStatus.SERVICE_UNAVAILABLE)
-
-    return router
-
-
-def _metrics_route(engine: EngineClient) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus metrics, where they have no port of their own."""
-        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return router
-
-
-def publish_parameter_schemas(app: FastAPI, engine: EngineClient) -> None:
-    """Put the declared processors' parameter schemas into `/openapi.json`, each under the processor's name."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schemas = generate()["components"]["schemas"]
-            for info in engine.processors.describe():
-                if info.parameters is not None:
-                    schemas[f"logits_processors.{info.name}"] = info.parameters
-        return generate()
-
-    # FastAPI's documented way to extend the schema.
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _processor_card(info: ProcessorInfo) -> ProcessorCard:
-    stats = info.stats
-    counters = {name: getattr(stats, name) for name in ProcessorCounters.model_fields}
-    return ProcessorCard(
-        name=info.name,
-        dialect=info.dialect,
-        source=info.source,
-        spec=info.spec,
-        order=info.order,
-        argmax_invariant=info.argmax_invariant,
-        parameters=info.parameters,
-        description=info.description,
-        state=stats.state,
-        last_error=stats.last_error,
-        counters=ProcessorCounters(**counters),
-    )
 
 
 def _json(body: BaseModel) -> Response:

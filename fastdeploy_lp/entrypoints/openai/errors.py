@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
+    EngineStartingError,
     InvalidRequestError,
     ProcessorUnavailableError,
     QueueFullError,
@@ -22,6 +24,12 @@ from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResp
 
 logger = logging.getLogger(__name__)
 
+# What a status of the framework's own means here; a reason that somebody gave goes before the message.
+HTTP_ERRORS = {
+    404: ("unknown_url", "this server has no URL {path}"),
+    405: ("method_not_allowed", "{method} is not allowed on {path}"),
+    413: ("request_too_large", "the body is too large"),
+}
 # Somebody's turn ends every few steps, and clients wait longer by themselves when they are refused again.
 RETRY_AFTER_SECONDS = "1"
 
@@ -43,6 +51,8 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 404, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, QueueFullError):
         return 429, ErrorInfo(message=str(error), type="rate_limit_error", code="rate_limit_exceeded")
+    if isinstance(error, EngineStartingError):
+        return 503, ErrorInfo(message=str(error), type="server_error", code="engine_starting")
     if isinstance(error, EngineDeadError):
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
@@ -56,17 +66,20 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
 def install(app: FastAPI) -> None:
     """Answer every exception of the app's routes in OpenAI's shape."""
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
-        headers = {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, QueueFullError) else None
-        return _response(*describe(error), headers)
+    async def answer(_: Request, error: Exception) -> Response:
+        later = isinstance(error, (QueueFullError, EngineStartingError))
+        return error_response(*describe(error), {"Retry-After": RETRY_AFTER_SECONDS} if later else None)
 
-    for kind in (InvalidRequestError, NotFoundError, QueueFullError, EngineDeadError, RequestFailedError, Exception):
+    for kind in (
+        *(InvalidRequestError, NotFoundError, QueueFullError, EngineStartingError, EngineDeadError, RequestFailedError),
+        Exception,
+    ):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
 
 
-async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
+async def _invalid_body(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     # Of a union's alternatives, the one that went deepest is the one that was meant.
@@ -76,10 +89,12 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
         info = ErrorInfo(
             message=f"the body is no valid JSON: {reason}", type="invalid_request_error", code="invalid_json"
         )
-        return _response(400, info)
+        return error_response(400, info)
     if isinstance(error.body, bytes):
         message = "the body is not read as JSON: send the header Content-Type: application/json"
-        return _response(400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type"))
+        return error_response(
+            400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type")
+        )
     param = _path_of(first, error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
@@ -88,14 +103,18 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
     message = f"{param}: {reason}" if param else reason
-    return _response(400, ErrorInfo(message=message, type="invalid_request_error", param=param or None, code=code))
+    return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param or None, code=code))
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    info = ErrorInfo(message=str(error.detail), type="invalid_request_error", code=None)
-    return _response(error.status_code, info, error.headers)
+    code, pattern = HTTP_ERRORS.get(error.status_code, (None, ""))
+    message = str(error.detail)
+    if pattern and message == HTTPStatus(error.status_code).phrase:
+        message = pattern.format(method=request.method, path=request.scope["path"])
+    info = ErrorInfo(message=message, type="invalid_request_error", code=code)
+    return error_response(error.status_code, info, error.headers)
 
 
 def _path_of(error: Mapping[str, Any], body: Any) -> str:
@@ -120,5 +139,8 @@ def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False)
     return ".".join(path)
 
 
-def _response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(ErrorResponse(error=info).model_dump(), status, headers)
+def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer with an error as its body."""
+    # ASCII only: a field's name may hold half a surrogate pair, which has no UTF-8.
+    content = json.dumps(ErrorResponse(error=info).model_dump())
+    return Response(content, status, headers, media_type="application/json")

@@ -10,24 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from support.chat import GREEDY, HELLO, chat_url, post
+from support.errors import check_error
 from support.server import ServerProcess
 
 BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 1}
 ASKED = {"role": "user", "content": "Hi"}
 MUTATIONS = 50
-
-
-def check_error(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    (error,) = answer.json().values()
-    assert sorted(error) == ["code", "message", "param", "type"]
-    assert isinstance(error["message"], str)
-    assert error["message"]
-    assert "Traceback" not in error["message"]
-    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
-    return dict(error)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,24 @@ from typing import Any
 
 import httpx
 import pytest
-from support.chat import GREEDY, HELLO, metric, post
+from support.chat import ENDLESS, GREEDY, HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
 from support.server import ServerProcess
 
 COUNTED = (
+    "requests_number_total",
+    "request_aborted_total",
+    "request_prompt_tokens_sum",
+    "request_generation_tokens_sum",
+    "request_params_n_sum",
+    "request_params_max_tokens_sum",
+    "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum",
+    "request_inference_time_seconds_sum",
+    "time_to_first_token_seconds_sum",
+    "time_per_output_token_seconds_count",
+    "inter_token_latency_seconds_count",
+    "inter_token_latency_seconds_sum",
     "prompt_tokens_total",
     "generation_tokens_total",
     "time_to_first_token_seconds_count",
@@ -85,6 +99,43 @@ def test_every_choice_generates_tokens(strict_server: ServerProcess) -> None:
     gain = gained(strict_server, [{"messages": HELLO, "n": 3, "max_tokens": 4, "ignore_eos": True}])
     assert gain["generation_tokens_total"] == 3 * 4
     assert gain["ended by length"] == 3
+
+
+def test_times_of_parts_add_up(strict_server: ServerProcess) -> None:
+    """They come from two processes and several histograms."""
+    gain = gained(strict_server, [{"messages": HELLO, "n": 2, "max_tokens": 5, "ignore_eos": True}] * 2)
+    queue, prefill, decode, inference = (
+        gain[f"request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode", "inference")
+    )
+    assert min(queue, prefill, decode) > 0
+    assert inference == pytest.approx(prefill + decode)
+    assert gain["time_to_first_token_seconds_sum"] == pytest.approx(queue + prefill)
+    assert gain["e2e_request_latency_seconds_sum"] == pytest.approx(queue + inference)
+    assert gain["inter_token_latency_seconds_sum"] == pytest.approx(decode)
+    assert gain["inter_token_latency_seconds_count"] == 4 * 4
+    assert gain["time_per_output_token_seconds_count"] == 4
+
+
+def test_what_requests_ask_for_is_counted(strict_server: ServerProcess) -> None:
+    body = {"messages": HELLO, "n": 2, "max_tokens": 3, "ignore_eos": True}
+    gain = gained(strict_server, [body, {**body, "n": 1}])
+    assert gain["requests_number_total"] == 2
+    assert gain["request_params_n_sum"] == 3
+    assert gain["request_params_max_tokens_sum"] == 6
+    assert gain["request_generation_tokens_sum"] == 9
+    assert gain["request_prompt_tokens_sum"] == gain["prompt_tokens_total"]
+
+
+def test_shares_lie_between_nothing_and_everything(server: ServerProcess) -> None:
+    with opened_stream(server, ENDLESS) as payloads:
+        wait_for_text(payloads)
+        used, total = metric(server, "kv_cache_blocks_used"), metric(server, "kv_cache_blocks")
+        assert 0 < metric(server, "gpu_cache_usage_perc") <= 1
+        assert 0 < used <= total
+    wait_for_running(server, 0)
+    hits, queries = metric(server, "prefix_cache_hits_total"), metric(server, "prefix_cache_queries_total")
+    assert metric(server, "hit_token_rate") == pytest.approx(hits / queries)
+    assert metric(server, "max_batch_size") == 32
 
 
 def test_refused_request_counts_nothing(strict_server: ServerProcess) -> None:

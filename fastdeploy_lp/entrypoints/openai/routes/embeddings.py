@@ -6,19 +6,21 @@ from fastapi import APIRouter, Request, Response
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
-from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
 def embedding_routes(engine: EngineClient) -> APIRouter:
     """Prompts to vectors."""
-    router = APIRouter(responses={status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)})
+    router = APIRouter(responses=failures(400, 404, 413, 429, 503))
     serving = ServingEmbedding(engine)
 
     @router.post("/v1/embeddings", response_model=EmbeddingResponse)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embeddings of one or many inputs."""
+        record_of(request).adopt(getattr(body, "request_id", None))
         outputs = await results_unless_disconnected(await serving.start(body), request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,52 @@
+"""When a sequence came to what, on the monotonic clock that all processes of a machine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SequenceTimes:
+    """Moments in seconds; None before the sequence has come to that.
+
+    `scheduled` is when it was first given a slot, as the worker says.
+    """
+
+    arrival: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return _between(self.arrival, self.first_token)
+
+    @property
+    def queue(self) -> float | None:
+        """Seconds from arrival to a slot."""
+        return _between(self.arrival, self.scheduled)
+
+    @property
+    def prefill(self) -> float | None:
+        """Seconds from a slot to the first token."""
+        return _between(self.scheduled, self.first_token)
+
+    @property
+    def decode(self) -> float | None:
+        """Seconds from the first token to the last one so far."""
+        return _between(self.first_token, self.last_token)
+
+    @property
+    def inference(self) -> float | None:
+        """Seconds from a slot to the last token so far."""
+        return _between(self.scheduled, self.last_token)
+
+    def time_per_output_token(self, num_tokens: int) -> float | None:
+        """Mean seconds between `num_tokens` tokens; None for fewer than two."""
+        decode = self.decode
+        return None if decode is None or num_tokens < 2 else decode / (num_tokens - 1)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

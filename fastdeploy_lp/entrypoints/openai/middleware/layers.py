@@ -1,0 +1,35 @@
+"""The layers around the application, and their order."""
+
+from __future__ import annotations
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from fastdeploy_lp.entrypoints.openai.middleware.authentication import AuthenticationMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
+from fastdeploy_lp.entrypoints.openai.middleware.request_log import RequestLogMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
+from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddleware
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+
+
+def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
+    """The application behind the layers that the options ask for."""
+    app = BodyLimitMiddleware(app, args.max_body_size)
+    keys = args.api_keys()
+    if keys:
+        app = AuthenticationMiddleware(app, keys)
+    # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.
+    if args.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=args.allowed_origins,
+            allow_methods=args.allowed_methods,
+            allow_headers=args.allowed_headers,
+            allow_credentials=args.allow_credentials,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    if args.root_path:
+        app = RootPathMiddleware(app, args.root_path)
+    return RequestLogMiddleware(app, in_flight, metrics, log_prompts=args.log_prompts)

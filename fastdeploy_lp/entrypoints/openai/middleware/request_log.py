@@ -1,0 +1,85 @@
+"""Gives every request an id, counts it, and logs one line when it is over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
+from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
+from fastdeploy_lp.entrypoints.openai.middleware.request_line import fields_of
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
+    STATE_KEY,
+    RequestRecord,
+    RequestsInFlight,
+    new_record,
+)
+from fastdeploy_lp.log_format import REQUEST_ID
+
+logger = logging.getLogger("fastdeploy_lp.requests")
+
+NO_ROUTE = "unknown"
+# Asked every few seconds by machines.
+PROBES = {"/health", "/ping", "/metrics", "/load"}
+
+
+class RequestLogMiddleware:
+    """The outermost layer; `log_prompts` puts the prompts' text into the lines."""
+
+    def __init__(
+        self, app: ASGIApp, in_flight: RequestsInFlight, metrics: HttpMetrics, *, log_prompts: bool = False
+    ) -> None:
+        self._app = app
+        self._in_flight = in_flight
+        self._metrics = metrics
+        self._log_prompts = log_prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; what it raises after it has answered is told in the log already."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = new_record(scope)
+        scope.setdefault("state", {})[STATE_KEY] = record
+        token = REQUEST_ID.set(record.request_id)
+        self._in_flight.add(record)
+        try:
+            await self._app(scope, receive, _noting(record, send))
+        except Exception:
+            if not record.answered:
+                raise
+        finally:
+            self._in_flight.remove(record)
+            self._finish(record, _route(scope))
+            REQUEST_ID.reset(token)
+
+    def _finish(self, record: RequestRecord, route: str) -> None:
+        seconds = time.monotonic() - record.began
+        status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
+        self._metrics.answered(record.method, route, status, seconds)
+        level = logging.DEBUG if route in PROBES else logging.INFO
+        if logger.isEnabledFor(level):
+            fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)
+            logger.log(level, "request", extra={"fields": fields})
+
+
+def _noting(record: RequestRecord, send: Send) -> Send:
+    """`send`, which notes the response's beginning and end; no coroutine of its own, since every token passes it."""
+
+    def note(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+        elif not message.get("more_body", False):
+            record.answered = True
+        return send(message)
+
+    return note
+
+
+def _route(scope: Scope) -> str:
+    """The path as it is declared, so that metrics have few labels; unknown paths share one."""
+    return getattr(scope.get("route"), "path_format", NO_ROUTE)

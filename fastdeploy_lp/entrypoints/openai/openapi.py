@@ -1,0 +1,60 @@
+"""What `/openapi.json` says beyond what FastAPI finds out by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionChunk
+from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionResponse
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+
+REF = "#/components/schemas/{model}"
+# What the events of a streamed answer hold.
+STREAMED: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionChunk,
+    "/v1/completions": CompletionResponse,
+}
+
+
+def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
+    """Put streams and the parameters of the declared processors, each under its name, into the schema."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generate()
+            _drop_unused_failures(schema)
+            for path, event in STREAMED.items():
+                _declare_stream(schema, path, event)
+            for info in processors.describe():
+                if info.parameters is not None:
+                    schema["components"]["schemas"][f"logits_processors.{info.name}"] = info.parameters
+        return generate()
+
+    # FastAPI's documented way to extend the schema.
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_unused_failures(schema: dict[str, Any]) -> None:
+    """FastAPI declares a status for bad bodies that is never used here: they get 400 and OpenAI's error."""
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+
+
+def _declare_stream(schema: dict[str, Any], path: str, event: type[BaseModel]) -> None:
+    """A POST that answers with server-sent events when its body says `stream`; the last one is [DONE]."""
+    schemas = schema["components"]["schemas"]
+    described = event.model_json_schema(ref_template=REF)
+    for name, definition in (described.pop("$defs", {}) | {event.__name__: described}).items():
+        schemas.setdefault(name, definition)
+    either = [{"$ref": REF.format(model=kind.__name__)} for kind in (event, ErrorResponse)]
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": either}}
+    item = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}}
+    schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": item}

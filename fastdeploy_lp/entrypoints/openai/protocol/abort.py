@@ -1,0 +1,48 @@
+"""Bodies of /v1/abort_requests, in the shape of upstream's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, model_validator
+from typing_extensions import Self
+
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+
+
+class AbortRequestsRequest(RequestModel):
+    """Which requests to end: those of these ids (of responses, or `X-Request-Id`), or all of them."""
+
+    req_ids: list[str] | None = None
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        if self.abort_all and self.req_ids:
+            raise ValueError("req_ids: not allowed together with abort_all: true")
+        if not self.abort_all and not self.req_ids:
+            raise ValueError("req_ids: the ids of requests are needed, or abort_all: true")
+        return self
+
+
+class AbortedRequest(BaseModel):
+    """A request that was ended, and how many tokens it has generated."""
+
+    request_id: str
+    output_token_count: int
+
+
+class AbortResult(BaseModel):
+    """What became of the ids; `not_found` are those of no request that runs."""
+
+    aborted: list[AbortedRequest]
+    not_found: list[str]
+
+
+class AbortRequestsResponse(BaseModel):
+    """Body of the answer; `request_id` is the one of the request to abort."""
+
+    request_id: str
+    status: Literal["success"] = "success"
+    error_message: None = None
+    result: AbortResult

@@ -1,0 +1,54 @@
+"""Bodies of /tokenize and /detokenize, in the shape of vLLM's."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import Self
+
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatMessage
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+
+
+class TokenizeRequest(RequestModel):
+    """Body of POST /tokenize: a text, or a conversation after the model's chat template.
+
+    `add_special_tokens` is true for a text unless the body says otherwise, and false for a conversation, whose template
+    writes them itself. `add_generation_prompt` ends a conversation where the model is to answer.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: either prompt or messages must be given, and not both")
+        if self.prompt is not None and self.add_generation_prompt is not None:
+            raise ValueError("add_generation_prompt: only allowed together with messages")
+        return self
+
+
+class TokenizeResponse(BaseModel):
+    """`tokens` are `count` token ids; `token_strs` what each reads as, if that was asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(BaseModel):
+    """The text of the tokens, special ones written out."""
+
+    prompt: str

@@ -1,0 +1,52 @@
+"""GET /v1/logits_processors, and back into service."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+
+
+def processor_routes(engine: EngineClient) -> APIRouter:
+    """What the chain is, and its quarantine lifted."""
+    router = APIRouter(responses=failures(503))
+
+    @router.get("/v1/logits_processors")
+    async def logits_processors() -> ProcessorList:
+        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        return ProcessorList(data=[_card(info) for info in engine.processors.describe()])
+
+    @router.post("/v1/logits_processors/{name}/reset", responses=failures(404))
+    async def reset(name: str) -> ProcessorCard:
+        """Put a quarantined logits processor back into service."""
+        cards = {info.name: info for info in engine.processors.describe()}
+        if name not in cards:
+            known = ", ".join(cards) or "none"
+            reason = f"no logits processor of the name {name!r} is declared; declared are {known}"
+            raise NotFoundError(reason, None, "logits_processor_not_found")
+        await engine.reset_processor(name)
+        return _card(next(info for info in engine.processors.describe() if info.name == name))
+
+    return router
+
+
+def _card(info: ProcessorInfo) -> ProcessorCard:
+    stats = info.stats
+    counters = {name: getattr(stats, name) for name in ProcessorCounters.model_fields}
+    return ProcessorCard(
+        name=info.name,
+        dialect=info.dialect,
+        source=info.source,
+        spec=info.spec,
+        order=info.order,
+        argmax_invariant=info.argmax_invariant,
+        parameters=info.parameters,
+        description=info.description,
+        state=stats.state,
+        last_error=stats.last_error,
+        counters=ProcessorCounters(**counters),
+    )

@@ -1,0 +1,56 @@
+"""What tells of the server itself: health, load, version, metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.entrypoints.openai.protocol.server import ServerLoad, ServerVersion
+from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+from fastdeploy_lp.version import __version__
+
+
+def server_routes(engine: EngineClient) -> APIRouter:
+    """Answered from the first moment on, before the model is loaded."""
+    router = APIRouter(responses=failures())
+
+    async def health() -> Response:
+        """200 while the worker takes requests; 503 before it is ready, and after its end."""
+        engine.require_alive()
+        return Response()
+
+    for path, method in (("/health", "GET"), ("/ping", "GET"), ("/ping", "POST")):
+        router.add_api_route(
+            path,
+            health,
+            methods=[method],
+            responses=failures(503) | {200: {"description": "ready", "content": {}}},
+            response_class=Response,
+        )
+
+    @router.get("/load")
+    async def load() -> ServerLoad:
+        """How many sequences run and wait."""
+        now = engine.load
+        return ServerLoad(server_load=now.running + now.waiting, running=now.running, waiting=now.waiting)
+
+    @router.get("/version")
+    async def version() -> ServerVersion:
+        """The version of this package."""
+        return ServerVersion(version=__version__)
+
+    return router
+
+
+def metrics_route(engine: EngineClient) -> APIRouter:
+    """Prometheus metrics, where they have no port of their own."""
+    router = APIRouter(responses=failures())
+    text = {200: {"description": "metrics as text", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}}
+
+    @router.get("/metrics", responses=text, response_class=Response)  # type: ignore[arg-type]
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router

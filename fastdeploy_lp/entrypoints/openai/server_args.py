@@ -1,0 +1,117 @@
+"""The options of the HTTP server."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastdeploy_lp.config import require_port
+from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
+
+API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
+DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
+CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
+
+
+@dataclass
+class ServerArgs:
+    """Options of the HTTP server; raises ValueError naming the option that cannot be used."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for every interface"})
+    port: int = field(default=8000, metadata={"help": "port of the API"})
+    metrics_port: int | None = field(default=None, metadata={"help": "port of /metrics (default: the API's own port)"})
+    timeout_graceful_shutdown: int = field(
+        default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
+    )
+    api_key: list[str] = field(
+        default_factory=list,
+        repr=False,
+        metadata={
+            "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
+            "metavar": "KEY",
+        },
+    )
+    max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
+    root_path: str = field(default="", metadata={"help": "path under which a proxy shows this server"})
+    allowed_origins: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "origins whose web pages may use this server; * for all (default: none)",
+            "metavar": "ORIGIN",
+        },
+    )
+    allowed_methods: list[str] = field(
+        default_factory=lambda: ["*"],
+        metadata={"help": "methods that those pages may use (default: all)", "metavar": "METHOD"},
+    )
+    allowed_headers: list[str] = field(
+        default_factory=lambda: ["*"],
+        metadata={"help": "headers that those pages may send (default: all)", "metavar": "HEADER"},
+    )
+    allow_credentials: bool = field(default=False, metadata={"help": "let those pages send cookies along"})
+    ssl_certfile: str | None = field(default=None, metadata={"help": "certificate chain (PEM): serve HTTPS"})
+    ssl_keyfile: str | None = field(default=None, metadata={"help": "its private key (default: in the same file)"})
+    ssl_ca_certs: str | None = field(default=None, metadata={"help": "authorities whose client certificates count"})
+    ssl_cert_reqs: int = field(
+        default=int(ssl.CERT_NONE), metadata={"help": "client certificates: 0 none, 1 optional, 2 required"}
+    )
+    log_level: str = field(default="info", metadata={"help": "least grave lines of the log", "choices": LOG_LEVELS})
+    log_format: str = field(default="text", metadata={"help": "form of the log's lines", "choices": LOG_FORMATS})
+    log_prompts: bool = field(default=False, metadata={"help": "write prompts into the log"})
+
+    def __post_init__(self) -> None:
+        require_port("port", self.port)
+        require_port("metrics_port", self.metrics_port)
+        if self.timeout_graceful_shutdown < 0:
+            raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
+        if self.max_body_size < 1:
+            raise ValueError("max_body_size: must be at least 1 byte")
+        _require_choice("log_level", self.log_level, LOG_LEVELS)
+        _require_choice("log_format", self.log_format, LOG_FORMATS)
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
+        if not all(key.strip() for key in self.api_key):
+            raise ValueError("api_key: must not be empty")
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ValueError("allow_credentials: allowed_origins must name the origins that may send them, without *")
+        self._check_tls()
+
+    def api_keys(self) -> list[str]:
+        """The keys of which clients have to send one; empty if they need none."""
+        if self.api_key:
+            return [key.strip() for key in self.api_key]
+        return [key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key.strip()]
+
+    def _check_tls(self) -> None:
+        """Now, so that it is told before a model loads."""
+        if self.ssl_cert_reqs not in CERT_REQS:
+            raise ValueError(f"ssl_cert_reqs: {self.ssl_cert_reqs} is none of 0, 1, 2")
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: needs ssl_certfile")
+            return
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("ssl_cert_reqs: needs ssl_ca_certs")
+        for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"{name}: {path} is no file")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # A password, so that a protected key is an error and not a question on the terminal.
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password="")
+        except (ssl.SSLError, OSError) as error:
+            raise ValueError(f"ssl_certfile: certificate and key cannot be used: {error}") from None
+        if self.ssl_ca_certs is not None:
+            try:
+                context.load_verify_locations(self.ssl_ca_certs)
+            except (ssl.SSLError, OSError) as error:
+                raise ValueError(f"ssl_ca_certs: {self.ssl_ca_certs} cannot be used: {error}") from None
+
+
+def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")

@@ -1,0 +1,102 @@
+"""How log lines look, in the API process and in the worker: text or JSON, always one line an event."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import datetime, timezone
+
+LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+LOG_LEVELS = tuple(LEVELS)
+LOG_FORMATS = ("text", "json")
+# How the worker learns what the API process was told.
+LEVEL_VARIABLE = "FASTDEPLOY_LP_LOG_LEVEL"
+FORMAT_VARIABLE = "FASTDEPLOY_LP_LOG_FORMAT"
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+# Control characters and line separators: what a client sends must not look like a line of its own, or steer a terminal.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+
+
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: message key=value …`; tracebacks follow on lines of their own."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event as one line, and its traceback if it has one."""
+        fields = "".join(f" {key}={_text_value(value)}" for key, value in _fields(record).items())
+        message = record.getMessage().translate(_ESCAPES)
+        line = f"{_time(record)} {record.levelname} {self._name or record.name}: {message}{fields}"
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the event's own fields."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event as one line, its traceback as a field."""
+        event = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": self._name or record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            event["traceback"] = self.formatException(record.exc_info)
+        # ASCII only, so that no character of a client's can end the line, whatever reads it.
+        return json.dumps(event, default=str)
+
+
+def configure_logging(level: str, log_format: str, name: str | None = None) -> None:
+    """Send this process's log lines to standard error; `name` stands in the place of the loggers' own names."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(name) if log_format == "json" else TextFormatter(name))
+    # Forced: libraries give the root logger handlers of their own when they are imported.
+    # Libraries may tell anything at the level debug, prompts included.
+    logging.basicConfig(level=max(logging.INFO, LEVELS[level]), handlers=[handler], force=True)
+    logging.getLogger("fastdeploy_lp").setLevel(LEVELS[level])
+    logging.captureWarnings(True)
+
+
+def configure_from_environment(name: str) -> None:
+    """The same in a child process, as its parent was told."""
+    level, log_format = os.environ.get(LEVEL_VARIABLE, "info"), os.environ.get(FORMAT_VARIABLE, "text")
+    configure_logging(level if level in LOG_LEVELS else "info", log_format, name)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    """What was logged with `extra={"fields": {…}}`, and the request that it happened in."""
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    request_id = REQUEST_ID.get()
+    return fields if request_id is None or "request_id" in fields else {"request_id": request_id, **fields}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _text_value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ",".join(map(_text_value, value)) or "-"
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    plain = text.isprintable() and not set(text) & set(" \"'=,\\")
+    return text if plain and text else json.dumps(text)

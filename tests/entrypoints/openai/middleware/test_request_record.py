@@ -1,0 +1,38 @@
+"""Request ids: the client's if it is fit for a header and a log line."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, new_record
+
+FIT = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
+
+
+def record_with(header: bytes | None) -> RequestRecord:
+    headers = [(b"host", b"here")] + ([(b"x-request-id", header)] if header is not None else [])
+    return new_record({"headers": headers, "method": "GET", "path": "/"})
+
+
+@given(header=st.binary(max_size=200) | st.from_regex(FIT, fullmatch=True).map(str.encode))
+def test_an_id_is_the_clients_or_a_made_one(header: bytes) -> None:
+    text = header.decode("latin-1")
+    request_id = record_with(header).request_id
+    assert FIT.fullmatch(request_id)
+    assert (request_id == text) == bool(FIT.fullmatch(text))
+
+
+def test_made_ids_differ() -> None:
+    assert record_with(None).request_id != record_with(None).request_id
+
+
+@given(given_id=st.text(max_size=200) | st.from_regex(FIT, fullmatch=True))
+def test_the_bodys_id_goes_before_the_headers_if_it_is_fit(given_id: str) -> None:
+    record = record_with(b"from-the-header")
+    record.adopt(given_id)
+    assert record.request_id == (given_id if FIT.fullmatch(given_id) else "from-the-header")
+    record.adopt(None)
+    assert FIT.fullmatch(record.request_id)

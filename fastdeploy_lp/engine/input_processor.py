@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import ModelConfig
+from fastdeploy_lp.engine.chat_messages import for_template
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
@@ -40,13 +42,13 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._args_validator = args_validator
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The conversation after the model's chat template."""
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> Prompt:
+        """The conversation after the model's chat template, or after the template and variables of `options`."""
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
-        text = _require_unicode(self._tokenizer.render_chat([_for_template(each) for each in messages]), "messages")
+        text = _require_unicode(self._tokenizer.render_chat(for_template(messages), options), "messages")
         # The template writes the special tokens itself.
         return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
 
@@ -143,11 +145,3 @@ def _require_unicode(text: str, param: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidRequestError(param, f"no valid Unicode: {error.reason}") from None
     return text
-
-
-def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates read it: text parts joined, and OpenAI's newer name for the system role put back."""
-    content, role = message.get("content"), message.get("role")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        content = "".join(part["text"] for part in content)
-    return {**message, "role": "system" if role == "developer" else role, "content": content}

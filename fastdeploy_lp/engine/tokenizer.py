@@ -10,15 +10,18 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
-from fastdeploy_lp.engine.chat_template import ChatTemplate
+from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.token_bytes import TokenBytes
 
 
 class Tokenizer:
-    """Text to token ids and back; raises ValueError for a directory without a readable `tokenizer.json`."""
+    """Text to token ids and back; `chat_template` replaces the model's own.
 
-    def __init__(self, directory: Path) -> None:
+    Raises ValueError for a directory without a readable `tokenizer.json`, and for a template that does not compile.
+    """
+
+    def __init__(self, directory: Path, *, chat_template: str | None = None) -> None:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{directory}: no tokenizer.json")
@@ -28,8 +31,9 @@ class Tokenizer:
             raise ValueError(f"{path}: cannot be read: {error}") from None
         self.token_bytes = TokenBytes(self._tokenizer)
         config = _read_json(directory / "tokenizer_config.json")
-        source = _chat_template_source(directory, config)
-        self._chat_template = ChatTemplate(source, _special_tokens(config)) if source else None
+        self.chat_template_source = chat_template or _chat_template_source(directory, config)
+        self._special_tokens = _special_tokens(config)
+        self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text."""
@@ -48,11 +52,16 @@ class Tokenizer:
         """A decoder that takes one token at a time."""
         return TokenDecoder(self._tokenizer)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt for a conversation; raises InvalidRequestError if the model has no chat template."""
-        if self._chat_template is None:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """The prompt for a conversation; raises InvalidRequestError if there is no chat template or it refuses them."""
+        own = options.chat_template if options is not None else None
+        template = self._chat_template if own is None else self._compiled(own)
+        if template is None:
             raise InvalidRequestError("messages", "this model has no chat template; send a completion prompt instead")
-        return self._chat_template.render(messages)
+        return template.render(messages, options)
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        return compiled(source, self._special_tokens, "chat_template")
 
 
 class TokenDecoder:

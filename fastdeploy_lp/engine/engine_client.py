@@ -17,6 +17,7 @@ from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableErr
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
+from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -42,7 +43,8 @@ class EngineClient:
     def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = Tokenizer(Path(config.directory))
+        self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
+        self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors)

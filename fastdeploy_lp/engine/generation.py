@@ -16,7 +16,7 @@ from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, Re
 class Generation:
     """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
 
-    With `stream` False the caller is woken once, at the end.
+    With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class Generation:
         on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
+        self.serial = 0
         self.prompt = prompt
         self.completions = list(completions)
         self.arrival = time.monotonic()

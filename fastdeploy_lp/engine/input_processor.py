@@ -81,12 +81,14 @@ class InputProcessor:
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
         seed = params.seed if params.seed is not None else secrets.randbits(64)
+        bad_words = self._bad_words_token_ids(params)
+        self._require_something_allowed(params, bad_words or [])
         settled = msgspec.structs.replace(
             params,
             max_tokens=params.max_tokens or room,
             seed=seed,
             bad_words=None,
-            bad_words_token_ids=self._bad_words_token_ids(params),
+            bad_words_token_ids=bad_words,
         )
         return Settled(settled, selection)
 
@@ -123,6 +125,20 @@ class InputProcessor:
             if spaced[-len(plain) :] != plain:
                 found.append(spaced)
         return found or None
+
+    def _require_something_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
+        """Of the allowed tokens one has to be left where bad words and the minimum length rule others out."""
+        if params.allowed_token_ids is None:
+            return
+        left = set(params.allowed_token_ids) - {tokens[0] for tokens in bad_words if len(tokens) == 1}
+        ruled_out_by = "bad words rule"
+        if left and params.min_tokens:
+            left -= {*(params.stop_token_ids or ()), *(() if params.ignore_eos else self._config.eos_token_ids)}
+            ruled_out_by = f"min_tokens = {params.min_tokens} rules"
+        if not left:
+            raise InvalidRequestError(
+                "allowed_token_ids", f"{ruled_out_by} out every one of them, which leaves nothing to generate"
+            )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         lists = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids}

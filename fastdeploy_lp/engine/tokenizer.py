@@ -40,17 +40,28 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def count_before(self, token_ids: Sequence[int], length: int, *, skip_special_tokens: bool = True) -> int:
+        """How many of the tokens belong to the first `length` characters of their text."""
+        if length == 0:
+            return 0
+        decoder, characters = self.decode_stream(skip_special_tokens=skip_special_tokens), 0
+        for count, token in enumerate(token_ids, start=1):
+            characters += len(decoder.push(token))
+            if characters >= length:
+                return count
+        return len(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def decode_stream(self) -> TokenDecoder:
+    def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
         """A decoder that takes one token at a time."""
-        return TokenDecoder(self._tokenizer)
+        return TokenDecoder(self._tokenizer, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
         """The prompt for a conversation; raises InvalidRequestError if there is no chat template or it refuses them."""
@@ -67,9 +78,9 @@ class Tokenizer:
 class TokenDecoder:
     """Gives text as soon as it is whole characters."""
 
-    def __init__(self, tokenizer: FastTokenizer) -> None:
+    def __init__(self, tokenizer: FastTokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" while a character is incomplete."""

@@ -154,7 +154,9 @@ def test_a_model_without_a_template_refuses_chats(tmp_path: Path, model_director
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
-TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}" + (
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 STARTED = [*HELLO, {"role": "assistant", "content": "Hello, my "}]
 
 

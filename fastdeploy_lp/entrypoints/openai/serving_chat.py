@@ -28,7 +28,6 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     server_sent_event,
     text_reason,
     usage_of,
-    usage_of_outputs,
 )
 from fastdeploy_lp.entrypoints.openai.tools import offered_tools
 from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
@@ -54,12 +53,17 @@ class ServingChat:
         readers = [MessageReader(self._serving.engine, request, each.index) for each in output.completions]
         choices = [reader.choice(each) for reader, each in zip(readers, output.completions, strict=True)]
         reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
-        reads_reasoning = self._serving.engine.message_parsers.reads_reasoning
+        usage = usage_of(
+            len(output.prompt_token_ids),
+            sum(len(each.token_ids) for each in output.completions),
+            output.num_cached_tokens,
+            reasoning_tokens if self._serving.engine.message_parsers.reads_reasoning else None,
+        )
         return ChatCompletionResponse(
             id=output.request_id,
             model=self._serving.model,
             choices=choices,
-            usage=usage_of_outputs([output], reasoning_tokens if reads_reasoning else None),
+            usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )

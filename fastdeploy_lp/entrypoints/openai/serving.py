@@ -65,6 +65,6 @@ def text_reason(stop_reason: int | str | None) -> str | None:
     return stop_reason if isinstance(stop_reason, str) else None
 
 
-def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> str:
+def server_sent_event(body: BaseModel) -> str:
     """One event of a stream."""
-    return f"data: {body.model_dump_json(exclude=without)}\n\n"
+    return f"data: {body.model_dump_json()}\n\n"

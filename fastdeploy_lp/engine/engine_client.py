@@ -39,9 +39,11 @@ class EngineRequest:
 
 
 class EngineClient:
-    """Runs requests on one worker process; lives on one event loop."""
+    """Runs requests on one worker process, its own unless another is given; lives on one event loop."""
 
-    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
+    def __init__(
+        self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], worker: WorkerHandle | None = None
+    ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
         self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
@@ -50,11 +52,10 @@ class EngineClient:
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors)
         self._declared = list(declared)
-        self._worker = WorkerHandle(fd_config)
+        self._worker = worker or WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._serials = itertools.count()
-        self._background: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class EngineClient:
         generations = [self._register(request, stream=stream) for request in requests]
         try:
             for request, generation in zip(requests, generations, strict=True):
-                await self._send(request.settled, generation)
+                self._send(request.settled, generation)
         except BaseException:
             for generation in generations:
                 self._close(generation)
@@ -103,7 +104,7 @@ class EngineClient:
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
         self.processors.reset(name)
-        await self._worker.send(ResetProcessor(name))
+        self._worker.send(ResetProcessor(name))
 
     async def shutdown(self) -> None:
         """End the worker; requests still in flight end with EngineDeadError."""
@@ -119,6 +120,8 @@ class EngineClient:
                 self._take(message)
             elif isinstance(message, WorkerFailed):
                 self._die(message.message)
+            # Messages may lie ready one behind the other; callers have to get their turn between them.
+            await asyncio.sleep(0)
         self._die(f"the worker process ended with status {self._worker.exit_status}")
         logger.error("engine down: %s", self._dead)
 
@@ -187,11 +190,11 @@ class EngineClient:
         self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))
         return generation
 
-    async def _send(self, settled: Settled, generation: Generation) -> None:
+    def _send(self, settled: Settled, generation: Generation) -> None:
         for completion in generation.completions:
             params = self.inputs.sequence_params(settled, completion.index)
             name = _sequence_id(generation, completion)
-            await self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
+            self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""
@@ -203,9 +206,7 @@ class EngineClient:
 
     def _abort(self, sequence_ids: list[str]) -> None:
         if sequence_ids and self._dead is None:
-            task = asyncio.ensure_future(self._worker.send(AbortRequests(sequence_ids)))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._worker.send(AbortRequests(sequence_ids))
 
     def _die(self, reason: str) -> None:
         if self._dead is not None:

@@ -36,7 +36,9 @@ class Generation:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
-        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
 
     @property
@@ -52,50 +54,48 @@ class Generation:
     def notify(self) -> None:
         """Completions were fed."""
         if self._stream or self.finished:
-            self._changed.set()
+            self._wake()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
         """End the request with an error."""
         self._error = error
-        self._changed.set()
+        self._wake()
 
     def abort(self) -> None:
         """End what still runs, with the reason "abort" for the reader."""
         for completion in self.completions:
             completion.finish_reason = completion.finish_reason or "abort"
         self._on_close(self)
-        self._changed.set()
+        self._wake()
 
     def close(self) -> None:
         """Nobody reads any more: what still runs is aborted."""
         self._on_close(self)
 
-    async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
+    async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
         """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
         try:
             open_completions = list(self.completions)
             while open_completions:
-                await self._changed.wait()
-                self._changed.clear()
+                await self._wait()
                 if self._error is not None:
                     raise self._error
-                for completion in list(open_completions):
-                    delta = completion.take_delta()
-                    if delta is None:
-                        continue
-                    # By its delta: the completion itself may finish while a slow reader holds us at the yield.
-                    if delta.finish_reason is not None:
-                        open_completions.remove(completion)
-                    yield delta
+                deltas = [delta for each in open_completions if (delta := each.take_delta()) is not None]
+                ended = {delta.index for delta in deltas if delta.finish_reason is not None}
+                if ended:
+                    open_completions = [each for each in open_completions if each.index not in ended]
+                if deltas:
+                    yield deltas
         finally:
             self.close()
 
     async def result(self) -> RequestOutput:
         """The whole answer; raises as `deltas` does."""
         outputs = [CompletionOutput(completion.index, "", []) for completion in self.completions]
-        async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                outputs[delta.index].extend(delta)
+        async with aclosing(self.deltas()) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    outputs[delta.index].extend(delta)
         return RequestOutput(
             self.request_id,
             self.prompt.text,
@@ -105,3 +105,15 @@ class Generation:
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        # A future of our own: asyncio.Event costs as much as all the rest that is done for a token here.
+        if not self._news:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._news = False

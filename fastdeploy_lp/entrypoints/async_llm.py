@@ -69,9 +69,10 @@ class AsyncLLM:
         output = RequestOutput(request_id or unique, tokens.text, tokens.token_ids, completions)
         self._running[output.request_id] = generation
         try:
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    completions[delta.index].extend(delta)
+            async with aclosing(generation.deltas()) as batches:
+                async for deltas in batches:
+                    for delta in deltas:
+                        completions[delta.index].extend(delta)
                     output.num_cached_tokens = generation.num_cached_tokens
                     output.prompt_logprobs = generation.prompt_logprobs
                     output.finished = all(each.finish_reason is not None for each in completions)

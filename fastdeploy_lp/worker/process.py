@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -101,6 +102,9 @@ class WorkerProcess:
         paddle.set_device(current_platform().name)
         fd_config = self._start.fd_config
         engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
+        # What a worker starts with stays: no collection need ever look at it again.
+        gc.collect()
+        gc.freeze()
         self._send(WorkerReady(time.monotonic() - began, engine.runner.chain.argmax_invariant))
         return engine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -76,6 +77,9 @@ async def _serve(
             metrics = _serve_metrics(engine, args)
         await _unless_signalled(engine.start())
         app = build_app(engine, with_metrics=own_metrics)
+        # What a server starts with stays: no collection need ever look at it again.
+        gc.collect()
+        gc.freeze()
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=args.timeout_graceful_shutdown, lifespan="off"
         )

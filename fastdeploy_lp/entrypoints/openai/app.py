@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
@@ -16,6 +16,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.event_stream import EventStream, unless_disconnected
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
@@ -52,7 +53,7 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Chat completion, plain or streamed."""
         generation = await chat.start(body)
         if body.stream:
-            return _event_stream(chat.stream(generation, body))
+            return EventStream(chat.stream(generation, body))
         outputs = await _results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -61,7 +62,7 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Text completion of one or many prompts, plain or streamed."""
         generations = await completion.start(body)
         if body.stream:
-            return _event_stream(completion.stream(generations, body))
+            return EventStream(completion.stream(generations, body))
         outputs = await _results_unless_disconnected(generations, request)
         return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -155,10 +156,6 @@ def _processor_card(info: ProcessorInfo) -> ProcessorCard:
     )
 
 
-def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
 
@@ -167,23 +164,12 @@ async def _results_unless_disconnected(
     generations: Sequence[Generation], request: Request
 ) -> list[RequestOutput] | None:
     """The answers; None, and the requests aborted, when the client goes first."""
-    results = asyncio.ensure_future(_all_results(generations))
-    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait([results, gone], return_when=asyncio.FIRST_COMPLETED)
-        return await results if results.done() else None
+        return await unless_disconnected(_all_results(generations), request.receive)
     finally:
-        for task in (results, gone):
-            task.cancel()
-        await asyncio.gather(results, gone, return_exceptions=True)
         for generation in generations:
             generation.close()
 
 
 async def _all_results(generations: Sequence[Generation]) -> list[RequestOutput]:
     return list(await asyncio.gather(*(generation.result() for generation in generations)))
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
@@ -13,7 +11,6 @@ from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDeta
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
-DONE = "data: [DONE]\n\n"
 
 
 class Serving:
@@ -63,8 +60,3 @@ def usage_of(
 def text_reason(stop_reason: int | str | None) -> str | None:
     """The stop string that ended a choice; a token id is not shown."""
     return stop_reason if isinstance(stop_reason, str) else None
-
-
-def server_sent_event(body: BaseModel) -> str:
-    """One event of a stream."""
-    return f"data: {body.model_dump_json()}\n\n"

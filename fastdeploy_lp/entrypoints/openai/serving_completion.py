@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
@@ -12,6 +12,7 @@ from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
@@ -21,9 +22,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
-    DONE,
     Serving,
-    server_sent_event,
     usage_of,
 )
 from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
@@ -66,14 +65,16 @@ class ServingCompletion:
             usage=usage_of(prompt_tokens, completion_tokens, cached_tokens),
         )
 
-    async def stream(self, generations: Sequence[Generation], request: CompletionRequest) -> AsyncIterator[str]:
+    async def stream(
+        self, generations: Sequence[Generation], request: CompletionRequest
+    ) -> AsyncGenerator[bytes, None]:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
         try:
             events = CompletionEvents(self._serving, generations, request)
-            async with aclosing(_merged(generations)) as deltas:
-                async for place, delta in deltas:
-                    if event := events.of(place, delta):
-                        yield event
+            async with aclosing(_merged(generations)) as batches:
+                async for place, deltas in batches:
+                    if encoded := b"".join([events.of(place, delta) for delta in deltas]):
+                        yield encoded
             if request.include_usage:
                 yield events.usage()
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
@@ -84,15 +85,17 @@ class ServingCompletion:
         yield DONE
 
 
-async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
-    """Deltas of all generations as they come, each with the place of its prompt."""
+async def _merged(
+    generations: Sequence[Generation],
+) -> AsyncGenerator[tuple[int, list[CompletionDelta]], None]:
+    """Deltas of all generations as they come, with the place of their prompt."""
     # One place: a slow reader holds back its own request's deltas, which merge while they wait.
-    queue: asyncio.Queue[tuple[int, CompletionDelta] | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[tuple[int, list[CompletionDelta]] | None] = asyncio.Queue(maxsize=1)
 
     async def forward(generation: Generation, place: int) -> None:
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                await queue.put((place, delta))
+        async with aclosing(generation.deltas()) as batches:
+            async for deltas in batches:
+                await queue.put((place, deltas))
 
     async def forward_all() -> None:
         try:

@@ -12,9 +12,11 @@ from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.outputs import CompletionOutput, RequestOutput
+from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
@@ -29,7 +31,7 @@ class AsyncLLM:
         self._setup = declare(model, logits_processors, engine_args)
         self._starting = asyncio.Lock()
         self._engine: EngineClient | None = None
-        self._running: dict[str, Generation] = {}
+        self._running: dict[str, Generation | Pooling] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -60,9 +62,7 @@ class AsyncLLM:
         engine = self._require_engine()
         chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         tokens = engine.inputs.chat_prompt(prompt) if chat else engine.inputs.prompt(prompt)  # type: ignore[arg-type]
-        if request_id in self._running:
-            raise InvalidRequestError("request_id", f"{request_id!r} is running already")
-        unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"
+        unique = self._unique_id(request_id)
         settled = engine.inputs.settle(sampling_params or SamplingParams(), tokens)
         (generation,) = await engine.generate([EngineRequest(unique, tokens, settled)], stream=True)
         completions = [CompletionOutput(each.index, "", []) for each in generation.completions]
@@ -80,8 +80,31 @@ class AsyncLLM:
         finally:
             del self._running[output.request_id]
 
+    async def embed(
+        self,
+        prompt: str | Sequence[int],
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The embedding of a text or token-id prompt; a task that is cancelled aborts it. Raises as `generate` does."""
+        engine = self._require_engine()
+        tokens = engine.inputs.pooling_prompt(prompt)
+        params = engine.inputs.settle_pooling(pooling_params or PoolingParams())
+        unique = self._unique_id(request_id)
+        (pooling,) = await engine.pool([PoolingRequest(unique, tokens, params)])
+        self._running[request_id or unique] = pooling
+        try:
+            output = EmbeddingRequestOutput.of(await pooling.result())
+        finally:
+            del self._running[request_id or unique]
+        output.request_id = request_id or unique
+        return output
+
     def abort(self, request_id: str) -> None:
-        """End a request: its iteration finishes with the reason "abort". One that is not running is left alone."""
+        """End a request: its iteration finishes with the reason "abort", and `embed` raises RequestFailedError.
+
+        One that is not running is left alone.
+        """
         if request_id in self._running:
             self._running[request_id].abort()
 
@@ -105,6 +128,12 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+    def _unique_id(self, request_id: str | None) -> str:
+        """The engine's name for a request; raises InvalidRequestError for one that runs already."""
+        if request_id in self._running:
+            raise InvalidRequestError("request_id", f"{request_id!r} is running already")
+        return f"{request_id or 'async'}-{uuid.uuid4().hex}"
 
     def _require_engine(self) -> EngineClient:
         if self._engine is None:

@@ -6,19 +6,22 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.outputs import EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
+Params = TypeVar("Params", SamplingParams, PoolingParams)
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -66,9 +69,31 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one prompt or many, given as text or as token ids, in order."""
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many: Sequence[Any] = [prompts] if single else prompts
+        many: Sequence[Any] = [prompts] if _is_single(prompts) else prompts
         return self._run([self._engine.inputs.prompt(p) for p in many], sampling_params, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embeddings of one prompt or many, given as text or as token ids, in order.
+
+        Raises ValueError, before anything is computed, for a prompt or parameters that cannot be used.
+        """
+        single, inputs = _is_single(prompts), self._engine.inputs
+        many: Sequence[Any] = [prompts] if single else prompts
+        paths = ["prompts"] if single else [f"prompts.{index}" for index in range(len(many))]
+        tokens = [inputs.pooling_prompt(prompt, path) for prompt, path in zip(many, paths, strict=True)]
+        params = _one_a_prompt("pooling_params", pooling_params, PoolingParams(), len(many))
+        requests = [
+            PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, inputs.settle_pooling(each))
+            for prompt, each in zip(tokens, params, strict=True)
+        ]
+        with tqdm(total=len(requests), desc="embedding", unit="prompt", disable=not use_tqdm) as progress:
+            return self._loop.run(_all_or_none([self._embed_one(request, progress) for request in requests]))
 
     def shutdown(self) -> None:
         """End the worker process; calling it again does nothing."""
@@ -101,7 +126,7 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _params_per_prompt(sampling_params, len(prompts))
+        params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         with tqdm(total=len(prompts), desc="generating", unit="prompt", disable=not use_tqdm) as progress:
             return self._loop.run(self._generate_all(prompts, params, progress))
 
@@ -110,15 +135,8 @@ class LLM:
     ) -> list[RequestOutput]:
         # All are settled before the first one is sent, so that a bad one does not leave the others running.
         settled = [self._engine.inputs.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
-        tasks = [
-            asyncio.ensure_future(self._generate_one(prompt, each, progress))
-            for prompt, each in zip(prompts, settled, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        pairs = zip(prompts, settled, strict=True)
+        return await _all_or_none([self._generate_one(prompt, each, progress) for prompt, each in pairs])
 
     async def _generate_one(self, prompt: Prompt, settled: Settled, progress: tqdm[Any]) -> RequestOutput:
         request = EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, settled)
@@ -128,6 +146,13 @@ class LLM:
             output = await generation.result()
         progress.update()
         return output
+
+    async def _embed_one(self, request: PoolingRequest, progress: tqdm[Any]) -> EmbeddingRequestOutput:
+        async with self._turns:
+            (pooling,) = await self._engine.pool([request], bounded=False)
+            output = await pooling.result()
+        progress.update()
+        return EmbeddingRequestOutput.of(output)
 
 
 class _LoopThread:
@@ -169,15 +194,26 @@ def _shutdown(loop: _LoopThread, engine: EngineClient) -> None:
     loop.close()
 
 
-def _params_per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    if len(sampling_params) != count:
-        raise ValueError(
-            f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or one a prompt"
-        )
-    return sampling_params
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All of it at the same time; what still runs when one fails is cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _is_single(prompts: str | Sequence[Any]) -> bool:
+    """Whether this is one text or one list of token ids."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _one_a_prompt(name: str, params: Params | Sequence[Params] | None, default: Params, count: int) -> Sequence[Params]:
+    if params is None:
+        return [default] * count
+    if not isinstance(params, Sequence):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"{name}: {len(params)} given for {count} prompts; give one, or one a prompt")
+    return params

@@ -22,6 +22,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
 from fastdeploy_lp.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     FromWorker,
     ResetProcessor,
@@ -119,7 +120,7 @@ class WorkerProcess:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
         while self._socket.poll(0 if engine.has_work else None):
             message: Any = self._inbox.decode(self._socket.recv())
-            if isinstance(message, AddRequest):
+            if isinstance(message, (AddRequest, AddPooling)):
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,22 +11,21 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
-from fastdeploy_lp.entrypoints.openai.event_stream import EventStream, unless_disconnected
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
 from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.version import __version__
 
 FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
-CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
@@ -36,6 +33,7 @@ def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
     app = FastAPI(title="fastdeploy_lp", version=__version__)
     errors.install(app)
     app.include_router(_completion_routes(engine))
+    app.include_router(embedding_routes(engine))
     app.include_router(_processor_routes(engine))
     app.include_router(_server_routes(engine))
     if with_metrics:
@@ -54,7 +52,7 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generation = await chat.start(body)
         if body.stream:
             return EventStream(chat.stream(generation, body))
-        outputs = await _results_unless_disconnected([generation], request)
+        outputs = await results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
@@ -63,7 +61,7 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         generations = await completion.start(body)
         if body.stream:
             return EventStream(completion.stream(generations, body))
-        outputs = await _results_unless_disconnected(generations, request)
+        outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
@@ -158,18 +156,3 @@ def _processor_card(info: ProcessorInfo) -> ProcessorCard:
 
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
-
-
-async def _results_unless_disconnected(
-    generations: Sequence[Generation], request: Request
-) -> list[RequestOutput] | None:
-    """The answers; None, and the requests aborted, when the client goes first."""
-    try:
-        return await unless_disconnected(_all_results(generations), request.receive)
-    finally:
-        for generation in generations:
-            generation.close()
-
-
-async def _all_results(generations: Sequence[Generation]) -> list[RequestOutput]:
-    return list(await asyncio.gather(*(generation.result() for generation in generations)))

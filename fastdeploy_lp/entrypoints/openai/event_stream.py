@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
+
 DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}text\N{OBJECT REPLACEMENT CHARACTER}"
-
-Result = TypeVar("Result")
 
 
 class EventStream(Response):
@@ -59,21 +57,3 @@ class TextEvent:
 def server_sent_event(body: BaseModel) -> bytes:
     """One event."""
     return b"data: " + body.model_dump_json().encode() + b"\n\n"
-
-
-async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:
-    """What `work` gives; None, and the work cancelled, when the client goes first."""
-    result = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await result if result.done() else None
-    finally:
-        for task in (result, gone):
-            task.cancel()
-        await asyncio.gather(result, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -23,6 +23,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
     Serving,
+    each_prompt,
     usage_of,
 )
 from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
@@ -38,7 +39,8 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
-        prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request)]
+        field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
+        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id(request.request_id)
         requests = [
@@ -113,14 +115,3 @@ async def _merged(
         for task in (*readers, everyone):
             task.cancel()
         await asyncio.gather(*readers, everyone, return_exceptions=True)
-
-
-def _prompts(request: CompletionRequest) -> list[tuple[str, str | list[int]]]:
-    """Each prompt with its path in the body."""
-    name = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
-    given: Sequence[int | str | list[int]] = request.prompt if isinstance(request.prompt, list) else [request.prompt]
-    tokens = [token for token in given if isinstance(token, int)]
-    if tokens:
-        return [(name, tokens)]
-    paths = [f"{name}.{index}" if isinstance(request.prompt, list) else name for index in range(len(given))]
-    return [(path, prompt) for path, prompt in zip(paths, given, strict=True) if not isinstance(prompt, int)]

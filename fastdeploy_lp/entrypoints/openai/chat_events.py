@@ -30,8 +30,8 @@ class ChatEvents:
         self._num_tokens = 0
         self._counts = request.continuous_usage
         indices = range(len(generation.completions))
-        self._text_events = [TextEvent(partial(self._plain, index)) for index in indices]
         self._readers = [MessageReader(serving.engine, request, index) for index in indices]
+        self._text_events = [TextEvent(partial(self._plain, index)) for index in indices]
 
     def opening(self) -> bytes:
         """The role of every choice; the first event has the prompt's token ids if they are asked for."""

@@ -30,11 +30,11 @@ class CompletionEvents:
         self._created = now()
         self._num_tokens = 0
         n = len(generations[0].completions)
-        self._text_events = [TextEvent(partial(self._plain, index)) for index in range(n * len(generations))]
         self._readers = [
             CompletionReader(serving.engine.tokenizer, request, generation.prompt, place * n)
             for place, generation in enumerate(generations)
         ]
+        self._text_events = [TextEvent(partial(self._plain, index)) for index in range(n * len(generations))]
 
     def of(self, place: int, delta: CompletionDelta) -> bytes:
         """What a completion of the prompt at this place gained; empty while that has to wait."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
@@ -15,6 +16,7 @@ from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
@@ -28,12 +30,13 @@ from fastdeploy_lp.version import __version__
 FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
 
 
-def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
+def build_app(engine: EngineClient, *, with_metrics: bool, allow_extra_fields: bool = False) -> FastAPI:
     """The application on a started engine."""
+    body_route = ExtraFields().route_class() if allow_extra_fields else APIRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__)
     errors.install(app)
-    app.include_router(_completion_routes(engine))
-    app.include_router(embedding_routes(engine))
+    app.include_router(_completion_routes(engine, body_route))
+    app.include_router(embedding_routes(engine, body_route))
     app.include_router(_processor_routes(engine))
     app.include_router(_server_routes(engine))
     if with_metrics:
@@ -42,8 +45,8 @@ def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
     return app
 
 
-def _completion_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses=FAILURES)
+def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> APIRouter:
+    router = APIRouter(responses=FAILURES, route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
@@ -11,9 +14,12 @@ from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
-def embedding_routes(engine: EngineClient) -> APIRouter:
+def embedding_routes(engine: EngineClient, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Prompts to vectors."""
-    router = APIRouter(responses={status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)})
+    failures: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)
+    }
+    router = APIRouter(responses=failures, route_class=route_class)
     serving = ServingEmbedding(engine)
 
     @router.post("/v1/embeddings", response_model=EmbeddingResponse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from fastdeploy_lp.engine.errors import (
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
+from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
@@ -67,7 +69,8 @@ class EngineClient:
     ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = Tokenizer(Path(config.directory))
+        self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
+        self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
@@ -77,6 +80,7 @@ class EngineClient:
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._poolings: dict[str, Pooling] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._serials = itertools.count()
         self._dead: str | None = None
 
     async def start(self) -> None:
@@ -231,6 +235,8 @@ class EngineClient:
                 params.stop_strings,
                 min_tokens=params.min_tokens,
                 logprobs=params.logprobs is not None,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
             )
             for index in range(params.n)
         ]
@@ -242,6 +248,7 @@ class EngineClient:
             on_close=self._close,
             processors=self.processors.used_by(request.settled.selection),
         )
+        generation.serial = next(self._serials)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
         return generation
@@ -291,4 +298,5 @@ class EngineClient:
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:
-    return f"{generation.request_id}-{completion.index}"
+    # Clients choose ids and may use one again while the worker still tells of the last request that had it.
+    return f"{generation.request_id}-{completion.index}-{generation.serial}"

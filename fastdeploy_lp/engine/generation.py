@@ -17,8 +17,8 @@ from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, Re
 class Generation:
     """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
 
-    With `stream` False the caller is woken once, at the end. `times` has one entry a completion; `processors` names
-    the logits processors that the request uses.
+    With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
+    has one entry a completion, and `processors` names the logits processors that the request uses.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Generation:
         processors: Sequence[str] = (),
     ) -> None:
         self.request_id = request_id
+        self.serial = 0
         self.prompt = prompt
         self.completions = list(completions)
         arrival = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
@@ -10,6 +11,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
@@ -32,6 +34,7 @@ from fastdeploy_lp.version import __version__
 def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
+    body_route = ExtraFields().route_class() if args.allow_extra_fields else APIRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
 
@@ -39,8 +42,8 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
         engine.require_started()
 
     for router in (
-        _completion_routes(engine),
-        embedding_routes(engine),
+        _completion_routes(engine, body_route),
+        embedding_routes(engine, body_route),
         tokenization_routes(engine),
         abort_routes(in_flight),
         processor_routes(engine),
@@ -54,15 +57,15 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
-def _completion_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses=failures(400, 404, 413, 429, 503))
+def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> APIRouter:
+    router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Chat completion, plain or streamed."""
         record = record_of(request)
-        record.adopt(getattr(body, "request_id", None))
+        record.adopt(body.request_id)
         generation = await chat.start(body)
         record.admitted(generation.request_id, [generation])
         if body.stream:
@@ -74,13 +77,13 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Text completion of one or many prompts, plain or streamed."""
         record = record_of(request)
-        record.adopt(getattr(body, "request_id", None))
+        record.adopt(body.request_id)
         generations = await completion.start(body)
         record.admitted(generations[0].request_id.rpartition("-")[0], generations)
         if body.stream:
-            return EventStream(completion.stream(generations, include_usage=body.include_usage))
+            return EventStream(completion.stream(generations, body))
         outputs = await results_unless_disconnected(generations, request)
-        return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
 

@@ -98,8 +98,9 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     param = _path_of(first, error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    if not param and ": " in reason:  # a validator of the whole body names its field itself
-        param, _, reason = reason.partition(": ")
+    if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
+        field, _, reason = reason.partition(": ")
+        param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
     message = f"{param}: {reason}" if param else reason
@@ -122,11 +123,13 @@ def _path_of(error: Mapping[str, Any], body: Any) -> str:
 
 
 def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> str:
-    """pydantic's location as a path into the body, without the names of the union members it tried on the way.
+    """pydantic's location as a path into the body; `of_missing`: its last part names a field that is not there."""
+    return ".".join(str(part) for part in path_parts(location, body, of_missing=of_missing))
 
-    of_missing: the last part names a field that is not in the body.
-    """
-    path: list[str] = []
+
+def path_parts(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> list[Any]:
+    """The keys and indices on the way, without the names of the union members that pydantic tried."""
+    path: list[Any] = []
     for depth, part in enumerate(location):
         inside_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
         inside_dict = isinstance(body, dict) and part in body
@@ -135,8 +138,8 @@ def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False)
             body = body[part]
         elif not missing:
             continue
-        path.append(str(part))
-    return ".".join(path)
+        path.append(part)
+    return path
 
 
 def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:

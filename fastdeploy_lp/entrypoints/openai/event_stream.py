@@ -54,6 +54,6 @@ class TextEvent:
         return b"".join((self._head, msgspec.json.encode(text), self._tail))
 
 
-def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> bytes:
+def server_sent_event(body: BaseModel) -> bytes:
     """One event."""
-    return b"data: " + body.model_dump_json(exclude=without).encode() + b"\n\n"
+    return b"data: " + body.model_dump_json().encode() + b"\n\n"

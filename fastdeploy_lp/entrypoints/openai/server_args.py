@@ -34,6 +34,9 @@ class ServerArgs:
         },
     )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
+    allow_extra_fields: bool = field(
+        default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}
+    )
     root_path: str = field(default="", metadata={"help": "path under which a proxy shows this server"})
     allowed_origins: list[str] = field(
         default_factory=list,

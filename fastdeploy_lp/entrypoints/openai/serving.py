@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.entrypoints.openai.protocol.usage import PromptTokensDetails, Usage
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
@@ -62,22 +61,22 @@ def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> lis
     return [(f"{field}.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Counts with their sum; `cached_tokens` of the prompt's were found in the prefix cache."""
+def usage_of(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> Usage:
+    """Counts with their sum.
+
+    `cached_tokens` of the prompt's were found in the prefix cache; `reasoning_tokens` of the completions' are
+    reasoning, None where that is not told apart.
+    """
+    details = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=details,
     )
-
-
-def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
-    """Counts over whole answers; a prompt counts once however many choices it has."""
-    outputs = list(outputs)
-    completion_tokens = sum(len(each.token_ids) for output in outputs for each in output.completions)
-    cached_tokens = sum(output.num_cached_tokens for output in outputs)
-    return usage_of(sum(len(output.prompt_token_ids) for output in outputs), completion_tokens, cached_tokens)
 
 
 def text_reason(stop_reason: int | str | None) -> str | None:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
+from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
 from fastdeploy_lp.entrypoints.openai.errors import describe
-from fastdeploy_lp.entrypoints.openai.event_stream import DONE, TextEvent, server_sent_event
-from fastdeploy_lp.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
-from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
     TextChoice,
     new_completion_id,
+    shared_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
-from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import (
     Serving,
     each_prompt,
-    text_reason,
     usage_of,
-    usage_of_outputs,
 )
 from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
 
@@ -41,46 +39,46 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
-        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt("prompt", request.prompt)]
+        field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
+        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
-        request_id = new_completion_id()
+        request_id = new_completion_id(request.request_id)
         requests = [
             EngineRequest(f"{request_id}-{index}", prompt, each)
             for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
         return await self._serving.engine.generate(requests, stream=request.stream)
 
-    def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
-        """The body of a plain answer."""
-        choices = [
-            TextChoice(
-                index=index,
-                text=completion.text,
-                logprobs=completion_logprobs(completion.logprobs, completion.text_offsets),
-                finish_reason=completion.finish_reason,
-                stop_reason=text_reason(completion.stop_reason),
-                prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
-            )
-            for index, (output, completion) in enumerate((o, each) for o in outputs for each in o.completions)
-        ]
+    def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> CompletionResponse:
+        """The body of a plain answer; candidates that were not chosen count in its usage."""
+        choices: list[TextChoice] = []
+        completion_tokens = 0
+        for output in outputs:
+            prompt = Prompt(output.prompt_token_ids, output.prompt)
+            reader = CompletionReader(self._serving.engine.tokenizer, request, prompt, len(choices))
+            choices += reader.choices(output)
+            completion_tokens += sum(map(reader.num_tokens, output.completions))
+        prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        cached_tokens = sum(output.num_cached_tokens for output in outputs)
         return CompletionResponse(
-            id=_shared_id(outputs[0].request_id),
+            id=shared_id(outputs[0].request_id),
             model=self._serving.model,
             choices=choices,
-            usage=usage_of_outputs(outputs),
+            usage=usage_of(prompt_tokens, completion_tokens, cached_tokens),
         )
 
-    async def stream(self, generations: Sequence[Generation], *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, generations: Sequence[Generation], request: CompletionRequest
+    ) -> AsyncGenerator[bytes, None]:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
         try:
-            events = _TextEvents(self._serving.model, generations)
-            completion_tokens = 0
+            events = CompletionEvents(self._serving, generations, request)
             async with aclosing(_merged(generations)) as batches:
-                async for first_index, deltas in batches:
-                    completion_tokens += sum(len(delta.token_ids) for delta in deltas)
-                    yield b"".join([events.of(first_index + delta.index, delta) for delta in deltas])
-            if include_usage:
-                yield events.usage(completion_tokens)
+                async for place, deltas in batches:
+                    if encoded := b"".join([events.of(place, delta) for delta in deltas]):
+                        yield encoded
+            if request.include_usage:
+                yield events.usage()
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
             yield server_sent_event(ErrorResponse(error=describe(error)[1]))
         finally:
@@ -89,63 +87,17 @@ class ServingCompletion:
         yield DONE
 
 
-class _TextEvents:
-    """Encodes the events of one stream."""
-
-    def __init__(self, model: str, generations: Sequence[Generation]) -> None:
-        self._model = model
-        self._generations = generations
-        self._created = now()
-        count = sum(len(generation.completions) for generation in generations)
-        self._text_events = [TextEvent(partial(self._plain, index)) for index in range(count)]
-
-    def of(self, index: int, delta: CompletionDelta) -> bytes:
-        """What the choice of this index gained."""
-        if delta.finish_reason is None and delta.logprobs is None:
-            return self._text_events[index](delta.text)
-        choice = TextChoice(
-            index=index,
-            text=delta.text,
-            logprobs=completion_logprobs(delta.logprobs, delta.text_offsets),
-            finish_reason=delta.finish_reason,
-            stop_reason=text_reason(delta.stop_reason),
-        )
-        return self._event(choice)
-
-    def usage(self, completion_tokens: int) -> bytes:
-        """The event that has no choices."""
-        prompt_tokens = sum(len(generation.prompt.token_ids) for generation in self._generations)
-        cached_tokens = sum(generation.num_cached_tokens for generation in self._generations)
-        usage = usage_of(prompt_tokens, completion_tokens, cached_tokens)
-        return server_sent_event(self._response(choices=[], usage=usage))
-
-    def _plain(self, index: int, text: str) -> bytes:
-        return self._event(TextChoice(index=index, text=text))
-
-    def _event(self, choice: TextChoice) -> bytes:
-        return server_sent_event(self._response(choices=[choice]), without={"usage"})
-
-    def _response(self, choices: list[TextChoice], usage: Usage | None = None) -> CompletionResponse:
-        return CompletionResponse(
-            id=_shared_id(self._generations[0].request_id),
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
-
-
 async def _merged(
     generations: Sequence[Generation],
 ) -> AsyncGenerator[tuple[int, list[CompletionDelta]], None]:
-    """Deltas of all generations as they come, with the index of their prompt's first choice."""
+    """Deltas of all generations as they come, with the place of their prompt."""
     # One place: a slow reader holds back its own request's deltas, which merge while they wait.
     queue: asyncio.Queue[tuple[int, list[CompletionDelta]] | None] = asyncio.Queue(maxsize=1)
 
-    async def forward(generation: Generation, first_index: int) -> None:
+    async def forward(generation: Generation, place: int) -> None:
         async with aclosing(generation.deltas()) as batches:
             async for deltas in batches:
-                await queue.put((first_index, deltas))
+                await queue.put((place, deltas))
 
     async def forward_all() -> None:
         try:
@@ -153,8 +105,7 @@ async def _merged(
         finally:
             await queue.put(None)
 
-    count = len(generations[0].completions)
-    readers = [asyncio.ensure_future(forward(each, index * count)) for index, each in enumerate(generations)]
+    readers = [asyncio.ensure_future(forward(each, place)) for place, each in enumerate(generations)]
     everyone = asyncio.ensure_future(forward_all())
     try:
         while (item := await queue.get()) is not None:
@@ -164,7 +115,3 @@ async def _merged(
         for task in (*readers, everyone):
             task.cancel()
         await asyncio.gather(*readers, everyone, return_exceptions=True)
-
-
-def _shared_id(request_id: str) -> str:
-    return request_id.rpartition("-")[0]

@@ -15,7 +15,7 @@ def chunk_with(index: int, text: str) -> bytes:
     """A chunk as a stream sends it."""
     choice = ChatChunkChoice(index=index, delta=ChatDelta(content=text))
     chunk = ChatCompletionChunk(id='of "somebody"', created=1, model="m\n", choices=[choice])
-    return server_sent_event(chunk, without={"usage"})
+    return server_sent_event(chunk)
 
 
 @given(st.text(), st.integers(0, 127))

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatMessage
+from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.tool import Tool
 
 
 class TokenizeRequest(RequestModel):
     """Body of POST /tokenize: a text, or a conversation after the model's chat template.
 
     `add_special_tokens` is true for a text unless the body says otherwise, and false for a conversation, whose template
-    writes them itself. `add_generation_prompt` ends a conversation where the model is to answer.
+    writes them itself. The fields of the template are those of a chat completion.
     """
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: either prompt or messages must be given, and not both")
-        if self.prompt is not None and self.add_generation_prompt is not None:
-            raise ValueError("add_generation_prompt: only allowed together with messages")
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if self.prompt is not None and getattr(self, name):
+                raise ValueError(f"{name}: only allowed together with messages")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
@@ -12,9 +13,9 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
-def embedding_routes(engine: EngineClient) -> APIRouter:
+def embedding_routes(engine: EngineClient, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Prompts to vectors."""
-    router = APIRouter(responses=failures(400, 404, 413, 429, 503))
+    router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=route_class)
     serving = ServingEmbedding(engine)
 
     @router.post("/v1/embeddings", response_model=EmbeddingResponse)

@@ -6,6 +6,8 @@ import asyncio
 
 from fastapi import APIRouter
 
+from fastdeploy_lp.engine.chat_messages import for_template
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
@@ -61,8 +63,14 @@ def tokenization_routes(engine: EngineClient) -> APIRouter:
 def _text(engine: EngineClient, body: TokenizeRequest) -> str:
     if body.prompt is not None:
         return body.prompt
-    messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
-    return engine.tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt is not False)
+    messages = for_template([message.model_dump(exclude_none=True) for message in body.messages or ()])
+    options = ChatOptions(
+        tools=None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools],
+        chat_template_kwargs=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    return engine.tokenizer.render_chat(messages, options)
 
 
 def _is_unicode(text: str) -> bool:

@@ -10,11 +10,12 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from fastdeploy_lp.sampling_params import RequestOutputKind
 
 
 class Generation:
-    """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
+    """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
 
     With `stream` False the caller is woken once, at the end.
     """
@@ -32,6 +33,9 @@ class Generation:
         self.prompt = prompt
         self.completions = list(completions)
         self.arrival = time.monotonic()
+        self._arrival_time = time.time()
+        self._first_token: float | None = None
+        self._ended: float | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
@@ -50,6 +54,10 @@ class Generation:
 
     def notify(self) -> None:
         """Completions were fed."""
+        now = time.monotonic()
+        self._first_token = self._first_token or now
+        if self.finished:
+            self._ended = now
         if self._stream or self.finished:
             self._changed.set()
 
@@ -62,6 +70,7 @@ class Generation:
         """End what still runs, with the reason "abort" for the reader."""
         for completion in self.completions:
             completion.finish_reason = completion.finish_reason or "abort"
+        self._ended = time.monotonic()
         self._on_close(self)
         self._changed.set()
 
@@ -89,18 +98,49 @@ class Generation:
         finally:
             self.close()
 
-    async def result(self) -> RequestOutput:
-        """The whole answer; raises as `deltas` does."""
-        outputs = [CompletionOutput(completion.index, "", []) for completion in self.completions]
+    async def outputs(
+        self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer as it grows, in copies of the caller's own; leaving early aborts. Raises as `deltas` does.
+
+        Of kind DELTA, an output holds the one completion that grew, with what it gained.
+        """
+        completions = [CompletionOutput(completion.index, "", []) for completion in self.completions]
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
-                outputs[delta.index].extend(delta)
+                completions[delta.index].extend(delta)
+                finished = all(each.finish_reason is not None for each in completions)
+                if kind is RequestOutputKind.DELTA:
+                    gained = CompletionOutput(delta.index, "", [])
+                    gained.extend(delta)
+                    yield self._output([gained], finished=finished)
+                elif finished:
+                    yield self._output(completions, finished=True)
+                elif kind is RequestOutputKind.CUMULATIVE:
+                    yield self._output([each.snapshot() for each in completions], finished=False)
+
+    async def result(self) -> RequestOutput:
+        """The whole answer; raises as `deltas` does."""
+        async with aclosing(self.outputs(RequestOutputKind.FINAL_ONLY)) as outputs:
+            return await anext(outputs)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """When the request came, began to answer and ended."""
+
+        def since_1970(moment: float | None) -> float | None:
+            return None if moment is None else self._arrival_time + (moment - self.arrival)
+
+        return RequestMetrics(self._arrival_time, since_1970(self._first_token), since_1970(self._ended))
+
+    def _output(self, completions: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             self.prompt.text,
             self.prompt.token_ids,
-            outputs,
-            finished=True,
+            completions,
+            finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs,
+            metrics=self.metrics,
         )

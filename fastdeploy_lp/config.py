@@ -94,6 +94,22 @@ class StructuredOutputsConfig:
 
 
 @dataclass(frozen=True)
+class ChatConfig:
+    """How conversations become prompts, and outputs messages.
+
+    chat_template: a jinja template in place of the model's own. trust_request_chat_template: requests may send theirs.
+    tool_call_parser: reads tool calls; None for the one that fits the chat template. enable_auto_tool_choice: False
+    leaves calls unread, so that no request may send tools. reasoning_parser: reads reasoning; None for nothing.
+    """
+
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    tool_call_parser: str | None = None
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str | None = None
+
+
+@dataclass(frozen=True)
 class FDConfig:
     """Everything a logits processor, the worker and the API process may need to know, under upstream's names."""
 
@@ -102,6 +118,7 @@ class FDConfig:
     cache_config: CacheConfig
     parallel_config: ParallelConfig
     structured_outputs_config: StructuredOutputsConfig
+    chat_config: ChatConfig = field(default_factory=ChatConfig)
 
 
 @dataclass
@@ -181,6 +198,22 @@ class EngineArgs:
             "choices": KV_CACHE_DTYPES,
         },
     )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "file with a jinja chat template, or the template itself, for the model's own"}
+    )
+    trust_request_chat_template: bool = field(
+        default=False, metadata={"help": "let requests send a chat template of their own, which runs in a sandbox"}
+    )
+    tool_call_parser: str | None = field(
+        default=None, metadata={"help": "how tool calls are read: hermes (default: what the chat template shows)"}
+    )
+    enable_auto_tool_choice: bool = field(
+        default=True, metadata={"help": "let the model decide whether to call the tools that a chat request sends"}
+    )
+    reasoning_parser: str | None = field(
+        default=None,
+        metadata={"help": "tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)"},
+    )
     engine_worker_queue_port: int | None = field(
         default=None,
         metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
@@ -253,6 +286,13 @@ class EngineArgs:
                 time_budget=self.logits_processors_time_budget,
                 vllm_compat=self.vllm_compat,
             ),
+            chat_config=ChatConfig(
+                chat_template=_read_chat_template(self.chat_template),
+                trust_request_chat_template=self.trust_request_chat_template,
+                tool_call_parser=self.tool_call_parser,
+                enable_auto_tool_choice=self.enable_auto_tool_choice,
+                reasoning_parser=self.reasoning_parser,
+            ),
         )
 
     def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
@@ -290,6 +330,16 @@ def require_port(name: str, port: int | None) -> None:
     """Raise ValueError unless `port` is None or a TCP port number."""
     if port is not None and not 1 <= port <= 65535:
         raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
+
+
+def _read_chat_template(given: str | None) -> str | None:
+    """What a file holds; text that can be no path is a template itself, as in vLLM."""
+    if given is None or any(character in given for character in "{}\n"):
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template: cannot read {given}: {error}") from None
 
 
 def _require_at_least(least: int, name: str, value: object) -> None:

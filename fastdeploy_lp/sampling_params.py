@@ -45,7 +45,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     seed: 0 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one.
     max_tokens: output tokens at most; None goes on until the context is full.
     stop: strings that end the output and are cut off from it.
-    stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens.
+    stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens; their text is cut off.
+    include_stop_str_in_output: leave the stop string, or the text of the stop token, in the output.
+    skip_special_tokens: leave special tokens out of the text.
     ignore_eos: go on past the model's end-of-sequence tokens; for measuring.
     logits_processors_args: arguments that all declared logits processors see, `{"logit_bias": {42: 5.0}}`.
     extra_args: the same, under vLLM's name (`vllm_xargs` over HTTP).
@@ -75,6 +77,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     max_tokens: int | None = None
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     logits_processors_args: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
@@ -102,8 +106,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         _check_stop(self.stop)
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos: must be true or false, not {self.ignore_eos!r}")
+        for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
         _check_kind("logits_processors", self.logits_processors, (dict, list))

@@ -1,38 +1,166 @@
-"""Renders conversations with the model's own jinja template, in a sandbox."""
+"""Renders conversations with a jinja template, in a sandbox."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
+
+# Far beyond what a conversation that fits into a context needs.
+MAX_STEPS = 100_000
+MAX_PROMPT_CHARACTERS = 8_000_000
+STEPS = "__steps"
+# What a template gets under a name of the server's own.
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a conversation becomes a prompt.
+
+    tools: function tools in OpenAI's shape, for templates that show them to the model.
+    chat_template: a jinja template to use instead of the model's own.
+    chat_template_kwargs: further variables of the template.
+    continue_final_message: end within the last message, so that the model goes on with it. add_generation_prompt: end
+    with the beginning of an answer; None does unless the last message is continued, and both together are refused.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @property
+    def begins_answer(self) -> bool:
+        """`add_generation_prompt`, settled."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
 class ChatTemplate:
     """A compiled chat template; raises jinja2.TemplateSyntaxError if it does not compile."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        self._template: Template = _new_environment().from_string(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for these messages; raises InvalidRequestError for messages that the template refuses."""
+    def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """The prompt for these messages; raises InvalidRequestError naming the field that the template refuses."""
+        options = options or ChatOptions()
+        _check(options, messages)
+        text = self._render(messages, options, options.tools)
+        if options.tools and text == self._render(messages, options, None):
+            raise InvalidRequestError("tools", "the chat template of this model does not show tools to it")
+        return self._cut_after_final_message(text, messages) if options.continue_final_message else text
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions, tools: Sequence[Mapping[str, Any]] | None
+    ) -> str:
+        variables = {
+            **self._special_tokens,
+            **options.chat_template_kwargs,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": options.begins_answer,
+            "continue_final_message": options.continue_final_message,
+            STEPS: _Steps(),
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from None
+            return "".join(_bounded_pieces(self._template.generate(variables)))
+        except Exception as error:  # noqa: BLE001 - a template computes, so anything can go wrong in it
+            param = "messages" if options.chat_template is None else "chat_template"
+            raise InvalidRequestError(param, f"the chat template refuses them: {_reason(error)}") from None
+
+    def _cut_after_final_message(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Without what the template writes behind the last message's content."""
+        content = messages[-1].get("content")
+        whole = content if isinstance(content, str) else ""
+        # Templates may strip what they show.
+        for shown in (whole, whole.rstrip(), whole.strip()):
+            at = text.rfind(shown) if shown else -1
+            if at >= 0:
+                return text[: at + len(shown)]
+        raise InvalidRequestError(
+            "continue_final_message", "the chat template does not show the last message's content as it is"
+        )
+
+
+def compiled(source: str, special_tokens: Mapping[str, str], param: str) -> ChatTemplate:
+    """A template that came from outside; raises InvalidRequestError naming `param` if it does not compile."""
+    try:
+        return ChatTemplate(source, special_tokens)
+    except (TemplateSyntaxError, RecursionError) as error:
+        raise InvalidRequestError(param, f"the template does not compile: {_reason(error)}") from None
+
+
+def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
+    for name in options.chat_template_kwargs:
+        if name in RESERVED or name == STEPS:
+            raise InvalidRequestError(f"chat_template_kwargs.{name}", "this variable of the template is set elsewhere")
+    if not options.continue_final_message:
+        return
+    if options.begins_answer:
+        reason = "only allowed together with add_generation_prompt: false"
+        raise InvalidRequestError("continue_final_message", reason)
+    if not messages or not messages[-1].get("content"):
+        raise InvalidRequestError("continue_final_message", "the last message has no text to continue")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Refuses Python's internals, changes of what it was given, and work without end."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "__counted", [], [], None, None)
+        return tree
+
+    def call(self, context: Context, callable_: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every call, macros included, is a step; a macro may call itself twice."""
+        context[STEPS].take()
+        return super().call(context, callable_, *args, **kwargs)
+
+
+class _Steps:
+    """What is left of the work that one rendering may take."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateError(f"more than {MAX_STEPS} loop iterations and calls")
+
+
+@pass_context
+def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    steps = context[STEPS]
+    for value in values:
+        steps.take()
+        yield value
+
+
+def _bounded_pieces(pieces: Iterable[str]) -> Iterator[str]:
+    room = MAX_PROMPT_CHARACTERS
+    for piece in pieces:
+        room -= len(piece)
+        if room < 0:
+            raise TemplateError(f"more than {MAX_PROMPT_CHARACTERS} characters")
+        yield piece
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
@@ -46,3 +174,10 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
+
+
+def _new_environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters |= {"tojson": _to_json, "__counted": _counted}
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    return environment

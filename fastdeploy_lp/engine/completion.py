@@ -15,7 +15,8 @@ class Completion:
 
     Text that could still turn out to be the beginning of a stop string is held back. Stop strings that end before the
     `min_tokens`-th token does are text like any other. With `logprobs`, each token comes with its own.
-    `num_cached_tokens` are the tokens of the prompt that this completion found in the prefix cache.
+    `num_cached_tokens` are the tokens of the prompt that this completion found in the prefix cache. What ends the
+    output, a stop string or the text of a stop token, is cut off unless `include_stop`.
     """
 
     def __init__(
@@ -26,11 +27,15 @@ class Completion:
         *,
         min_tokens: int = 0,
         logprobs: bool = False,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
         self.index = index
         self.num_cached_tokens = 0
         self._tokenizer = tokenizer
-        self._decoder = tokenizer.decode_stream()
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
         self._stop_strings = list(stop_strings)
         self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
         self._min_tokens = min_tokens
@@ -63,9 +68,11 @@ class Completion:
             if self._logprobs is not None and logprobs is not None:
                 self._logprobs.append(logprobs[place])
                 self._text_offsets.append(len(self._text))
-            self._extend_text(self._decoder.push(token_id))
+            # The worker says so of the last token only.
+            if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
+                self._extend_text(self._decoder.push(token_id))
         if self.finish_reason is None and finish_reason is not None:
-            self._flush_text()
+            self._flush_text(self._token_ids if stop_reason is None or self._include_stop else self._token_ids[:-1])
             # Only now may the flushed rest complete a stop string; otherwise the worker's reason stands.
             if self.finish_reason is None:
                 self.finish_reason, self.stop_reason = finish_reason, stop_reason
@@ -97,11 +104,12 @@ class Completion:
         hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]
         found = min(((at, stop) for at, stop in hits if at >= 0), default=None)
         if found is not None:
-            self._text = self._text[: found[0]]
-            self.finish_reason, self.stop_reason = "stop", found[1]
+            at, stop = found
+            self._text = self._text[: at + len(stop) if self._include_stop else at]
+            self.finish_reason, self.stop_reason = "stop", stop
 
-    def _flush_text(self) -> None:
+    def _flush_text(self, token_ids: Sequence[int]) -> None:
         """Characters that never became whole are shown as the tokenizer shows them."""
-        whole = self._tokenizer.decode(self._token_ids)
+        whole = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         if whole.startswith(self._text):
             self._extend_text(whole[len(self._text) :])

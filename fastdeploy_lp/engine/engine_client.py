@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableErr
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
+from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -42,7 +44,8 @@ class EngineClient:
     def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = Tokenizer(Path(config.directory))
+        self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
+        self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors)
@@ -50,6 +53,7 @@ class EngineClient:
         self._worker = WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._serials = itertools.count()
         self._background: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
 
@@ -172,10 +176,13 @@ class EngineClient:
                 params.stop_strings,
                 min_tokens=params.min_tokens,
                 logprobs=params.logprobs is not None,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
             )
             for index in range(params.n)
         ]
         generation = Generation(request.request_id, request.prompt, completions, stream=stream, on_close=self._close)
+        generation.serial = next(self._serials)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))
         return generation
@@ -217,4 +224,5 @@ class EngineClient:
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:
-    return f"{generation.request_id}-{completion.index}"
+    # Clients choose ids and may use one again while the worker still tells of the last request that had it.
+    return f"{generation.request_id}-{completion.index}-{generation.serial}"

@@ -17,7 +17,7 @@ from fastdeploy_lp.sampling_params import RequestOutputKind
 class Generation:
     """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
 
-    With `stream` False the caller is woken once, at the end.
+    With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class Generation:
         on_close: Callable[[Generation], None],
     ) -> None:
         self.request_id = request_id
+        self.serial = 0
         self.prompt = prompt
         self.completions = list(completions)
         self.arrival = time.monotonic()

@@ -10,15 +10,18 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
-from fastdeploy_lp.engine.chat_template import ChatTemplate
+from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.token_bytes import TokenBytes
 
 
 class Tokenizer:
-    """Text to token ids and back; raises ValueError for a directory without a readable `tokenizer.json`."""
+    """Text to token ids and back; `chat_template` replaces the model's own.
 
-    def __init__(self, directory: Path) -> None:
+    Raises ValueError for a directory without a readable `tokenizer.json`, and for a template that does not compile.
+    """
+
+    def __init__(self, directory: Path, *, chat_template: str | None = None) -> None:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{directory}: no tokenizer.json")
@@ -28,39 +31,56 @@ class Tokenizer:
             raise ValueError(f"{path}: cannot be read: {error}") from None
         self.token_bytes = TokenBytes(self._tokenizer)
         config = _read_json(directory / "tokenizer_config.json")
-        source = _chat_template_source(directory, config)
-        self._chat_template = ChatTemplate(source, _special_tokens(config)) if source else None
+        self.chat_template_source = chat_template or _chat_template_source(directory, config)
+        self._special_tokens = _special_tokens(config)
+        self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def count_before(self, token_ids: Sequence[int], length: int, *, skip_special_tokens: bool = True) -> int:
+        """How many of the tokens belong to the first `length` characters of their text."""
+        if length == 0:
+            return 0
+        decoder, characters = self.decode_stream(skip_special_tokens=skip_special_tokens), 0
+        for count, token in enumerate(token_ids, start=1):
+            characters += len(decoder.push(token))
+            if characters >= length:
+                return count
+        return len(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def decode_stream(self) -> TokenDecoder:
+    def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
         """A decoder that takes one token at a time."""
-        return TokenDecoder(self._tokenizer)
+        return TokenDecoder(self._tokenizer, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt for a conversation; raises InvalidRequestError if the model has no chat template."""
-        if self._chat_template is None:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """The prompt for a conversation; raises InvalidRequestError if there is no chat template or it refuses them."""
+        own = options.chat_template if options is not None else None
+        template = self._chat_template if own is None else self._compiled(own)
+        if template is None:
             raise InvalidRequestError("messages", "this model has no chat template; send a completion prompt instead")
-        return self._chat_template.render(messages)
+        return template.render(messages, options)
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        return compiled(source, self._special_tokens, "chat_template")
 
 
 class TokenDecoder:
     """Gives text as soon as it is whole characters."""
 
-    def __init__(self, tokenizer: FastTokenizer) -> None:
+    def __init__(self, tokenizer: FastTokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" while a character is incomplete."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
+from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
+from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
 
 
@@ -34,4 +36,8 @@ def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine
         vllm_compat.install()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
+    if args.reasoning_parser is not None:
+        find_reasoning_parser(args.reasoning_parser)
+    if args.tool_call_parser is not None:
+        find_tool_parser(args.tool_call_parser)
     return DeclaredEngine(args.create_fd_config(show_progress=progress), declared)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateSyntaxError
 
-from fastdeploy_lp.engine.chat_template import ChatTemplate
+from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] = HELLO, **options: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, ChatOptions(**options))
 
 
 def refusal(source: str, messages: list[dict[str, Any]] = HELLO) -> InvalidRequestError:

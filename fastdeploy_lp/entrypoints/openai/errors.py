@@ -83,8 +83,9 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     param = json_path(first["loc"][1:], error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    if not param and ": " in reason:  # a validator of the whole body names its field itself
-        param, _, reason = reason.partition(": ")
+    if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
+        field, _, reason = reason.partition(": ")
+        param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
     message = f"{param}: {reason}" if param else reason

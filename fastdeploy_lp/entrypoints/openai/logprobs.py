@@ -36,12 +36,24 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """`choices[].logprobs` of text completions; all four lists have one entry an output token."""
+    """`choices[].logprobs` of text completions; all four lists have one entry a token of `text`.
+
+    Nothing predicts the first token of an echoed prompt: its logprobs are null.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+    def followed_by(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        """Both together; offsets are taken as they are."""
+        return CompletionLogprobs(
+            tokens=self.tokens + other.tokens,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            top_logprobs=self.top_logprobs + other.top_logprobs,
+            text_offset=self.text_offset + other.text_offset,
+        )
 
 
 class PromptLogprob(BaseModel):

@@ -11,7 +11,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.entrypoints.openai.protocol.usage import PromptTokensDetails, Usage
+from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -45,22 +45,31 @@ class Serving:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Counts with their sum; `cached_tokens` of the prompt's were found in the prefix cache."""
+def usage_of(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> Usage:
+    """Counts with their sum.
+
+    `cached_tokens` of the prompt's were found in the prefix cache; `reasoning_tokens` of the completions' are
+    reasoning, None where that is not told apart.
+    """
+    details = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=details,
     )
 
 
-def usage_of_outputs(outputs: Iterable[RequestOutput]) -> Usage:
+def usage_of_outputs(outputs: Iterable[RequestOutput], reasoning_tokens: int | None = None) -> Usage:
     """Counts over whole answers; a prompt counts once however many choices it has."""
     outputs = list(outputs)
     completion_tokens = sum(len(each.token_ids) for output in outputs for each in output.completions)
     cached_tokens = sum(output.num_cached_tokens for output in outputs)
-    return usage_of(sum(len(output.prompt_token_ids) for output in outputs), completion_tokens, cached_tokens)
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return usage_of(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
 
 def text_reason(stop_reason: int | str | None) -> str | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
-    AssistantMessage,
-    ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -28,6 +30,7 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     usage_of,
     usage_of_outputs,
 )
+from fastdeploy_lp.entrypoints.openai.tools import offered_tools
 from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
 
 
@@ -40,33 +43,43 @@ class ServingChat:
     async def start(self, request: ChatCompletionRequest) -> Generation:
         """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it."""
         params = self._serving.params(request)
-        prompt = self._serving.engine.inputs.chat_prompt(
-            [message.model_dump(exclude_none=True) for message in request.messages]
-        )
+        prompt = self._prompt(request)
         settled = self._serving.settle(prompt, params, request)
-        admitted = EngineRequest(new_chat_id(), prompt, settled)
+        admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled)
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation
 
     def response(self, output: RequestOutput, request: ChatCompletionRequest) -> ChatCompletionResponse:
         """The body of a plain answer."""
-        choices = [
-            ChatChoice(
-                index=completion.index,
-                message=AssistantMessage(content=completion.text),
-                logprobs=chat_logprobs(completion.logprobs, request.num_logprobs or 0, self._serving.engine.tokenizer),
-                finish_reason=completion.finish_reason or "abort",
-                stop_reason=text_reason(completion.stop_reason),
-            )
-            for completion in output.completions
-        ]
+        readers = [MessageReader(self._serving.engine, request, each.index) for each in output.completions]
+        choices = [reader.choice(each) for reader, each in zip(readers, output.completions, strict=True)]
+        reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+        reads_reasoning = self._serving.engine.message_parsers.reads_reasoning
         return ChatCompletionResponse(
             id=output.request_id,
             model=self._serving.model,
             choices=choices,
-            usage=usage_of_outputs([output]),
+            usage=usage_of_outputs([output], reasoning_tokens if reads_reasoning else None),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )
+
+    def _prompt(self, request: ChatCompletionRequest) -> Prompt:
+        engine = self._serving.engine
+        tools = offered_tools(request, engine.message_parsers)
+        if request.prompt_token_ids is not None:
+            return engine.inputs.prompt(request.prompt_token_ids, "prompt_token_ids")
+        if request.chat_template is not None and not engine.fd_config.chat_config.trust_request_chat_template:
+            reason = "only allowed on a server that was started with --trust-request-chat-template"
+            raise InvalidRequestError("chat_template", reason)
+        options = ChatOptions(
+            tools=tools,
+            chat_template=request.chat_template,
+            chat_template_kwargs=request.template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        return engine.inputs.chat_prompt([each.model_dump(exclude_none=True) for each in request.messages], options)
 
     async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncIterator[str]:
         """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].

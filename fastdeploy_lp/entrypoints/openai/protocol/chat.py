@@ -5,45 +5,68 @@ from __future__ import annotations
 import uuid
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
+from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
+from fastdeploy_lp.entrypoints.openai.protocol.tool import ResponseFormat, Tool, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
 
-class TextPart(RequestModel):
-    """A text content part."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(RequestModel):
-    """One message of a conversation."""
-
-    without_effect: ClassVar[dict[str, Any]] = {"tool_calls": [], "annotations": []}
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-
 class ChatCompletionRequest(GenerationRequest):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions; `prompt_token_ids` stand in for the messages if both are there."""
 
-    without_effect: ClassVar[dict[str, Any]] = {
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.without_effect,
+        "modalities": (["text"],),
+        "functions": ([],),
+        "function_call": ("none",),
+    }
+    unsupported: ClassVar[dict[str, str]] = {
+        **GenerationRequest.unsupported,
+        "audio": "this model writes text only",
+        "modalities": 'this model writes text only; only ["text"] is allowed',
+        "functions": "replaced by tools, which are supported",
+        "function_call": "replaced by tool_choice, which is supported",
+        "prediction": "predicted outputs are not supported",
+        "web_search_options": "there is no web search here",
+        "reasoning_effort": "not supported; what the chat template knows can be set by chat_template_kwargs",
+        "verbosity": "not supported; what the chat template knows can be set by chat_template_kwargs",
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage]
+    prompt_token_ids: list[int] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    include_reasoning: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_ids_stand_in(cls, body: Any) -> Any:
+        """For messages, which are needed otherwise."""
+        if isinstance(body, dict) and body.get("prompt_token_ids") is not None and body.get("messages") is None:
+            return {**body, "messages": []}
+        return body
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> Self:
+        if not self.messages and self.prompt_token_ids is None:
+            raise ValueError("messages: at least one message is needed")
+        return self
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:
@@ -51,16 +74,36 @@ class ChatCompletionRequest(GenerationRequest):
             raise ValueError("top_logprobs: only allowed together with logprobs: true")
         return self
 
-    @property
-    def num_logprobs(self) -> int | None:
-        """`top_logprobs`, which is 0 unless the body says otherwise."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
     @model_validator(mode="after")
     def _newer_name_wins(self) -> Self:
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
         return self
+
+    @model_validator(mode="after")
+    def _thinking_is_settled_once(self) -> Self:
+        kwargs = self.chat_template_kwargs or {}
+        if self.enable_thinking is not None and kwargs.get("enable_thinking", self.enable_thinking) != (
+            self.enable_thinking
+        ):
+            raise ValueError("enable_thinking: chat_template_kwargs.enable_thinking says otherwise")
+        return self
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether the model is offered tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The chat template's variables, `enable_thinking` among them."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**(self.chat_template_kwargs or {}), **thinking}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs`, which is 0 unless the body says otherwise."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def other_names(self) -> dict[str, str]:
@@ -69,11 +112,28 @@ class ChatCompletionRequest(GenerationRequest):
         return super().other_names | {"logprobs": "top_logprobs"} | newer
 
 
+class Function(BaseModel):
+    """What a call calls; `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model asks for; its result comes back in a message with its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
 class AssistantMessage(BaseModel):
-    """The generated message."""
+    """The generated message; `content` is null when it is nothing but calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: Omitted[str] = None
+    tool_calls: Omitted[list[ToolCall]] = None
 
 
 class ChatChoice(BaseModel):
@@ -84,11 +144,17 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: int | str | None = None
+    token_ids: Omitted[list[int]] = None
 
 
-def new_chat_id() -> str:
-    """An id for a chat completion."""
-    return f"chatcmpl-{uuid.uuid4().hex}"
+def new_chat_id(request_id: str | None = None) -> str:
+    """An id for a chat completion, made from the request's own if it has one."""
+    return f"chatcmpl-{(request_id or uuid.uuid4().hex).removeprefix('chatcmpl-')}"
+
+
+def new_call_id() -> str:
+    """An id for a tool call."""
+    return f"call_{uuid.uuid4().hex}"
 
 
 class ChatCompletionResponse(BaseModel):
@@ -101,18 +167,32 @@ class ChatCompletionResponse(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: Omitted[list[int]] = None
+
+
+class FunctionDelta(BaseModel):
+    """What a call gained: its name with the first piece, then pieces of its arguments."""
+
+    name: Omitted[str] = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What the message's `index`-th call gained; id and type stand in its first piece only."""
+
+    index: int
+    id: Omitted[str] = None
+    type: Omitted[Literal["function"]] = None
+    function: FunctionDelta
 
 
 class ChatDelta(BaseModel):
     """What a choice gained; `role` stands in its first chunk only."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, str]:
-        fields: dict[str, str | None] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None}
+    role: Omitted[Literal["assistant"]] = None
+    content: Omitted[str] = None
+    reasoning_content: Omitted[str] = None
+    tool_calls: Omitted[list[ToolCallDelta]] = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -123,6 +203,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: Omitted[list[int]] = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -133,4 +214,5 @@ class ChatCompletionChunk(BaseModel):
     created: int = Field(default_factory=now)
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: Omitted[Usage] = None
+    prompt_token_ids: Omitted[list[int]] = None

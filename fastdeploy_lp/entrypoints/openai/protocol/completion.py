@@ -5,33 +5,95 @@ from __future__ import annotations
 import uuid
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+import msgspec
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class CompletionRequest(GenerationRequest):
-    """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order."""
+    """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order.
 
-    without_effect: ClassVar[dict[str, Any]] = {"echo": False, "best_of": 1}
+    `prompt_token_ids` stand in for the prompt if both are there. `echo` puts the prompt before each choice, with
+    `max_tokens` 0 instead of it. Of `best_of` candidates the `n` with the highest log probability per token are given.
+    """
 
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.without_effect, "suffix": ("",)}
+    unsupported: ClassVar[dict[str, str]] = {
+        **GenerationRequest.unsupported,
+        "suffix": "text can not be inserted; this server only goes on with prompts",
+    }
+
+    prompt_token_ids: list[int] | list[list[int]] | None = None
     prompt: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
     # OpenAI's default; a chat goes on to its end, a completion stops early.
     max_tokens: int | None = 16
     logprobs: int | None = None
+    echo: bool = False
+    best_of: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_ids_stand_in(cls, body: Any) -> Any:
+        if isinstance(body, dict) and body.get("prompt_token_ids") is not None:
+            return {**body, "prompt": body["prompt_token_ids"]}
+        return body
+
+    @model_validator(mode="after")
+    def _best_of_at_least_n(self) -> Self:
+        if self.best_of is None:
+            return self
+        if self.best_of < (self.n or 1):
+            raise ValueError(f"best_of: must be at least n, which is {self.n or 1}, not {self.best_of}")
+        if self.stream and self.chooses:
+            raise ValueError("best_of: more than n is only allowed without stream: true")
+        return self
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more candidates are generated than are given."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing but the prompt is asked for."""
+        return self.echo and self.max_tokens == 0
+
+    @property
+    def tokens_to_sample(self) -> int | None:
+        """`max_tokens`, but one token to go with the logprobs of a prompt that is only echoed."""
+        return 1 if self.only_echoes else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         """The body's own number."""
         return self.logprobs
 
+    def sampling_params(self) -> SamplingParams:
+        """What the engine runs: also the prompt's logprobs to echo, and those that candidates are compared by."""
+        if self.only_echoes and self.min_tokens:
+            raise ValueError("min_tokens: must be at most max_tokens, which is 0")
+        params = super().sampling_params()
+        if self.echo and self.logprobs is not None:
+            params.prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+        return self._with_candidates(params) if self.chooses else params
 
-def new_completion_id() -> str:
-    """An id for a text completion."""
-    return f"cmpl-{uuid.uuid4().hex}"
+    def _with_candidates(self, params: SamplingParams) -> SamplingParams:
+        try:
+            return msgspec.structs.replace(params, n=self.best_of or 1, logprobs=self.logprobs or 0)
+        except ValueError as error:
+            raise ValueError(f"best_of{str(error).removeprefix('n')}") from None
+
+
+def new_completion_id(request_id: str | None = None) -> str:
+    """An id for a text completion, made from the request's own if it has one."""
+    return f"cmpl-{(request_id or uuid.uuid4().hex).removeprefix('cmpl-')}"
 
 
 class TextChoice(BaseModel):
@@ -43,6 +105,8 @@ class TextChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: Omitted[list[int]] = None
+    token_ids: Omitted[list[int]] = None
 
 
 class CompletionResponse(BaseModel):

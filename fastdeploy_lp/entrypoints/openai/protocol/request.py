@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.sampling_params import SamplingParams
+
+# Ids stand in logs and headers.
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 
 
 class RequestModel(BaseModel):
     """A body that is taken literally: no type coercion, and no field is ignored.
 
-    Clients spell out fields they do not use. An unknown field that is null, and a field of OpenAI's that this server
-    does not act on yet but whose value asks for nothing, are accepted.
+    Clients spell out fields they do not use. A field that is null is as good as absent, and so is one of
+    `without_effect` with a value that asks for nothing; another value is refused for the reason in `unsupported`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    without_effect: ClassVar[dict[str, Any]] = {}
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    unsupported: ClassVar[dict[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _drop_what_asks_for_nothing(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        known = cls.model_fields
-        absent = object()
-        return {
-            name: value
-            for name, value in body.items()
-            if name in known or not (value is None or value == cls.without_effect.get(name, absent))
-        }
+        kept = {name: value for name, value in body.items() if not cls._asks_for_nothing(name, value)}
+        for name in kept:
+            if name not in cls.model_fields and name in cls.unsupported:
+                raise ValueError(f"{name}: {cls.unsupported[name]}")
+        return kept
+
+    @classmethod
+    def _asks_for_nothing(cls, name: str, value: Any) -> bool:
+        field = cls.model_fields.get(name)
+        if value is None:
+            return field is None or not field.is_required()
+        # 1 equals true, but is no true.
+        nothing = cls.without_effect.get(name, ()) if field is None else ()
+        return any(type(value) is type(each) and value == each for each in nothing)
 
 
 class StreamOptions(RequestModel):
     """Options of a streamed answer."""
 
+    # Padding against an eavesdropper's guesses is asked for by nobody who spells it out as false.
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationRequest(RequestModel):
     """What chat and text completions share; the limits of sampling fields are those of `SamplingParams`."""
 
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "spaces_between_special_tokens": (True,),
+    }
+    unsupported: ClassVar[dict[str, str]] = {
+        "store": "answers are not stored; only false is allowed",
+        "service_tier": "there is one tier; only auto and default are allowed",
+        "spaces_between_special_tokens": "only true is allowed",
+    }
     # Fields that go to SamplingParams under their own names.
     sampling_fields: ClassVar[tuple[str, ...]] = (
         "n",
@@ -61,6 +86,9 @@ class GenerationRequest(RequestModel):
         "seed",
         "stop",
         "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "ignore_eos",
         "logit_bias",
         "logits_processors_args",
         "logits_processors",
@@ -86,13 +114,20 @@ class GenerationRequest(RequestModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors_args: dict[str, Any] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    request_id: RequestId | None = None
+    # Who asks, for what: nothing here depends on it.
     user: str | None = None
     metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -107,6 +142,11 @@ class GenerationRequest(RequestModel):
         return self
 
     @property
+    def tokens_to_sample(self) -> int | None:
+        """The most output tokens; None for as many as there is room for."""
+        return self.max_tokens
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many of the most likely tokens are asked for at each output token; None for no logprobs at all."""
         return None
@@ -115,6 +155,11 @@ class GenerationRequest(RequestModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream counts the tokens so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sent_name(self, field: str) -> str:
         """The body's name for a field of SamplingParams, or for a path into one."""
@@ -131,8 +176,7 @@ class GenerationRequest(RequestModel):
         given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **given,
-            max_tokens=self.max_tokens,
+            max_tokens=self.tokens_to_sample,
             logprobs=self.num_logprobs,
             extra_args=self.vllm_xargs,
-            ignore_eos=self.ignore_eos,
         )

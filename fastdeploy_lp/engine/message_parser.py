@@ -1,0 +1,112 @@
+"""From the text of a chat's completion to a message: reasoning, answer and tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastdeploy_lp.config import ChatConfig
+from fastdeploy_lp.engine.reasoning_parsers import ReasoningParser, find_reasoning_parser
+from fastdeploy_lp.engine.tool_parsers import ToolCallDelta, ToolParser, find_tool_parser, tool_parser_for
+from fastdeploy_lp.engine.tool_parsers.base import ParsedText
+
+
+@dataclass
+class ToolCall:
+    """A call that the model asks for; `arguments` is JSON as the model wrote it, valid or not."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Message:
+    """A completion's text, read; the parts without their markers."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MessageDelta:
+    """What a message gained."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.content or self.reasoning_content or self.tool_calls)
+
+
+class MessageParser:
+    """Reads one completion as it comes, reasoning first; with `parallel` False calls after the first are dropped."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, parallel: bool = True) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._parallel = parallel
+        self.called_tools = False
+
+    @property
+    def reasoning_length(self) -> int:
+        """Characters up to the end of the reasoning, markers included."""
+        return self._reasoning.length if self._reasoning is not None else 0
+
+    def push(self, text: str, *, finished: bool = False) -> MessageDelta:
+        """What is certain with this piece of text, and all the rest if it is the last one."""
+        reasoning, content = "", text
+        if self._reasoning is not None:
+            split = self._reasoning.push(text)
+            reasoning, content = split.reasoning, split.content
+            if finished:
+                rest = self._reasoning.finish()
+                reasoning, content = reasoning + rest.reasoning, content + rest.content
+        if self._tools is None:
+            return MessageDelta(content, reasoning)
+        parsed = self._tools.push(content)
+        if finished:
+            rest_of_call = self._tools.finish()
+            parsed = ParsedText(parsed.content + rest_of_call.content, parsed.calls + rest_of_call.calls)
+        calls = [call for call in parsed.calls if self._parallel or call.index == 0]
+        self.called_tools = self.called_tools or bool(calls)
+        return MessageDelta(parsed.content, reasoning, calls)
+
+    def read(self, text: str) -> Message:
+        """A whole text."""
+        delta = self.push(text, finished=True)
+        message = Message(delta.content, delta.reasoning_content)
+        for call in delta.tool_calls:
+            if call.name is not None:
+                message.tool_calls.append(ToolCall(call.name))
+            message.tool_calls[-1].arguments += call.arguments
+        return message
+
+
+class MessageParsers:
+    """What a server is set up to read; raises ValueError for a parser that does not exist."""
+
+    def __init__(self, config: ChatConfig, chat_template: str | None) -> None:
+        named = find_tool_parser(config.tool_call_parser) if config.tool_call_parser is not None else None
+        self._tools = (named or tool_parser_for(chat_template)) if config.enable_auto_tool_choice else None
+        self._reasoning = find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether tool calls can be read."""
+        return self._tools is not None
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning is told from the answer."""
+        return self._reasoning is not None
+
+    def new(self, *, tools: bool, parallel: bool = True) -> MessageParser | None:
+        """A parser for one completion; None if all of its text is the answer."""
+        reasoning = self._reasoning() if self._reasoning is not None else None
+        tool_parser = self._tools() if tools and self._tools is not None else None
+        if reasoning is None and tool_parser is None:
+            return None
+        return MessageParser(reasoning, tool_parser, parallel=parallel)

@@ -1,0 +1,119 @@
+"""From one completion of a chat to its choice in the answer, whole or chunk by chunk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.message_parser import Message, MessageDelta
+from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs
+from fastdeploy_lp.entrypoints.openai.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletionRequest,
+    ChatDelta,
+    Function,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    new_call_id,
+)
+from fastdeploy_lp.entrypoints.openai.serving import text_reason
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput
+
+
+class MessageReader:
+    """Reads one completion; `is_plain` if all of its text is the answer's content.
+
+    `reasoning_tokens` counts what was reasoning, markers included.
+    """
+
+    def __init__(self, engine: EngineClient, request: ChatCompletionRequest, index: int) -> None:
+        self._tokenizer = engine.tokenizer
+        self._request = request
+        self._index = index
+        self._parser = engine.message_parsers.new(tools=request.may_call_tools, parallel=request.parallel_tool_calls)
+        self._output = CompletionOutput(index, "", [])
+        self._unsent = CompletionOutput(index, "", [])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether deltas of text are deltas of content, and nothing else is asked for."""
+        return self._parser is None and not self._request.return_token_ids
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """So far."""
+        if self._parser is None:
+            return 0
+        skipped = self._request.skip_special_tokens is not False
+        length = self._parser.reasoning_length
+        return self._tokenizer.count_before(self._output.token_ids, length, skip_special_tokens=skipped)
+
+    def choice(self, completion: CompletionOutput) -> ChatChoice:
+        """Of a whole completion."""
+        self._output = completion
+        message = Message(completion.text) if self._parser is None else self._parser.read(completion.text)
+        calls = [
+            ToolCall(id=new_call_id(), function=Function(name=call.name, arguments=call.arguments))
+            for call in message.tool_calls
+        ]
+        reasoning = message.reasoning_content if self._request.include_reasoning else ""
+        return ChatChoice(
+            index=completion.index,
+            message=AssistantMessage(
+                content=None if calls and not message.content else message.content,
+                reasoning_content=reasoning or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=chat_logprobs(completion.logprobs, self._request.num_logprobs or 0, self._tokenizer),
+            finish_reason=self._finish_reason(completion.finish_reason) or "abort",
+            stop_reason=text_reason(completion.stop_reason),
+            token_ids=completion.token_ids if self._request.return_token_ids else None,
+        )
+
+    def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
+        """What a delta adds to the choice; None while that is not settled, unless there are tokens to tell of."""
+        finished = delta.finish_reason is not None
+        message = MessageDelta(delta.text) if self._parser is None else self._parser.push(delta.text, finished=finished)
+        self._output.token_ids += delta.token_ids
+        self._unsent.extend(delta)
+        if message.is_empty and not finished:
+            return None
+        unsent, self._unsent = self._unsent, CompletionOutput(self._index, "", [])
+        return ChatChunkChoice(
+            index=self._index,
+            delta=self._delta(message),
+            logprobs=chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer),
+            finish_reason=self._finish_reason(delta.finish_reason),
+            stop_reason=text_reason(delta.stop_reason),
+            token_ids=unsent.token_ids if self._request.return_token_ids else None,
+        )
+
+    def _read(self, text: str, *, finished: bool) -> MessageDelta:
+        if self._parser is None:
+            return MessageDelta(text)
+        message = self._parser.push(text, finished=finished)
+        return message if self._request.include_reasoning else replace(message, reasoning_content="")
+
+    def _delta(self, message: MessageDelta) -> ChatDelta:
+        calls = [
+            ToolCallDelta(
+                index=call.index,
+                id=new_call_id() if call.name is not None else None,
+                type="function" if call.name is not None else None,
+                function=FunctionDelta(name=call.name, arguments=call.arguments),
+            )
+            for call in message.tool_calls
+        ]
+        other = bool(message.reasoning_content or calls)
+        return ChatDelta(
+            content=message.content if message.content or not other else None,
+            reasoning_content=message.reasoning_content or None,
+            tool_calls=calls or None,
+        )
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        called = self._parser is not None and self._parser.called_tools
+        return "tool_calls" if called and reason == "stop" else reason

@@ -8,14 +8,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from typing_extensions import Unpack
+
 from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.entrypoints.prompts import Conversation, PromptInput, read_prompt
+from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
@@ -63,10 +66,23 @@ class AsyncLLM:
         cannot be served, QueueFullError when `max_waiting_requests` wait already, RequestFailedError for one that could
         not go on and EngineDeadError without a worker.
         """
-        engine = self._require_engine()
+        inputs = self._require_engine().inputs
         chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        tokens = engine.inputs.chat_prompt(prompt) if chat else read_prompt(engine.inputs, prompt)  # type: ignore[arg-type]
-        async with aclosing(self._answer(engine, tokens, sampling_params or SamplingParams(), request_id)) as outputs:
+        tokens = inputs.chat_prompt(prompt) if chat else read_prompt(inputs, prompt)  # type: ignore[arg-type]
+        async with aclosing(self._answer(tokens, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **chat_options: Unpack[ChatKeywords],
+    ) -> AsyncIterator[RequestOutput]:
+        """The answer to a conversation as `generate` gives it; `chat_options` are those of `LLM.chat`."""
+        prompt = self._require_engine().inputs.chat_prompt(messages, ChatOptions(**chat_options))
+        async with aclosing(self._answer(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -98,8 +114,9 @@ class AsyncLLM:
         await self.shutdown()
 
     async def _answer(
-        self, engine: EngineClient, prompt: Prompt, params: SamplingParams, request_id: str | None
+        self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
+        engine, params = self._require_engine(), sampling_params or SamplingParams()
         if request_id in self._running:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
         unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"

@@ -11,7 +11,9 @@ from contextlib import aclosing
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
+from typing_extensions import Unpack
 
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
@@ -19,7 +21,7 @@ from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
-from fastdeploy_lp.entrypoints.prompts import Conversation, PromptInput, listed, read_prompt
+from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, listed, read_prompt
 from fastdeploy_lp.outputs import CompletionOutput, RequestOutput
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
@@ -61,6 +63,7 @@ class LLM:
         stream: Literal[False] = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -72,6 +75,7 @@ class LLM:
         stream: Literal[True],
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
     ) -> Iterator[RequestOutput]: ...
 
     def chat(
@@ -82,10 +86,18 @@ class LLM:
         stream: bool = False,
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Answer one conversation (a list of messages) or many (a list of such lists), as `generate` does."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._engine.inputs.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        """Answer one conversation (a list of messages) or many (a list of such lists), as `generate` does.
+
+        tools: function tools in OpenAI's shape, for templates that show them to the model.
+        chat_template: a jinja template to use instead of the model's own; chat_template_kwargs: variables for it.
+        add_generation_prompt: end the prompt with the beginning of an answer, as it does by default.
+        continue_final_message: let the model go on with the last message instead.
+        """
+        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = ChatOptions(**chat_options)
+        prompts = [self._engine.inputs.chat_prompt(conversation, options) for conversation in conversations]
         return self._run(prompts, sampling_params, stream, use_tqdm, raise_on_error)
 
     @overload

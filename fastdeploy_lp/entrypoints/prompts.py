@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
@@ -11,6 +11,17 @@ from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 # A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, as upstream and vLLM write them.
 PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class ChatKeywords(TypedDict, total=False):
+    """How a conversation becomes a prompt; `engine.chat_template.ChatOptions` tells what each means."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+
 
 TEXT, TOKEN_IDS = "prompt", "prompt_token_ids"
 FORMS = f'a text, a list of token ids, or a dict with "{TEXT}" or "{TOKEN_IDS}"'

@@ -137,12 +137,15 @@ def test_an_interrupt_ends_the_iteration_and_leaves_the_llm_usable(llm: LLM, gol
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def read() -> None:
+        for output in llm.generate(["Hello", "Hi"], ENDLESS, stream=True):
+            if len(output.outputs.token_ids) > 3:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+
     usual = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            for output in llm.generate(["Hello", "Hi"], ENDLESS, stream=True):
-                if len(output.outputs.token_ids) > 3:
-                    signal.setitimer(signal.ITIMER_REAL, 0.001)
+            read()
     finally:
         signal.signal(signal.SIGALRM, usual)
     wait_until_idle(llm)
@@ -246,6 +249,24 @@ def test_a_prompt_that_is_none_is_named(llm: LLM, prompt: Any, parts: list[str])
         llm.generate(prompt, greedy())
     assert str(caught.value).startswith(parts[0])
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_a_chat_takes_what_templates_take(llm: LLM, golden_cases: list[Case]) -> None:
+    template = (
+        "{{ greeting }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    (output,) = llm.chat(HELLO, greedy(max_tokens=1), chat_template=template, chat_template_kwargs={"greeting": "Ho "})
+    assert output.prompt == "Ho Hello!!"
+    (plain,) = llm.chat(HELLO, greedy(max_tokens=1), add_generation_prompt=False)
+    case = golden_cases[0]
+    whole = case["output_text"]
+    begun = [*case["messages"], {"role": "assistant", "content": whole[:10]}]
+    (continued,) = llm.chat(begun, greedy(), continue_final_message=True)
+    assert plain.prompt is not None
+    assert plain.prompt.endswith("Hello!<|im_end|>\n")
+    assert whole[:10] + continued.outputs.text == whole
+    with pytest.raises(InvalidRequestError, match=r"^tools"):
+        llm.chat(HELLO, greedy(), tools=[{"type": "function", "function": {"name": "f"}}])
 
 
 # What outputs tell

@@ -103,7 +103,7 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if "choices" in field.metadata:
         return {"choices": field.metadata["choices"], "help": text}
     if get_origin(kind) is list:
-        return {"nargs": "+", "metavar": "SPEC", "help": text}
+        return {"action": "extend", "nargs": "+", "metavar": field.metadata.get("metavar", "SPEC"), "help": text}
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}
 
 

@@ -44,17 +44,6 @@ class Tokenizer:
         """Text of the tokens, special ones left out; incomplete UTF-8 shows as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def count_before(self, token_ids: Sequence[int], length: int, *, skip_special_tokens: bool = True) -> int:
-        """How many of the tokens belong to the first `length` characters of their text."""
-        if length == 0:
-            return 0
-        decoder, characters = self.decode_stream(skip_special_tokens=skip_special_tokens), 0
-        for count, token in enumerate(token_ids, start=1):
-            characters += len(decoder.push(token))
-            if characters >= length:
-                return count
-        return len(token_ids)
-
     def token_text(self, token_id: int) -> str:
         """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
         return self.token_bytes(token_id).decode(errors="replace")

@@ -148,3 +148,99 @@ def test_special_tokens_may_be_written_as_objects(tmp_path: Path, model_director
 def test_a_model_without_a_template_refuses_chats(tmp_path: Path, model_directory: Path, config: Any) -> None:
     with pytest.raises(InvalidRequestError, match="no chat template"):
         model_with(tmp_path, model_directory, config=config).render_chat(HELLO)
+
+
+# Tools, variables and continuing
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}" + (
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+STARTED = [*HELLO, {"role": "assistant", "content": "Hello, my "}]
+
+
+def test_tools_are_shown_by_a_template_that_knows_them() -> None:
+    assert render(WITH_TOOLS, tools=TOOLS) == json.dumps(TOOLS) + "Hello"
+    assert render(WITH_TOOLS) == render(WITH_TOOLS, tools=[]) == "Hello"
+
+
+def test_tools_are_refused_by_a_template_that_does_not_show_them() -> None:
+    with pytest.raises(InvalidRequestError, match="does not show tools") as caught:
+        render("{% if tools %}{% endif %}{{ messages[0].content }}", tools=TOOLS)
+    assert caught.value.param == "tools"
+
+
+def test_further_variables_reach_the_template() -> None:
+    source = "{{ enable_thinking }}{{ nested.deep }}"
+    assert render(source, chat_template_kwargs={"enable_thinking": False, "nested": {"deep": 1}}) == "False1"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message", "__steps"])
+def test_the_servers_own_variables_are_not_for_others(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render("{{ messages }}", chat_template_kwargs={name: []})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_the_final_message_is_gone_on_with() -> None:
+    assert render(TURNS, STARTED, continue_final_message=True) == "<user>Hello</><assistant>Hello, my "
+    assert render(TURNS, STARTED).endswith("my </><assistant>")
+    assert render(TURNS, STARTED, add_generation_prompt=False).endswith("my </>")
+
+
+def test_a_template_that_strips_what_it_shows_is_gone_on_with_all_the_same() -> None:
+    assert render(TURNS.replace("m.content", "m.content | trim"), STARTED, continue_final_message=True).endswith("my")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "options"),
+    [
+        (TURNS, STARTED, {"add_generation_prompt": True}),
+        (TURNS, [*HELLO, {"role": "assistant", "content": ""}], {}),
+        ("{{ messages[0].content }}", STARTED, {}),
+    ],
+)
+def test_a_final_message_that_cannot_be_gone_on_with_is_refused(
+    source: str, messages: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render(source, messages, continue_final_message=True, **options)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(99) %}{{ 'x' * 1000000 }}{% endfor %}",
+        "{{ 'x' * 10 ** 15 }}",
+        "{{ 1 / 0 }}",
+        "{{ [1, 2][5] + 1 }}",
+        "{{ {}.items(1) }}",
+    ],
+)
+def test_a_template_without_end_or_with_a_mistake_is_refused(source: str) -> None:
+    refusal(source)
+
+
+def test_a_loop_has_all_its_variables() -> None:
+    source = "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% else %}none{% endfor %}"
+    assert render(source, HELLO * 2) == "1/2False 2/2True "
+    assert render(source.replace("messages", "[]")) == "none"
+
+
+def test_a_requests_own_template_is_what_errors_name(tokenizer: Tokenizer) -> None:
+    assert tokenizer.render_chat(HELLO, ChatOptions(chat_template="<{{ messages[0].content }}>")) == "<Hello>"
+    for broken in ("{% for %}", "{{ raise_exception('no') }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"):
+        with pytest.raises(InvalidRequestError) as caught:
+            tokenizer.render_chat(HELLO, ChatOptions(chat_template=broken))
+        assert caught.value.param == "chat_template"
+
+
+def test_a_given_template_replaces_the_models_own(model_directory: Path) -> None:
+    assert Tokenizer(model_directory, chat_template="{{ messages[0].content }}").render_chat(HELLO) == "Hello"
+    with pytest.raises(ValueError, match="chat_template: the template does not compile"):
+        Tokenizer(model_directory, chat_template="{% for %}")

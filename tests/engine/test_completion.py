@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fastdeploy_lp.engine.completion import Completion
@@ -257,6 +257,95 @@ def test_text_that_cannot_begin_a_stop_string_is_not_delayed_further_than_it_nee
     delta = completion.take_delta()
     assert delta is not None
     assert len("plain words and more") - len(delta.text) <= 1
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    text=texts.filter(lambda text: len(text) > 1),
+    border=st.integers(0, 100),
+    reach=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    sizes=step_sizes,
+    include_stop=st.booleans(),
+)
+def test_pieces_join_to_the_text_before_a_stop_string_that_tokens_cut(
+    tokenizer: Tokenizer, text: str, border: int, reach: tuple[int, int], sizes: list[int], include_stop: bool
+) -> None:
+    """Whatever the text: the stop string is a part of it that begins in one token and ends in a later one."""
+    tokens = tokenizer.encode(text)
+    whole = tokenizer.decode(tokens)
+    borders = borders_within(tokenizer, tokens)
+    assume(borders)
+    cut = borders[border % len(borders)]
+    stop = whole[max(cut - reach[0], 0) : cut + reach[1]]
+    completion = Completion(0, tokenizer, [stop], include_stop=include_stop)
+    deltas = feed(completion, tokens, sizes)
+    assert joined(deltas) == before_first(whole, [stop]) + (stop if include_stop else "")
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    assert not any(delta.text == "" for delta in deltas[:-1])
+
+
+def borders_within(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """Places in the text where one token ends and another begins."""
+    decoder, length, borders = tokenizer.decode_stream(), 0, set()
+    for token in token_ids:
+        length += len(decoder.push(token))
+        borders.add(length)
+    return sorted(borders - {0, length})
+
+
+# Stop tokens and special tokens
+
+
+def test_a_stop_tokens_text_is_cut_off_unless_asked_for(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("one two three")
+    for include_stop, text in ((False, "one two"), (True, "one two three")):
+        for in_one_step in (False, True):
+            completion = Completion(0, tokenizer, [], include_stop=include_stop)
+            steps = [tokens] if in_one_step else [[token] for token in tokens]
+            for step in steps[:-1]:
+                completion.feed(step, None, None)
+            completion.feed(steps[-1], "stop", tokens[-1])
+            assert completion.take_delta() == CompletionDelta(0, text, tokens, "stop", tokens[-1])
+
+
+@many
+@given(
+    token_ids=st.lists(st.sampled_from([0, 1, 2]) | st.integers(17, 3000), min_size=1, max_size=20), skip=st.booleans()
+)
+def test_special_tokens_are_shown_on_request(tokenizer: Tokenizer, token_ids: list[int], skip: bool) -> None:
+    deltas = feed(Completion(0, tokenizer, [], skip_special_tokens=skip), token_ids)
+    text = tokenizer.decode(token_ids, skip_special_tokens=skip)
+    assert joined(deltas) == text
+    special = [token for token in token_ids if token <= 2]
+    assert text.count("<|") >= (0 if skip else len(special))
+
+
+def test_a_final_special_token_is_shown_only_with_both_options(tokenizer: Tokenizer) -> None:
+    shown = {}
+    for include_stop, skip in ((False, False), (True, False), (True, True)):
+        completion = Completion(0, tokenizer, [], include_stop=include_stop, skip_special_tokens=skip)
+        completion.feed([*tokenizer.encode("Paris"), IM_END], "stop", IM_END)
+        shown[include_stop, skip] = joined([delta] if (delta := completion.take_delta()) else [])
+    assert shown == {(False, False): "Paris", (True, False): "Paris<|im_end|>", (True, True): "Paris"}
+
+
+# The border between the reasons
+
+
+def test_a_stop_string_that_ends_exactly_at_the_limit_is_a_stop(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("one two")
+    completion = Completion(0, tokenizer, ["two"])
+    completion.feed(tokens, "length", None)
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "two")
+
+
+def test_an_aborted_completion_gives_what_it_held_back(tokenizer: Tokenizer) -> None:
+    completion = Completion(0, tokenizer, ["never there"])
+    completion.feed(tokenizer.encode("and never th"), None, None)
+    completion.finish_reason = "abort"
+    delta = completion.take_delta()
+    assert delta is not None
+    assert (delta.text, delta.finish_reason) == ("and never th", "abort")
 
 
 # Minimum length

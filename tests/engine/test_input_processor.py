@@ -281,3 +281,33 @@ def test_the_first_of_several_sequences_alone_computes_the_prompts_logprobs(inpu
     params = [inputs.sequence_params(settled, index) for index in range(3)]
     assert [each.prompt_logprobs for each in params] == [2, None, None]
     assert [(each.logprobs, each.min_tokens) for each in params] == [(1, 4)] * 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [2], "min_tokens": 1},
+        {"allowed_token_ids": [2, 7], "min_tokens": 1, "stop_token_ids": [7]},
+        {"allowed_token_ids": [7], "min_tokens": 1, "stop_token_ids": [7], "ignore_eos": True},
+        {"allowed_token_ids": [7], "bad_words_token_ids": [[7]]},
+        {"allowed_token_ids": [2, 7], "bad_words_token_ids": [[7], [3, 4]], "min_tokens": 1},
+    ],
+)
+def test_a_request_that_leaves_nothing_to_generate_is_refused(inputs: InputProcessor, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="leaves nothing to generate") as caught:
+        inputs.settle(SamplingParams(**fields), prompt_of(3))
+    assert caught.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [2]},
+        {"allowed_token_ids": [2], "min_tokens": 1, "ignore_eos": True},
+        {"allowed_token_ids": [2, 7], "min_tokens": 1},
+        {"allowed_token_ids": [7], "bad_words_token_ids": [[7, 7]]},
+        {"allowed_token_ids": [7], "stop_token_ids": [7]},
+    ],
+)
+def test_a_request_that_leaves_a_token_is_not(inputs: InputProcessor, fields: dict[str, Any]) -> None:
+    assert inputs.settle(SamplingParams(**fields), prompt_of(3)).params.allowed_token_ids

@@ -94,3 +94,8 @@ def _tokenizer() -> Tokenizer:
 def decode(*token_ids: int) -> str:
     """What the default model's tokens read as."""
     return _tokenizer().decode(token_ids)
+
+
+def encode(text: str) -> list[int]:
+    """The default model's tokens of a text."""
+    return _tokenizer().encode(text, add_special_tokens=False)

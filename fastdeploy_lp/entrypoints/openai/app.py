@@ -61,9 +61,9 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Text completion of one or many prompts, plain or streamed."""
         generations = await completion.start(body)
         if body.stream:
-            return _event_stream(completion.stream(generations, include_usage=body.include_usage))
+            return _event_stream(completion.stream(generations, body))
         outputs = await _results_unless_disconnected(generations, request)
-        return _json(completion.response(outputs)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
 

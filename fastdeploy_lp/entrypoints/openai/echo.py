@@ -39,15 +39,9 @@ class Echo:
         first = CompletionLogprobs(
             tokens=self.tokens[:1], token_logprobs=[None], top_logprobs=[None], text_offset=self.offsets[:1]
         )
-        known = [_most_likely(position, count) for position in positions if position is not None]
+        known = [most_likely(position, count) for position in positions if position is not None]
         rest = completion_logprobs(known, self.offsets[1:])
         return first if rest is None else first.followed_by(rest)
-
-    def before(self, logprobs: CompletionLogprobs | None, prompt: CompletionLogprobs | None) -> CompletionLogprobs:
-        """The prompt's logprobs and then a completion's, whose offsets count from the completion's beginning."""
-        shifted = None if logprobs is None else self.shifted(logprobs)
-        empty = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        return (prompt or empty).followed_by(shifted or empty)
 
     def shifted(self, logprobs: CompletionLogprobs) -> CompletionLogprobs:
         """A completion's logprobs, with offsets into the prompt and the completion together."""
@@ -55,7 +49,7 @@ class Echo:
         return logprobs.model_copy(update={"text_offset": moved})
 
 
-def _most_likely(position: dict[int, Logprob], count: int) -> dict[int, Logprob]:
+def most_likely(position: dict[int, Logprob], count: int) -> dict[int, Logprob]:
     """The token that stands there, and of the others those among the `count` most likely."""
     (own, *others) = position.items()
     return dict([own, *((token, logprob) for token, logprob in others if logprob.rank <= count)])

@@ -100,8 +100,13 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
 
 
 def json_path(location: tuple[Any, ...], body: Any) -> str:
-    """pydantic's location as a path into the body, without the names of the union members it tried on the way."""
-    path: list[str] = []
+    """pydantic's location as a path into the body."""
+    return ".".join(str(part) for part in path_parts(location, body))
+
+
+def path_parts(location: tuple[Any, ...], body: Any) -> list[Any]:
+    """The keys and indices on the way, without the names of the union members that pydantic tried."""
+    path: list[Any] = []
     for depth, part in enumerate(location):
         inside_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
         inside_dict = isinstance(body, dict) and part in body
@@ -110,8 +115,8 @@ def json_path(location: tuple[Any, ...], body: Any) -> str:
             body = body[part]
         elif not missing:
             continue
-        path.append(str(part))
-    return ".".join(path)
+        path.append(part)
+    return path
 
 
 def _response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.message_parser import Message, MessageDelta
+from fastdeploy_lp.engine.token_ends import TokenEnds
 from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     AssistantMessage,
@@ -34,7 +35,9 @@ class MessageReader:
         self._request = request
         self._index = index
         self._parser = engine.message_parsers.new(tools=request.may_call_tools, parallel=request.parallel_tool_calls)
-        self._output = CompletionOutput(index, "", [])
+        skipped = request.skip_special_tokens is not False
+        self._ends = TokenEnds(engine.tokenizer.decode_stream(skip_special_tokens=skipped))
+        self._reads_reasoning = engine.message_parsers.reads_reasoning
         self._unsent = CompletionOutput(index, "", [])
 
     @property
@@ -45,15 +48,11 @@ class MessageReader:
     @property
     def reasoning_tokens(self) -> int:
         """So far."""
-        if self._parser is None:
-            return 0
-        skipped = self._request.skip_special_tokens is not False
-        length = self._parser.reasoning_length
-        return self._tokenizer.count_before(self._output.token_ids, length, skip_special_tokens=skipped)
+        return 0 if self._parser is None else self._ends.count_before(self._parser.reasoning_length)
 
     def choice(self, completion: CompletionOutput) -> ChatChoice:
         """Of a whole completion."""
-        self._output = completion
+        self._count(completion.token_ids)
         message = Message(completion.text) if self._parser is None else self._parser.read(completion.text)
         calls = [
             ToolCall(id=new_call_id(), function=Function(name=call.name, arguments=call.arguments))
@@ -77,7 +76,7 @@ class MessageReader:
         """What a delta adds to the choice; None while that is not settled, unless there are tokens to tell of."""
         finished = delta.finish_reason is not None
         message = MessageDelta(delta.text) if self._parser is None else self._parser.push(delta.text, finished=finished)
-        self._output.token_ids += delta.token_ids
+        self._count(delta.token_ids)
         self._unsent.extend(delta)
         if message.is_empty and not finished:
             return None
@@ -90,6 +89,10 @@ class MessageReader:
             stop_reason=text_reason(delta.stop_reason),
             token_ids=unsent.token_ids if self._request.return_token_ids else None,
         )
+
+    def _count(self, token_ids: list[int]) -> None:
+        if self._reads_reasoning:
+            self._ends.extend(token_ids)
 
     def _read(self, text: str, *, finished: bool) -> MessageDelta:
         if self._parser is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pydantic import BaseModel
 
 from fastdeploy_lp.engine.engine_client import EngineClient
@@ -12,7 +10,6 @@ from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
@@ -63,20 +60,11 @@ def usage_of(
     )
 
 
-def usage_of_outputs(outputs: Iterable[RequestOutput], reasoning_tokens: int | None = None) -> Usage:
-    """Counts over whole answers; a prompt counts once however many choices it has."""
-    outputs = list(outputs)
-    completion_tokens = sum(len(each.token_ids) for output in outputs for each in output.completions)
-    cached_tokens = sum(output.num_cached_tokens for output in outputs)
-    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    return usage_of(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
-
-
 def text_reason(stop_reason: int | str | None) -> str | None:
     """The stop string that ended a choice; a token id is not shown."""
     return stop_reason if isinstance(stop_reason, str) else None
 
 
-def server_sent_event(body: BaseModel, *, without: set[str] | None = None) -> str:
+def server_sent_event(body: BaseModel) -> str:
     """One event of a stream."""
-    return f"data: {body.model_dump_json(exclude=without)}\n\n"
+    return f"data: {body.model_dump_json()}\n\n"

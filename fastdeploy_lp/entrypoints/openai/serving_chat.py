@@ -10,15 +10,13 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.entrypoints.openai.chat_events import ChatEvents
 from fastdeploy_lp.entrypoints.openai.errors import describe
-from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs
 from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
-    ChatChunkChoice,
-    ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
-    ChatDelta,
     new_chat_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
@@ -26,12 +24,10 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     DONE,
     Serving,
     server_sent_event,
-    text_reason,
     usage_of,
-    usage_of_outputs,
 )
 from fastdeploy_lp.entrypoints.openai.tools import offered_tools
-from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
+from fastdeploy_lp.outputs import RequestOutput
 
 
 class ServingChat:
@@ -54,12 +50,17 @@ class ServingChat:
         readers = [MessageReader(self._serving.engine, request, each.index) for each in output.completions]
         choices = [reader.choice(each) for reader, each in zip(readers, output.completions, strict=True)]
         reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
-        reads_reasoning = self._serving.engine.message_parsers.reads_reasoning
+        usage = usage_of(
+            len(output.prompt_token_ids),
+            sum(len(each.token_ids) for each in output.completions),
+            output.num_cached_tokens,
+            reasoning_tokens if self._serving.engine.message_parsers.reads_reasoning else None,
+        )
         return ChatCompletionResponse(
             id=output.request_id,
             model=self._serving.model,
             choices=choices,
-            usage=usage_of_outputs([output], reasoning_tokens if reads_reasoning else None),
+            usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )
@@ -87,36 +88,16 @@ class ServingChat:
         A request that cannot go on ends with an error event; a client that leaves aborts it.
         """
         try:
-            for completion in generation.completions:
-                role = ChatDelta(role="assistant", content="")
-                yield self._event(generation, ChatChunkChoice(index=completion.index, delta=role))
-            completion_tokens = 0
+            events = ChatEvents(self._serving, generation, request)
+            yield events.opening()
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
-                    completion_tokens += len(delta.token_ids)
-                    yield self._delta_event(generation, delta, request.num_logprobs or 0)
+                    if event := events.of(delta):
+                        yield event
             if request.include_usage:
-                usage = usage_of(len(generation.prompt.token_ids), completion_tokens, generation.num_cached_tokens)
-                model = self._serving.model
-                yield server_sent_event(
-                    ChatCompletionChunk(id=generation.request_id, model=model, choices=[], usage=usage)
-                )
+                yield events.usage()
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
             yield server_sent_event(ErrorResponse(error=describe(error)[1]))
         finally:
             generation.close()
         yield DONE
-
-    def _delta_event(self, generation: Generation, delta: CompletionDelta, top_logprobs: int) -> str:
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=ChatDelta(content=delta.text),
-            logprobs=chat_logprobs(delta.logprobs, top_logprobs, self._serving.engine.tokenizer),
-            finish_reason=delta.finish_reason,
-            stop_reason=text_reason(delta.stop_reason),
-        )
-        return self._event(generation, choice)
-
-    def _event(self, generation: Generation, choice: ChatChunkChoice) -> str:
-        chunk = ChatCompletionChunk(id=generation.request_id, model=self._serving.model, choices=[choice])
-        return server_sent_event(chunk, without={"usage"})

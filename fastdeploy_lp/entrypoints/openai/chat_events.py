@@ -1,0 +1,67 @@
+"""The events of one streamed chat."""
+
+from __future__ import annotations
+
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
+from fastdeploy_lp.entrypoints.openai.protocol.chat import (
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatDelta,
+)
+from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.entrypoints.openai.serving import Serving, server_sent_event, usage_of
+from fastdeploy_lp.outputs import CompletionDelta
+
+
+class ChatEvents:
+    """Encodes them, and counts the tokens that they tell of."""
+
+    def __init__(self, serving: Serving, generation: Generation, request: ChatCompletionRequest) -> None:
+        self._serving = serving
+        self._generation = generation
+        self._request = request
+        self._created = now()
+        self._num_tokens = 0
+        self._readers = [MessageReader(serving.engine, request, each.index) for each in generation.completions]
+
+    def opening(self) -> str:
+        """The role of every choice; the first event has the prompt's token ids if they are asked for."""
+        role = ChatDelta(role="assistant", content="")
+        choices = [ChatChunkChoice(index=index, delta=role) for index in range(len(self._readers))]
+        prompt = self._generation.prompt.token_ids if self._request.return_token_ids else None
+        chunks = [self._chunk([choice], prompt if choice.index == 0 else None) for choice in choices]
+        return "".join(server_sent_event(chunk) for chunk in chunks)
+
+    def of(self, delta: CompletionDelta) -> str:
+        """What a choice gained; empty while that is not settled."""
+        self._num_tokens += len(delta.token_ids)
+        choice = self._readers[delta.index].chunk(delta)
+        return "" if choice is None else server_sent_event(self._chunk([choice]))
+
+    def usage(self) -> str:
+        """The chunk that has no choices."""
+        chunk = self._chunk([])
+        chunk.usage = self._usage()
+        return server_sent_event(chunk)
+
+    def _chunk(self, choices: list[ChatChunkChoice], prompt_token_ids: list[int] | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._generation.request_id,
+            created=self._created,
+            model=self._serving.model,
+            choices=choices,
+            usage=self._usage() if self._request.continuous_usage else None,
+            prompt_token_ids=prompt_token_ids,
+        )
+
+    def _usage(self) -> Usage:
+        reasoning = self._serving.engine.message_parsers.reads_reasoning
+        return usage_of(
+            len(self._generation.prompt.token_ids),
+            self._num_tokens,
+            self._generation.num_cached_tokens,
+            sum(reader.reasoning_tokens for reader in self._readers) if reasoning else None,
+        )

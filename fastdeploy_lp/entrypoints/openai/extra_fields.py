@@ -1,0 +1,87 @@
+"""Bodies with fields that this server does not know, for clients that can not leave them out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.types import Message, Receive
+
+from fastdeploy_lp.entrypoints.openai.errors import path_parts
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+# Clients choose the names: a log that follows them for ever would be theirs.
+MAX_WARNINGS = 100
+
+
+class ExtraFields:
+    """Drops unknown fields of bodies on one server's routes, with one warning a name."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def route_class(self) -> type[APIRoute]:
+        """For a router whose bodies may have them."""
+        extra_fields = self
+
+        class LenientRoute(APIRoute):
+            """Answers a body without its unknown fields."""
+
+            def get_route_handler(self) -> Handler:
+                strict = super().get_route_handler()
+
+                async def handle(request: Request) -> Response:
+                    return await extra_fields.handle(strict, request)
+
+                return handle
+
+        return LenientRoute
+
+    async def handle(self, strict: Handler, request: Request) -> Response:
+        """What `strict` answers to the body, or to what is left of it when that is all it objects to."""
+        try:
+            return await strict(request)
+        except RequestValidationError as error:
+            body = self._without_extra_fields(error)
+            if body is None:
+                raise
+        # At least one field less: this comes to an end.
+        return await self.handle(strict, Request(request.scope, _replaying(body, request.receive)))
+
+    def _without_extra_fields(self, error: RequestValidationError) -> Any | None:
+        extra = [each["loc"][1:] for each in error.errors() if each["type"] == "extra_forbidden"]
+        if not extra:
+            return None
+        body = copy.deepcopy(error.body)
+        for location in extra:
+            *parents, name = path_parts(location, error.body)
+            place = body
+            for part in parents:
+                place = place[part]
+            # Alternatives of a union may object to the same field.
+            place.pop(name, None)
+            self._warn(str(name))
+        return body
+
+    def _warn(self, name: str) -> None:
+        if name not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add(name)
+            logger.warning("the field %r of a request is unknown; it is ignored here and from now on", name[:100])
+
+
+def _replaying(body: Any, receive: Receive) -> Receive:
+    """Gives the body, then what comes from the client, which is that it goes."""
+    waiting: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay

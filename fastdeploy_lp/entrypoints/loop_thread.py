@@ -34,15 +34,28 @@ class LoopThread:
         ended = threading.Event()
         tasks: list[asyncio.Task[Result]] = []
 
+        def note_end(task: asyncio.Task[Result]) -> None:
+            # Asked for, so that asyncio does not complain when an interrupted caller never does.
+            if not task.cancelled():
+                task.exception()
+            ended.set()
+
         def begin() -> None:
             tasks.append(self._loop.create_task(work))
-            tasks[0].add_done_callback(lambda _: ended.set())
+            tasks[0].add_done_callback(note_end)
 
-        self._loop.call_soon_threadsafe(begin)
+        def stop() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # the interrupt came before `begin` was on its way
+                work.close()
+                ended.set()
+
         try:
+            self._loop.call_soon_threadsafe(begin)
             ended.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            self._loop.call_soon_threadsafe(stop)
             ended.wait()
             raise
         return tasks[0].result()

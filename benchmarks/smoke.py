@@ -27,6 +27,7 @@ def main() -> int:
         server.terminate()
         server.wait()
     runs = (
+        ("http_overhead.py", "--smoke"),
         ("chain.py", "--smoke"),
         ("engine.py", "--smoke"),
         ("quality.py", "--smoke"),

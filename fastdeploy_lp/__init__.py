@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.logits_processor import LogitsProcessor
     from fastdeploy_lp.outputs import RequestOutput
+    from fastdeploy_lp.pooling_params import PoolingParams
     from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 # Inside another program the library speaks up only when something is wrong; the server turns this up.
@@ -23,6 +24,7 @@ __all__ = [
     "EngineArgs",
     "FDConfig",
     "LogitsProcessor",
+    "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -35,6 +37,7 @@ _HOMES = {
     "EngineArgs": "config",
     "FDConfig": "config",
     "LogitsProcessor": "logits_processor",
+    "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",

@@ -13,12 +13,14 @@ from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
 from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
+from fastdeploy_lp.pooling_params import POOLING_TYPES
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+DEFAULT_POOLING_TYPE = "last"
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
@@ -29,7 +31,8 @@ class ModelConfig:
 
     `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
     "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`;
-    `logprobs_mode` says which numbers requests for logprobs get.
+    `logprobs_mode` says which numbers requests for logprobs get, `pooling_type` how embeddings are pooled unless a
+    request says otherwise ("mean" or "last").
     """
 
     model: str
@@ -42,6 +45,7 @@ class ModelConfig:
     quantization: str | None = None
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = "raw_logprobs"
+    pooling_type: str = DEFAULT_POOLING_TYPE
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,14 @@ class EngineArgs:
             "choices": LOGPROBS_MODES,
         },
     )
+    pooling_type: str = field(
+        default=DEFAULT_POOLING_TYPE,
+        metadata={
+            "group": "Model",
+            "help": "what an embedding is made of: the mean of all hidden states of the prompt, or the last one",
+            "choices": POOLING_TYPES,
+        },
+    )
     quantization: str | None = field(
         default=None,
         metadata={
@@ -283,6 +295,7 @@ class EngineArgs:
         if self.quantization is not None:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
@@ -320,6 +333,7 @@ class EngineArgs:
                 quantization=self.quantization,
                 hf_config=config,
                 logprobs_mode=self.logprobs_mode,
+                pooling_type=self.pooling_type,
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,

@@ -33,6 +33,14 @@ class AddRequest(msgspec.Struct, tag=True):
     selection: Selection = msgspec.field(default_factory=Selection)
 
 
+class AddPooling(msgspec.Struct, tag=True):
+    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`. Nothing is sampled."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    pooling: str
+
+
 class AbortRequests(msgspec.Struct, tag=True):
     """Drop these requests wherever they are; unknown ids are requests that ended meanwhile."""
 
@@ -83,6 +91,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
     `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token.
+    `pooled` is all that a pooled prompt gets: its vector [hidden_size] as little-endian float32.
     """
 
     request_id: str
@@ -94,6 +103,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: bytes | None = None
 
 
 class CacheStats(msgspec.Struct, array_like=True):
@@ -122,7 +132,7 @@ class StepOutputs(msgspec.Struct, tag=True):
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
 
 
-ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown
+ToWorker = AddRequest | AddPooling | AbortRequests | ResetProcessor | Shutdown
 FromWorker = WorkerReady | WorkerFailed | StepOutputs
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(slots=True, frozen=True)
 class Logprob:
@@ -110,3 +113,50 @@ class CompletionDelta:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     text_offsets: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """`data`, float32 [dimensions], is what a prompt's hidden states came to."""
+
+    data: NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The answer to one prompt that was pooled; `num_cached_tokens` of its tokens were found in the prefix cache."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """`embedding` holds `hidden_size` numbers, or as many as `dimensions` asked for; each is a float32."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers there are, as vLLM names it."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one prompt; `num_cached_tokens` of its tokens were found in the prefix cache."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
+        """The same answer with its numbers in a list."""
+        embedding = EmbeddingOutput(pooled.outputs.data.tolist())
+        return cls(pooled.request_id, embedding, pooled.prompt_token_ids, pooled.num_cached_tokens, pooled.finished)

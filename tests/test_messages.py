@@ -13,6 +13,7 @@ from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     CacheStats,
     FromWorker,
@@ -77,6 +78,9 @@ to_worker = st.one_of(
         params=sampling_params,
         selection=selections,
     ),
+    st.builds(
+        AddPooling, request_id=names, prompt_token_ids=st.lists(tokens), pooling=st.sampled_from(["mean", "last"])
+    ),
     st.builds(ResetProcessor, name=names),
     st.builds(AbortRequests, request_ids=st.lists(names)),
     st.just(Shutdown()),
@@ -98,6 +102,7 @@ steps = st.builds(
     num_cached_tokens=st.none() | tokens,
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
+    pooled=st.none() | st.binary(max_size=20),
 )
 processor_stats = st.builds(
     ProcessorStats,

@@ -20,11 +20,20 @@ from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
-from fastdeploy_lp.messages import AbortRequests, AddRequest, ResetProcessor, SequenceStep, StepOutputs, WorkerFailed
+from fastdeploy_lp.messages import (
+    AbortRequests,
+    AddPooling,
+    AddRequest,
+    ResetProcessor,
+    SequenceStep,
+    StepOutputs,
+    WorkerFailed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +48,11 @@ class EngineRequest:
 
 
 class EngineClient:
-    """Runs requests on one worker process; lives on one event loop."""
+    """Runs requests on one worker process, its own unless another is given; lives on one event loop."""
 
-    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
+    def __init__(
+        self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], worker: WorkerHandle | None = None
+    ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
         self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
@@ -50,11 +61,11 @@ class EngineClient:
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors)
         self._declared = list(declared)
-        self._worker = WorkerHandle(fd_config)
+        self._worker = worker or WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
+        self._poolings: dict[str, Pooling] = {}
         self._reader: asyncio.Task[None] | None = None
         self._serials = itertools.count()
-        self._background: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
 
     async def start(self) -> None:
@@ -93,17 +104,30 @@ class EngineClient:
         generations = [self._register(request, stream=stream) for request in requests]
         try:
             for request, generation in zip(requests, generations, strict=True):
-                await self._send(request.settled, generation)
+                self._send(request.settled, generation)
         except BaseException:
             for generation in generations:
                 self._close(generation)
             raise
         return generations
 
+    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
+        """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
+        self._require_alive()
+        if bounded:
+            self._require_room(len(requests))
+        poolings = [Pooling(request, on_close=self._close_pooling) for request in requests]
+        self._poolings |= {pooling.request_id: pooling for pooling in poolings}
+        self.metrics.prompt_tokens.inc(sum(len(pooling.prompt.token_ids) for pooling in poolings))
+        for pooling in poolings:
+            kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
+            self._worker.send(AddPooling(pooling.request_id, pooling.prompt.token_ids, kind))
+        return poolings
+
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
         self.processors.reset(name)
-        await self._worker.send(ResetProcessor(name))
+        self._worker.send(ResetProcessor(name))
 
     async def shutdown(self) -> None:
         """End the worker; requests still in flight end with EngineDeadError."""
@@ -119,6 +143,8 @@ class EngineClient:
                 self._take(message)
             elif isinstance(message, WorkerFailed):
                 self._die(message.message)
+            # Messages may lie ready one behind the other; callers have to get their turn between them.
+            await asyncio.sleep(0)
         self._die(f"the worker process ended with status {self._worker.exit_status}")
         logger.error("engine down: %s", self._dead)
 
@@ -133,6 +159,8 @@ class EngineClient:
             route = self._routes.get(step.request_id)
             if route is not None:
                 self._take_step(step, *route)
+            elif step.request_id in self._poolings:
+                self._take_pooled(step, self._poolings.pop(step.request_id))
 
     def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.error is not None:
@@ -156,13 +184,22 @@ class EngineClient:
                 self._abort([step.request_id])
         generation.notify()
 
+    def _take_pooled(self, step: SequenceStep, pooling: Pooling) -> None:
+        if step.pooled is None:
+            pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
+            return
+        pooling.finish(step.pooled, step.num_cached_tokens or 0)
+        self.metrics.requests.labels(step.finish_reason).inc()
+        self.metrics.e2e_latency.observe(time.monotonic() - pooling.arrival)
+
     def _require_room(self, count: int) -> None:
         """A request larger than all the room there is gets in when it is alone, or it never would."""
         config = self.fd_config.scheduler_config
         room = config.max_num_seqs + config.max_waiting_requests
-        if self._routes and len(self._routes) + count > room:
+        in_flight = len(self._routes) + len(self._poolings)
+        if in_flight and in_flight + count > room:
             raise QueueFullError(
-                f"the server is busy: {len(self._routes)} sequences run or wait, {count} more are asked for, and it "
+                f"the server is busy: {in_flight} sequences run or wait, {count} more are asked for, and it "
                 f"takes {room} (max_num_seqs = {config.max_num_seqs}, "
                 f"max_waiting_requests = {config.max_waiting_requests}); try again later"
             )
@@ -187,15 +224,19 @@ class EngineClient:
         self.metrics.prompt_tokens.inc(len(request.prompt.token_ids))
         return generation
 
-    async def _send(self, settled: Settled, generation: Generation) -> None:
+    def _send(self, settled: Settled, generation: Generation) -> None:
         for completion in generation.completions:
             params = self.inputs.sequence_params(settled, completion.index)
             name = _sequence_id(generation, completion)
-            await self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
+            self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""
         self._abort(self._drop(generation))
+
+    def _close_pooling(self, pooling: Pooling) -> None:
+        if self._poolings.pop(pooling.request_id, None) is not None:
+            self._abort([pooling.request_id])
 
     def _drop(self, generation: Generation) -> list[str]:
         ids = [_sequence_id(generation, completion) for completion in generation.completions]
@@ -203,9 +244,7 @@ class EngineClient:
 
     def _abort(self, sequence_ids: list[str]) -> None:
         if sequence_ids and self._dead is None:
-            task = asyncio.ensure_future(self._worker.send(AbortRequests(sequence_ids)))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._worker.send(AbortRequests(sequence_ids))
 
     def _die(self, reason: str) -> None:
         if self._dead is not None:
@@ -217,6 +256,9 @@ class EngineClient:
         self._routes.clear()
         for generation in generations.values():
             generation.fail(EngineDeadError(reason))
+        for pooling in self._poolings.values():
+            pooling.fail(EngineDeadError(reason))
+        self._poolings.clear()
 
     def _require_alive(self) -> None:
         if self._dead is not None or self._reader is None:

@@ -40,7 +40,9 @@ class Generation:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
-        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
 
     @property
@@ -60,12 +62,12 @@ class Generation:
         if self.finished:
             self._ended = now
         if self._stream or self.finished:
-            self._changed.set()
+            self._wake()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
         """End the request with an error."""
         self._error = error
-        self._changed.set()
+        self._wake()
 
     def abort(self) -> None:
         """End what still runs, with the reason "abort" for the reader."""
@@ -73,29 +75,26 @@ class Generation:
             completion.finish_reason = completion.finish_reason or "abort"
         self._ended = time.monotonic()
         self._on_close(self)
-        self._changed.set()
+        self._wake()
 
     def close(self) -> None:
         """Nobody reads any more: what still runs is aborted."""
         self._on_close(self)
 
-    async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
+    async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
         """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
         try:
             open_completions = list(self.completions)
             while open_completions:
-                await self._changed.wait()
-                self._changed.clear()
+                await self._wait()
                 if self._error is not None:
                     raise self._error
-                for completion in list(open_completions):
-                    delta = completion.take_delta()
-                    if delta is None:
-                        continue
-                    # By its delta: the completion itself may finish while a slow reader holds us at the yield.
-                    if delta.finish_reason is not None:
-                        open_completions.remove(completion)
-                    yield delta
+                deltas = [delta for each in open_completions if (delta := each.take_delta()) is not None]
+                ended = {delta.index for delta in deltas if delta.finish_reason is not None}
+                if ended:
+                    open_completions = [each for each in open_completions if each.index not in ended]
+                if deltas:
+                    yield deltas
         finally:
             self.close()
 
@@ -104,17 +103,16 @@ class Generation:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer as it grows, in copies of the caller's own; leaving early aborts. Raises as `deltas` does.
 
-        Of kind DELTA, an output holds the one completion that grew, with what it gained.
+        Of kind DELTA, an output holds the completions that grew, each with what it gained.
         """
         completions = [CompletionOutput(completion.index, "", []) for completion in self.completions]
-        async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                completions[delta.index].extend(delta)
+        async with aclosing(self.deltas()) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    completions[delta.index].extend(delta)
                 finished = all(each.finish_reason is not None for each in completions)
                 if kind is RequestOutputKind.DELTA:
-                    gained = CompletionOutput(delta.index, "", [])
-                    gained.extend(delta)
-                    yield self._output([gained], finished=finished)
+                    yield self._output([_gained(delta) for delta in deltas], finished=finished)
                 elif finished:
                     yield self._output(completions, finished=True)
                 elif kind is RequestOutputKind.CUMULATIVE:
@@ -145,3 +143,22 @@ class Generation:
             prompt_logprobs=self.prompt_logprobs,
             metrics=self.metrics,
         )
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        # A future of our own: asyncio.Event costs as much as all the rest that is done for a token here.
+        if not self._news:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._news = False
+
+
+def _gained(delta: CompletionDelta) -> CompletionOutput:
+    """What is new, as an output of its own."""
+    output = CompletionOutput(delta.index, "", [])
+    output.extend(delta)
+    return output

@@ -15,6 +15,7 @@ from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
 
 
@@ -54,12 +55,22 @@ class InputProcessor:
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """A text or token-id prompt; `param` is what errors call it."""
-        if isinstance(prompt, str):
-            text = _require_unicode(prompt, param)
-            return self._checked(self._tokenizer.encode(text), text, param)
-        for index, token in enumerate(prompt):
-            self._check_token_id(f"{param}.{index}", token)
-        return self._checked(list(prompt), None, param)
+        return self._checked(*self._tokenized(prompt, param), param)
+
+    def pooling_prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
+        """The same for a prompt that is pooled, which may fill the context and has text even if a token is added."""
+        if not prompt:
+            raise InvalidRequestError(param, "the prompt is empty")
+        return self._checked(*self._tokenized(prompt, param), param, room_for_output=0)
+
+    def settle_pooling(self, params: PoolingParams) -> PoolingParams:
+        """What is left open filled in, and `dimensions` held against the model."""
+        hidden_size = int(self._config.hf_config["hidden_size"])
+        if params.dimensions is not None and params.dimensions > hidden_size:
+            raise InvalidRequestError(
+                "dimensions", f"{params.dimensions} is too many; the model's hidden size allows 1 to {hidden_size}"
+            )
+        return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
 
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What the worker gets, with nothing left open."""
@@ -102,16 +113,22 @@ class InputProcessor:
             settled.params, n=1, stop=None, seed=seed, prompt_logprobs=prompt_logprobs, **chosen
         )
 
-    def _checked(self, token_ids: list[int], text: str | None, param: str) -> Prompt:
+    def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
+        if isinstance(prompt, str):
+            text = _require_unicode(prompt, param)
+            return self._tokenizer.encode(text), text
+        for index, token in enumerate(prompt):
+            self._check_token_id(f"{param}.{index}", token)
+        return list(prompt), None
+
+    def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
         limit = self._config.max_model_len
         if not token_ids:
             raise InvalidRequestError(param, "the prompt is empty")
-        if len(token_ids) >= limit:
-            raise InvalidRequestError(
-                param,
-                f"the prompt has {len(token_ids)} tokens; the context holds {limit}, at least one of them for output",
-                "context_length_exceeded",
-            )
+        if len(token_ids) + room_for_output > limit:
+            reason = f"the prompt has {len(token_ids)} tokens; the context holds {limit}"
+            for_output = ", at least one of them for output" if room_for_output else ""
+            raise InvalidRequestError(param, reason + for_output, "context_length_exceeded")
         return Prompt(token_ids, text)
 
     def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]] | None:

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import EngineStartError
@@ -35,16 +34,21 @@ class WorkerHandle:
     """One worker process and the socket to it.
 
     The socket speaks CURVE, and its public key reaches the worker through a private pipe only: nobody else on this
-    machine can read or inject requests, whether it is a unix socket or a loopback port.
+    machine can read or inject requests, whether it is a unix socket or a loopback port. The process runs `module`.
     """
 
-    def __init__(self, fd_config: FDConfig) -> None:
+    def __init__(self, fd_config: FDConfig, module: str = "fastdeploy_lp.worker") -> None:
         self._fd_config = fd_config
+        self._module = module
         self._socket_dir: str | None = None
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
+        # What is under way is bounded where requests are admitted.
+        self._socket.sndhwm = 0
         self._inbox = decoder(FromWorker)
         self._process: asyncio.subprocess.Process | None = None
+        self._ended: asyncio.Task[int] | None = None
+        self._stirred = asyncio.Event()
 
     async def start(self, pickled_processors: dict[str, bytes]) -> WorkerReady:
         """Start the process and wait until it is ready; raises EngineStartError, having cleaned up."""
@@ -53,6 +57,7 @@ class WorkerHandle:
             self._socket.curve_publickey = public_key
             self._socket.curve_server = True
             endpoint = self._bind()
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._stirred.set)
             await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors))
             message = await self.receive()
             if isinstance(message, WorkerReady):
@@ -74,40 +79,39 @@ class WorkerHandle:
         """None while the worker runs."""
         return self._process.returncode if self._process else None
 
-    async def send(self, message: ToWorker) -> None:
-        """Send one message."""
-        await self._socket.send(encode(message))
+    def send(self, message: ToWorker) -> None:
+        """Send one message. A worker that is gone does not get it: `receive` tells of that."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        # Sending may have eaten the signal that something came in.
+        self._stirred.set()
 
     async def receive(self) -> FromWorker | None:
         """The next message; None once the worker has ended and its last words are read."""
-        if self._process is None:
-            return None
-        message = asyncio.ensure_future(self._socket.recv())
-        ended = asyncio.ensure_future(self._process.wait())
-        try:
-            await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if message.done() or await self._socket.poll(LAST_WORDS_MS):
-                received: FromWorker = self._inbox.decode(await message)
-                return received
-            return None
-        finally:
-            for future in (message, ended):
-                future.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await future
+        while self._ended is not None:
+            ended = self._ended.done()
+            if self._socket.poll(LAST_WORDS_MS if ended else 0):
+                message: FromWorker = self._inbox.decode(self._socket.recv())
+                return message
+            if ended:
+                break
+            await self._stirred.wait()
+            self._stirred.clear()
+        return None
 
     async def stop(self) -> None:
         """End the worker, by force if it does not follow, and remove what it left."""
         process = self._process
         if process is not None and process.returncode is None:
-            with contextlib.suppress(zmq.ZMQError):
-                await self._socket.send(encode(Shutdown()), flags=zmq.NOBLOCK)
+            self.send(Shutdown())
             try:
                 await asyncio.wait_for(process.wait(), SHUTDOWN_SECONDS)
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
-        self._socket.close(linger=0)
+        if not self._socket.closed:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close(linger=0)
         self._context.term()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -129,12 +133,14 @@ class WorkerHandle:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "fastdeploy_lp.worker",
+            self._module,
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
             env={**os.environ, **current_platform().worker_environment(), "PYTHONPATH": _python_path()},
         )
+        self._ended = asyncio.create_task(self._process.wait())
+        self._ended.add_done_callback(lambda _: self._stirred.set())
         pipe = self._process.stdin
         if pipe is None:
             raise EngineStartError("the worker process has no standard input")

@@ -16,10 +16,12 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.outputs import EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -35,7 +37,7 @@ class AsyncLLM:
         self._starting = asyncio.Lock()
         self._engine: EngineClient | None = None
         # None while it is being admitted.
-        self._running: dict[str, Generation | None] = {}
+        self._running: dict[str, Generation | Pooling | None] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -86,11 +88,34 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
+    async def embed(
+        self,
+        prompt: str | Sequence[int],
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The embedding of a text or token-id prompt; a task that is cancelled aborts it. Raises as `generate` does."""
+        engine = self._require_engine()
+        tokens = engine.inputs.pooling_prompt(prompt)
+        params = engine.inputs.settle_pooling(pooling_params or PoolingParams())
+        unique = self._unique_id(request_id)
+        (pooling,) = await engine.pool([PoolingRequest(unique, tokens, params)])
+        self._running[request_id or unique] = pooling
+        try:
+            output = EmbeddingRequestOutput.of(await pooling.result())
+        finally:
+            del self._running[request_id or unique]
+        output.request_id = request_id or unique
+        return output
+
     def abort(self, request_id: str) -> None:
-        """End a request: its iteration finishes with the reason "abort". One that is not running is left alone."""
-        generation = self._running.get(request_id)
-        if generation is not None:
-            generation.abort()
+        """End a request: its iteration finishes with the reason "abort", and `embed` raises RequestFailedError.
+
+        One that is not running is left alone.
+        """
+        running = self._running.get(request_id)
+        if running is not None:
+            running.abort()
 
     @property
     def logits_processors(self) -> list[ProcessorInfo]:
@@ -117,9 +142,7 @@ class AsyncLLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
         engine, params = self._require_engine(), sampling_params or SamplingParams()
-        if request_id in self._running:
-            raise InvalidRequestError("request_id", f"{request_id!r} is running already")
-        unique = f"{request_id or 'async'}-{uuid.uuid4().hex}"
+        unique = self._unique_id(request_id)
         name = request_id or unique
         request = EngineRequest(unique, prompt, engine.inputs.settle(params, prompt))
         wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
@@ -133,6 +156,12 @@ class AsyncLLM:
                     yield output
         finally:
             del self._running[name]
+
+    def _unique_id(self, request_id: str | None) -> str:
+        """The engine's name for a request; raises InvalidRequestError for one that runs already."""
+        if request_id in self._running:
+            raise InvalidRequestError("request_id", f"{request_id!r} is running already")
+        return f"{request_id or 'async'}-{uuid.uuid4().hex}"
 
     def _require_engine(self) -> EngineClient:
         if self._engine is None:

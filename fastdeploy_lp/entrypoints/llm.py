@@ -6,7 +6,7 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -18,14 +18,17 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.merge import merged
+from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, listed, read_prompt
-from fastdeploy_lp.outputs import CompletionOutput, RequestOutput
+from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 Result = TypeVar("Result")
+AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
 Progress: TypeAlias = bool | Callable[..., Any]
 
@@ -148,6 +151,29 @@ class LLM:
         found = [read_prompt(self._engine.inputs, prompt, path) for path, prompt in listed(prompts)]
         return self._run(found, sampling_params, stream, use_tqdm, raise_on_error)
 
+    def embed(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embeddings of one prompt or many, given as text or as token ids, in order.
+
+        Raises ValueError, before anything is computed, for a prompt or parameters that cannot be used.
+        """
+        single, inputs = _is_single(prompts), self._engine.inputs
+        many: Sequence[Any] = [prompts] if single else prompts
+        paths = ["prompts"] if single else [f"prompts.{index}" for index in range(len(many))]
+        tokens = [inputs.pooling_prompt(prompt, path) for prompt, path in zip(many, paths, strict=True)]
+        params = _one_a_prompt("pooling_params", pooling_params, PoolingParams(), len(many))
+        requests = [
+            PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, inputs.settle_pooling(each))
+            for prompt, each in zip(tokens, params, strict=True)
+        ]
+        with _progress(use_tqdm, len(requests), "embedding") as progress:
+            return self._loop.run(_all_or_none([self._embed_one(request, progress) for request in requests]))
+
     def shutdown(self) -> None:
         """End the worker process; calling it again does nothing."""
         self._finalizer()
@@ -180,7 +206,7 @@ class LLM:
         use_tqdm: Progress,
         raise_on_error: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        params = _params_per_prompt(sampling_params, len(prompts))
+        params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         # All are settled before the first one is sent, so that a bad one does not leave the others running.
         requests = [
             EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, self._engine.inputs.settle(each, prompt))
@@ -188,8 +214,7 @@ class LLM:
         ]
         if stream:
             return self._loop.iterate(self._stream_all(requests, raise_on_error))
-        make = use_tqdm if callable(use_tqdm) else tqdm
-        with make(total=len(requests), desc="generating", unit="prompt", disable=use_tqdm is False) as progress:
+        with _progress(use_tqdm, len(requests), "generating") as progress:
             return self._loop.run(self._generate_all(requests, progress, raise_on_error))
 
     async def _generate_all(
@@ -201,13 +226,14 @@ class LLM:
             progress.update(1)
             return output
 
-        tasks = [asyncio.ensure_future(answer(request, index)) for index, request in enumerate(requests)]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await _all_or_none([answer(request, index) for index, request in enumerate(requests)])
+
+    async def _embed_one(self, request: PoolingRequest, progress: Any) -> EmbeddingRequestOutput:
+        async with self._turns:
+            (pooling,) = await self._engine.pool([request], bounded=False)
+            output = await pooling.result()
+        progress.update(1)
+        return EmbeddingRequestOutput.of(output)
 
     async def _stream_all(
         self, requests: Sequence[EngineRequest], raise_on_error: bool
@@ -263,13 +289,34 @@ def _failed(request: EngineRequest, index: int, error: RequestFailedError | Engi
     )
 
 
-def _params_per_prompt(sampling_params: Params | None, count: int) -> Sequence[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    if len(sampling_params) != count:
-        raise ValueError(
-            f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or one a prompt"
-        )
-    return sampling_params
+def _progress(use_tqdm: Progress, total: int, what: str) -> Any:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc=what, unit="prompt", disable=use_tqdm is False)
+
+
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All of it at the same time; what still runs when one fails is cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_single(prompts: str | Sequence[Any]) -> bool:
+    """Whether this is one text or one list of token ids."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _one_a_prompt(
+    name: str, params: AnyParams | Sequence[AnyParams] | None, default: AnyParams, count: int
+) -> Sequence[AnyParams]:
+    if params is None:
+        return [default] * count
+    if not isinstance(params, Sequence):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"{name}: {len(params)} given for {count} prompts; give one, or one a prompt")
+    return params

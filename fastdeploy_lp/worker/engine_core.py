@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import paddle
+from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
-from fastdeploy_lp.messages import AddRequest, CacheStats, SequenceStep, StepOutputs
+from fastdeploy_lp.messages import AddPooling, AddRequest, CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner import ModelRunner, StepResult
@@ -36,9 +38,12 @@ class EngineCore:
         """Whether a step would do anything."""
         return self.scheduler.has_work
 
-    def add(self, request: AddRequest) -> None:
+    def add(self, request: AddRequest | AddPooling) -> None:
         """Queue a request."""
-        self.scheduler.add(Sequence.from_request(request, self._eos_token_ids, self._max_model_len))
+        if isinstance(request, AddPooling):
+            self.scheduler.add(Sequence.from_pooling(request))
+        else:
+            self.scheduler.add(Sequence.from_request(request, self._eos_token_ids, self._max_model_len))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; their slots, arguments and blocks are free at once."""
@@ -58,7 +63,7 @@ class EngineCore:
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
-        """Compute what is scheduled, hand out the new tokens, and let the finished sequences go."""
+        """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go."""
         chunks = self.scheduler.schedule()
         result = self.runner.execute(chunks)
         tokens = iter(result.tokens.tolist())
@@ -72,6 +77,8 @@ class EngineCore:
                 steps.append(self._fail(sequence, result.failures[sequence.slot]))
             elif token is not None:
                 steps.append(self._advance(sequence, token, result))
+            elif chunk.pools:
+                steps.append(self._pool(sequence, result.pooled[sequence.slot]))
         return self._outputs(steps, self._changed_stats())
 
     def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
@@ -97,6 +104,18 @@ class EngineCore:
             step.logprobs = [result.logprobs[slot]]
         step.prompt_logprobs = result.prompt_logprobs.get(slot)
         return step
+
+    def _pool(self, sequence: Sequence, vector: NDArray[np.float32]) -> SequenceStep:
+        if not np.isfinite(vector).all():
+            return self._fail(sequence, SlotFailure("the model's hidden states of this prompt are not finite"))
+        self.scheduler.release(sequence)
+        return SequenceStep(
+            sequence.request_id,
+            [],
+            "stop",
+            num_cached_tokens=sequence.num_cached_tokens,
+            pooled=vector.astype("<f4").tobytes(),
+        )
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
         self.scheduler.release(sequence)

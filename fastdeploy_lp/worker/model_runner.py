@@ -20,7 +20,9 @@ from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
+from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
+from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
@@ -38,12 +40,14 @@ class StepResult:
     """One token for each chunk that samples [rows], whose requests have to end, and by slot the logprobs asked for.
 
     prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
+    pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
     """
 
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -62,10 +66,15 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
         )
+        self._pooling = PromptPooling()
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
         self.share_inputs.assign(sequence)
+        self._pooling.enter(sequence)
+        # Nothing is sampled for a prompt that is pooled.
+        if sequence.pooling is not None:
+            return
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
@@ -77,9 +86,10 @@ class ModelRunner:
         self.chain.leave(slot)
         self._sampler.leave(slot)
         self._prompt_logprobs.leave(slot)
+        self._pooling.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """Compute chunks, given in ascending slot order, and sample one token for each that ends its sequence.
+        """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
 
         Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
         """
@@ -91,43 +101,56 @@ class ModelRunner:
         hidden = self._split_hidden(self._model.forward(parts), chunks, parts)
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
-        return self._next_tokens(hidden, slots) if slots.size else StepResult(slots, {})
+        pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
+        if slots.size:
+            return self._next_tokens(hidden, slots, pooled)
+        read = read_together(pooled.tensors) if pooled.tensors else []
+        return StepResult(slots, {}, pooled=pooled.unpack(iter(read)))
 
     def _sequence_chunk(self, chunk: ScheduledChunk) -> SequenceChunk:
         sequence, start = chunk.sequence, chunk.start
-        every_row = self._prompt_logprobs.wants(sequence.slot)
+        slot, ends = sequence.slot, chunk.samples or chunk.pools
+        every_row = self._prompt_logprobs.wants(slot) or self._pooling.wants_every_row(slot)
         return SequenceChunk(
             token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
             start=start,
             block_table=self._block_tables.row(sequence),
-            num_outputs=chunk.num_tokens if every_row else int(chunk.samples),
+            num_outputs=chunk.num_tokens if every_row else int(ends),
         )
 
     def _split_hidden(self, hidden: Tensor, chunks: list[ScheduledChunk], parts: list[SequenceChunk]) -> Tensor:
-        """Hand whole chunks on to prompt logprobs; gives the hidden states [rows, hidden_size] to sample from."""
-        wanting = [row for row, chunk in enumerate(chunks) if self._prompt_logprobs.wants(chunk.sequence.slot)]
-        if not wanting:
+        """Hand on what prompt logprobs and pooling want; gives the hidden states [rows, hidden_size] to sample from."""
+        if self._prompt_logprobs.idle and self._pooling.idle:
             return hidden
+        takers = [self._taker(chunk, part) for chunk, part in zip(chunks, parts, strict=True)]
         ends = np.cumsum([part.num_outputs for part in parts])
-        for row in wanting:
-            rows = hidden[ends[row] - parts[row].num_outputs : ends[row]]
-            self._prompt_logprobs.take(chunks[row].sequence.slot, rows)
+        for chunk, part, taker, end in zip(chunks, parts, takers, ends.tolist(), strict=True):
+            if taker is not None:
+                taker.take(chunk.sequence.slot, hidden[end - part.num_outputs : end])
         sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
         return paddle.gather(hidden, paddle.to_tensor(ends[sampling] - 1)) if sampling else hidden
 
-    def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64]) -> StepResult:
+    def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
+        """Who takes the chunk's hidden states before any is sampled from."""
+        if chunk.sequence.pooling is not None:
+            return self._pooling if part.num_outputs else None
+        return self._prompt_logprobs if self._prompt_logprobs.wants(chunk.sequence.slot) else None
+
+    def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
         logits = self._process(hidden, slots)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
         guard = self.mask is not None or self.chain.needs_guard()
         prompts = self._prompt_logprobs.finish(slots.tolist())
-        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard, also_read=prompts.tensors)
+        also = [*prompts.tensors, *pooled.tensors]
+        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard, also_read=also)
         failures = dict(self.chain.failures)
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         logprobs = {int(slots[row]): found for row, found in sampled.logprobs.items()}
-        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(sampled.also))
+        read = iter(sampled.also)
+        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(read), pooled.unpack(read))
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""

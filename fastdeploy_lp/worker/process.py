@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -21,6 +22,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
 from fastdeploy_lp.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     FromWorker,
     ResetProcessor,
@@ -101,6 +103,9 @@ class WorkerProcess:
         paddle.set_device(current_platform().name)
         fd_config = self._start.fd_config
         engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
+        # What a worker starts with stays: no collection need ever look at it again.
+        gc.collect()
+        gc.freeze()
         self._send(WorkerReady(time.monotonic() - began, engine.runner.chain.argmax_invariant))
         return engine
 
@@ -115,7 +120,7 @@ class WorkerProcess:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
         while self._socket.poll(0 if engine.has_work else None):
             message: Any = self._inbox.decode(self._socket.recv())
-            if isinstance(message, AddRequest):
+            if isinstance(message, (AddRequest, AddPooling)):
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)

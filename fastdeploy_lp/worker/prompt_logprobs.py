@@ -53,6 +53,11 @@ class PromptLogprobs:
         """A slot is empty."""
         self._by_slot.pop(slot, None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for logprobs."""
+        return not self._by_slot
+
     def wants(self, slot: int) -> bool:
         """Whether the hidden states of every token of the slot's next chunk are needed."""
         pending = self._by_slot.get(slot)

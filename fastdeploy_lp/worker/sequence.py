@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.messages import AddPooling, AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.worker.pooling import POOLINGS
 
 NO_SLOT = -1
 
@@ -18,7 +19,8 @@ class Sequence:
     `slot` is its row in `share_inputs`, NO_SLOT while it waits; `block_table` lists its KV-cache blocks;
     `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
     that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
-    was found when it was first admitted, None before.
+    was found when it was first admitted, None before. `pooling` is set for a prompt that is pooled: it ends with its
+    last token and generates nothing.
     """
 
     request_id: str
@@ -27,6 +29,7 @@ class Sequence:
     selection: Selection
     max_tokens: int
     stop_token_ids: frozenset[int]
+    pooling: str | None = None
     slot: int = NO_SLOT
     num_computed: int = 0
     output_token_ids: list[int] = field(default_factory=list)
@@ -52,6 +55,21 @@ class Sequence:
             stop_token_ids=frozenset(stops),
         )
 
+    @classmethod
+    def from_pooling(cls, request: AddPooling) -> Sequence:
+        """A prompt that is pooled; raises ValueError for a kind of pooling that there is not."""
+        if request.pooling not in POOLINGS:
+            raise ValueError(f"pooling: {request.pooling!r} is none of {', '.join(POOLINGS)}")
+        return cls(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=SamplingParams(),
+            selection=Selection(),
+            max_tokens=0,
+            stop_token_ids=frozenset(),
+            pooling=request.pooling,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens."""
@@ -59,7 +77,9 @@ class Sequence:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether every token of the prompt has to be computed for this sequence, for the logprobs it is to get."""
+        """Whether every token of the prompt has to be computed for this sequence: its logprobs or hidden states."""
+        if self.pooling is not None:
+            return POOLINGS[self.pooling].every_row
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     def token_ids_between(self, start: int, end: int) -> list[int]:

@@ -151,6 +151,7 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
         (["--model", "m", "--max-waiting-requests", "-1"], ["max_waiting_requests: -1", "at least 0"]),
         (["--model", "m", "--num-gpu-blocks-override", "0"], ["num_gpu_blocks_override: 0", "at least 1"]),
         (["--model", "m", "--gpu-memory-utilization", "0"], ["gpu_memory_utilization: 0.0", "above 0"]),
+        (["--model", "m", "--pooling-type", "max"], ["--pooling-type", "'max'", "mean", "last"]),
         (["--model", "m", "--gpu-memory-utilization", "1.1"], ["gpu_memory_utilization: 1.1", "at most 1"]),
         (["--model", "m", "--gpu-memory-utilization", "nan"], ["gpu_memory_utilization: nan"]),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddle import Tensor
-from support.sequences import request, run_to_end, tiny_engine
+from support.sequences import pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.config import LOGPROBS_MODES, FDConfig
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
@@ -185,6 +185,26 @@ def test_a_step_reads_from_the_device_once(
         with reads_go_to(reads.append):
             engine.step()
         assert reads == ["numpy"]
+
+
+@pytest.mark.parametrize("mode", LOGPROBS_MODES)
+def test_pooled_prompts_travel_in_the_same_read(mode: str) -> None:
+    """Also where nothing is sampled; a step that only computes a part of prompts reads nothing."""
+    engine = tiny_engine([Quiet], max_num_seqs=6, max_num_batched_tokens=16, logprobs_mode=mode)
+    pooled = [pooling(f"p{i}", [i + 1] * (1 + 9 * i), kind) for i, kind in enumerate(("mean", "last", "mean", "last"))]
+    later = [pooling(f"q{i}", [40 + i] * 37, kind) for i, kind in enumerate(("mean", "last"))]
+    for made in [*pooled[:2], *crowd()[:5], *demanding(), *pooled[2:]]:
+        engine.add(made)
+    counts = set()
+    while engine.has_work:
+        reads: list[str] = []
+        with reads_go_to(reads.append):
+            steps = engine.step().steps
+        assert reads == (["numpy"] if steps else [])
+        counts.add((any(step.pooled is None for step in steps), any(step.pooled for step in steps)))
+        if not engine.has_work and later:
+            engine.add(later.pop())
+    assert counts == {(False, False), (True, False), (False, True), (True, True)}
 
 
 def demanding() -> list[AddRequest]:

@@ -32,7 +32,7 @@ from support.decoders import (
     shapes,
     thrifty_schedules,
 )
-from support.reference_decoder import LEVELS, quantized_weight, reference_logits
+from support.reference_decoder import LEVELS, quantized_weight, reference_hidden, reference_logits
 from support.server import server_environment
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
@@ -92,6 +92,27 @@ def test_logits_are_those_of_plain_numpy_and_of_paddle(shape: Shape, setting: Se
         assert_near(ours, expected, setting)
         assert_near(theirs, expected, setting)
         assert_near(ours, theirs, setting)
+
+
+@EXAMPLES
+@given(shapes(), settings_of_a_run(), st.data())
+def test_hidden_states_are_those_of_plain_numpy(shape: Shape, setting: Setting, data: st.DataObject) -> None:
+    """What embeddings are made of: every family is one of these shapes, with or without biases and norms of heads."""
+    seats = data.draw(crowds(shape, setting))
+    chunks = [seats.chunk(Piece(index, 0, len(each), len(each))) for index, each in enumerate(seats.tokens)]
+    expected = [
+        reference_hidden(
+            shape.weights(),
+            shape.dimensions,
+            tokens,
+            quantization=setting.quantization,
+            half_cache=setting.cache_dtype == "float16",
+        )
+        for tokens in seats.tokens
+    ]
+    for decoder in (compiled_decoder(shape, setting), paddle_decoder(shape, setting)):
+        with paddle.no_grad():
+            assert_near(decoder.forward(chunks).numpy(), np.concatenate(expected), setting)
 
 
 @pytest.mark.parametrize("quantization", PRECISIONS)

@@ -28,13 +28,26 @@ def reference_logits(
     half_cache: bool = False,
 ) -> Array:
     """Logits [tokens, vocab_size] of a whole sequence, with the roundings of a precision and a cache."""
+    hidden = reference_hidden(weights, dims, tokens, quantization=quantization, half_cache=half_cache)
+    head = weights.lm_head or LinearWeights(weights.embedding)
+    return _Model(dims, quantization, half_cache).linear(hidden, head)
+
+
+def reference_hidden(
+    weights: DecoderWeights,
+    dims: Dimensions,
+    tokens: NDArray[np.int64],
+    *,
+    quantization: str | None = None,
+    half_cache: bool = False,
+) -> Array:
+    """The same before the language-model head: hidden states [tokens, hidden_size] after the final norm."""
     model = _Model(dims, quantization, half_cache)
     hidden = model.weight(weights.embedding)[tokens]
     for layer in weights.layers:
         hidden = hidden + model.attention(layer, model.norm(hidden, layer.input_norm))
         hidden = hidden + model.feed_forward(layer, model.norm(hidden, layer.post_attention_norm))
-    head = weights.lm_head or LinearWeights(weights.embedding)
-    return model.linear(model.norm(hidden, weights.norm), head)
+    return model.norm(hidden, weights.norm)
 
 
 def quantized_weight(weight: NDArray[np.float32]) -> Array:

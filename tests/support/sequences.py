@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.messages import AddRequest, SequenceStep
+from fastdeploy_lp.messages import AddPooling, AddRequest, SequenceStep
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
@@ -23,6 +26,11 @@ def request(request_id: str, prompt: Sequence[int], **params: Any) -> AddRequest
     flat = params.pop("logits_processors_args", None) or {}
     selection = params.pop("selection", None) or Selection(flat=flat)
     return AddRequest(request_id, list(prompt), SamplingParams(**{"temperature": 0.0, **params}), selection)
+
+
+def pooling(request_id: str, prompt: Sequence[int], kind: str = "mean") -> AddPooling:
+    """A request for a prompt's pooled hidden states."""
+    return AddPooling(request_id, list(prompt), kind)
 
 
 def sequence(
@@ -48,12 +56,20 @@ class Ran:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | None = None
+    pooled: bytes | None = None
 
     def take(self, step: SequenceStep) -> None:
         assert step.error is None
         assert self.finish_reason is None
         self.token_ids += step.token_ids
         self.finish_reason, self.stop_reason = step.finish_reason, step.stop_reason
+        self.pooled = step.pooled
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """What a prompt was pooled to, [hidden_size]."""
+        assert self.pooled is not None
+        return np.frombuffer(self.pooled, "<f4")
 
 
 def chain_of(processors: Iterable[str | type], fd_config: FDConfig) -> LogitsProcessorChain:
@@ -69,7 +85,7 @@ def tiny_engine(processors: Iterable[str | type] = (), **config: Any) -> EngineC
     return EngineCore(fd_config, chain_of(list(processors), fd_config))
 
 
-def run_to_end(engine: EngineCore, requests: Iterable[AddRequest] = ()) -> dict[str, Ran]:
+def run_to_end(engine: EngineCore, requests: Iterable[AddRequest | AddPooling] = ()) -> dict[str, Ran]:
     """Add the requests and step until nothing is left to do."""
     ran: dict[str, Ran] = {}
     for added in requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -41,6 +42,9 @@ class ServerArgs:
     timeout_graceful_shutdown: int = field(
         default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
     )
+    allow_extra_fields: bool = field(
+        default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}
+    )
 
     def __post_init__(self) -> None:
         require_port("port", self.port)
@@ -75,7 +79,10 @@ async def _serve(
         if not own_metrics:
             metrics = _serve_metrics(engine, args)
         await _unless_signalled(engine.start())
-        app = build_app(engine, with_metrics=own_metrics)
+        app = build_app(engine, with_metrics=own_metrics, allow_extra_fields=args.allow_extra_fields)
+        # What a server starts with stays: no collection need ever look at it again.
+        gc.collect()
+        gc.freeze()
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=args.timeout_graceful_shutdown, lifespan="off"
         )

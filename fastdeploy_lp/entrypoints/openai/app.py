@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
 from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.version import __version__
 
 FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
-CLIENT_CLOSED_REQUEST = 499
 
 
-def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
+def build_app(engine: EngineClient, *, with_metrics: bool, allow_extra_fields: bool = False) -> FastAPI:
     """The application on a started engine."""
+    body_route = ExtraFields().route_class() if allow_extra_fields else APIRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__)
     errors.install(app)
-    app.include_router(_completion_routes(engine))
+    app.include_router(_completion_routes(engine, body_route))
+    app.include_router(embedding_routes(engine, body_route))
     app.include_router(_processor_routes(engine))
     app.include_router(_server_routes(engine))
     if with_metrics:
@@ -43,8 +45,8 @@ def build_app(engine: EngineClient, *, with_metrics: bool) -> FastAPI:
     return app
 
 
-def _completion_routes(engine: EngineClient) -> APIRouter:
-    router = APIRouter(responses=FAILURES)
+def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> APIRouter:
+    router = APIRouter(responses=FAILURES, route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
@@ -52,8 +54,8 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Chat completion, plain or streamed."""
         generation = await chat.start(body)
         if body.stream:
-            return _event_stream(chat.stream(generation, body))
-        outputs = await _results_unless_disconnected([generation], request)
+            return EventStream(chat.stream(generation, body))
+        outputs = await results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
@@ -61,8 +63,8 @@ def _completion_routes(engine: EngineClient) -> APIRouter:
         """Text completion of one or many prompts, plain or streamed."""
         generations = await completion.start(body)
         if body.stream:
-            return _event_stream(completion.stream(generations, body))
-        outputs = await _results_unless_disconnected(generations, request)
+            return EventStream(completion.stream(generations, body))
+        outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     return router
@@ -155,35 +157,5 @@ def _processor_card(info: ProcessorInfo) -> ProcessorCard:
     )
 
 
-def _event_stream(events: AsyncIterator[str]) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
-
-
-async def _results_unless_disconnected(
-    generations: Sequence[Generation], request: Request
-) -> list[RequestOutput] | None:
-    """The answers; None, and the requests aborted, when the client goes first."""
-    results = asyncio.ensure_future(_all_results(generations))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([results, gone], return_when=asyncio.FIRST_COMPLETED)
-        return await results if results.done() else None
-    finally:
-        for task in (results, gone):
-            task.cancel()
-        await asyncio.gather(results, gone, return_exceptions=True)
-        for generation in generations:
-            generation.close()
-
-
-async def _all_results(generations: Sequence[Generation]) -> list[RequestOutput]:
-    return list(await asyncio.gather(*(generation.result() for generation in generations)))
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.entrypoints.openai.event_stream import TextEvent, server_sent_event
 from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ChatChunkChoice,
@@ -12,7 +15,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
-from fastdeploy_lp.entrypoints.openai.serving import Serving, server_sent_event, usage_of
+from fastdeploy_lp.entrypoints.openai.serving import Serving, usage_of
 from fastdeploy_lp.outputs import CompletionDelta
 
 
@@ -25,27 +28,36 @@ class ChatEvents:
         self._request = request
         self._created = now()
         self._num_tokens = 0
-        self._readers = [MessageReader(serving.engine, request, each.index) for each in generation.completions]
+        self._counts = request.continuous_usage
+        indices = range(len(generation.completions))
+        self._readers = [MessageReader(serving.engine, request, index) for index in indices]
+        self._text_events = [TextEvent(partial(self._plain, index)) for index in indices]
 
-    def opening(self) -> str:
+    def opening(self) -> bytes:
         """The role of every choice; the first event has the prompt's token ids if they are asked for."""
         role = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=index, delta=role) for index in range(len(self._readers))]
         prompt = self._generation.prompt.token_ids if self._request.return_token_ids else None
         chunks = [self._chunk([choice], prompt if choice.index == 0 else None) for choice in choices]
-        return "".join(server_sent_event(chunk) for chunk in chunks)
+        return b"".join(server_sent_event(chunk) for chunk in chunks)
 
-    def of(self, delta: CompletionDelta) -> str:
+    def of(self, delta: CompletionDelta) -> bytes:
         """What a choice gained; empty while that is not settled."""
         self._num_tokens += len(delta.token_ids)
-        choice = self._readers[delta.index].chunk(delta)
-        return "" if choice is None else server_sent_event(self._chunk([choice]))
+        reader = self._readers[delta.index]
+        if reader.is_plain and delta.finish_reason is None and delta.logprobs is None and not self._counts:
+            return self._text_events[delta.index](delta.text)
+        choice = reader.chunk(delta)
+        return b"" if choice is None else server_sent_event(self._chunk([choice]))
 
-    def usage(self) -> str:
+    def usage(self) -> bytes:
         """The chunk that has no choices."""
         chunk = self._chunk([])
         chunk.usage = self._usage()
         return server_sent_event(chunk)
+
+    def _plain(self, index: int, text: str) -> bytes:
+        return server_sent_event(self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(content=text))]))
 
     def _chunk(self, choices: list[ChatChunkChoice], prompt_token_ids: list[int] | None = None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
@@ -53,7 +65,7 @@ class ChatEvents:
             created=self._created,
             model=self._serving.model,
             choices=choices,
-            usage=self._usage() if self._request.continuous_usage else None,
+            usage=self._usage() if self._counts else None,
             prompt_token_ids=prompt_token_ids,
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
+from fastdeploy_lp.entrypoints.openai.event_stream import TextEvent, server_sent_event
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
@@ -14,7 +16,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     shared_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
-from fastdeploy_lp.entrypoints.openai.serving import Serving, server_sent_event, usage_of
+from fastdeploy_lp.entrypoints.openai.serving import Serving, usage_of
 from fastdeploy_lp.outputs import CompletionDelta
 
 
@@ -32,19 +34,27 @@ class CompletionEvents:
             CompletionReader(serving.engine.tokenizer, request, generation.prompt, place * n)
             for place, generation in enumerate(generations)
         ]
+        self._text_events = [TextEvent(partial(self._plain, index)) for index in range(n * len(generations))]
 
-    def of(self, place: int, delta: CompletionDelta) -> str:
+    def of(self, place: int, delta: CompletionDelta) -> bytes:
         """What a completion of the prompt at this place gained; empty while that has to wait."""
         reader = self._readers[place]
         self._num_tokens += reader.num_tokens(delta)
+        index = reader.first_index + delta.index
+        plain = reader.is_plain(delta.index) and not self._request.continuous_usage
+        if plain and delta.finish_reason is None and delta.logprobs is None:
+            return self._text_events[index](delta.text)
         chunks = reader.chunks(delta, self._generations[place].prompt_logprobs)
-        return "".join(server_sent_event(self._response([choice])) for choice in chunks)
+        return b"".join(server_sent_event(self._response([choice])) for choice in chunks)
 
-    def usage(self) -> str:
+    def usage(self) -> bytes:
         """The event that has no choices."""
         response = self._response([])
         response.usage = self._usage()
         return server_sent_event(response)
+
+    def _plain(self, index: int, text: str) -> bytes:
+        return server_sent_event(self._response([TextChoice(index=index, text=text)]))
 
     def _response(self, choices: list[TextChoice]) -> CompletionResponse:
         return CompletionResponse(

@@ -29,7 +29,7 @@ class CompletionReader:
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest, prompt: Prompt, first_index: int) -> None:
         self._request = request
         self._prompt = prompt
-        self._first_index = first_index
+        self.first_index = first_index
         self._begun: set[int] = set()
         # Deltas that came before the logprobs of the prompt, which stand before them.
         self._waiting: list[CompletionDelta] = []
@@ -68,7 +68,7 @@ class CompletionReader:
             gained = _nothing(gained)
         echoed = self._echo.text if self._echo is not None and with_prompt else ""
         return TextChoice(
-            index=self._first_index + gained.index,
+            index=self.first_index + gained.index,
             text=echoed + gained.text,
             logprobs=self._logprobs(gained, positions, with_prompt=with_prompt),
             finish_reason=gained.finish_reason,

@@ -70,7 +70,7 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
     # Of a union's alternatives, the one that went deepest is the one that was meant.
-    first = max(error.errors(), key=lambda each: len(json_path(each["loc"][1:], error.body)))
+    first = max(error.errors(), key=lambda each: len(_path_of(each, error.body)))
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "malformed")
         info = ErrorInfo(
@@ -80,7 +80,7 @@ async def _invalid_body(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error.body, bytes):
         message = "the body is not read as JSON: send the header Content-Type: application/json"
         return _response(400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type"))
-    param = json_path(first["loc"][1:], error.body)
+    param = _path_of(first, error.body)
     reason = first["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
@@ -99,18 +99,22 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     return _response(error.status_code, info, error.headers)
 
 
-def json_path(location: tuple[Any, ...], body: Any) -> str:
-    """pydantic's location as a path into the body."""
-    return ".".join(str(part) for part in path_parts(location, body))
+def _path_of(error: Mapping[str, Any], body: Any) -> str:
+    return json_path(error["loc"][1:], body, of_missing=error["type"] == "missing")
 
 
-def path_parts(location: tuple[Any, ...], body: Any) -> list[Any]:
+def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> str:
+    """pydantic's location as a path into the body; `of_missing`: its last part names a field that is not there."""
+    return ".".join(str(part) for part in path_parts(location, body, of_missing=of_missing))
+
+
+def path_parts(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> list[Any]:
     """The keys and indices on the way, without the names of the union members that pydantic tried."""
     path: list[Any] = []
     for depth, part in enumerate(location):
         inside_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
         inside_dict = isinstance(body, dict) and part in body
-        missing = isinstance(body, dict) and depth == len(location) - 1
+        missing = of_missing and isinstance(body, dict) and depth == len(location) - 1
         if inside_list or inside_dict:
             body = body[part]
         elif not missing:

@@ -75,7 +75,7 @@ class MessageReader:
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
         """What a delta adds to the choice; None while that is not settled, unless there are tokens to tell of."""
         finished = delta.finish_reason is not None
-        message = MessageDelta(delta.text) if self._parser is None else self._parser.push(delta.text, finished=finished)
+        message = self._read(delta.text, finished=finished)
         self._count(delta.token_ids)
         self._unsent.extend(delta)
         if message.is_empty and not finished:

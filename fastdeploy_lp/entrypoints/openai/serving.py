@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from collections.abc import Sequence
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -13,7 +13,6 @@ from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDeta
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
-DONE = "data: [DONE]\n\n"
 
 
 class Serving:
@@ -23,16 +22,20 @@ class Serving:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
 
+    def require_model(self, name: str | None) -> None:
+        """Raise NotFoundError for a model that is not the one that is served."""
+        if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
+            reason = f"the model {name!r} does not exist; this server has {self.model!r}"
+            raise NotFoundError(reason, "model", "model_not_found")
+
     def params(self, request: GenerationRequest) -> SamplingParams:
         """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
-        if request.model not in (None, "", DEFAULT_MODEL_NAME, self.model):
-            reason = f"the model {request.model!r} does not exist; this server has {self.model!r}"
-            raise NotFoundError(reason, "model", "model_not_found")
+        self.require_model(request.model)
         try:
             return request.sampling_params()
         except ValueError as error:
-            field, _, reason = str(error).partition(": ")
-            raise InvalidRequestError(request.sent_name(field), reason) from None
+            found = invalid_field(error)
+            raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
 
     def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
         """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""
@@ -40,6 +43,22 @@ class Serving:
             return self.engine.inputs.settle(params, prompt)
         except InvalidRequestError as error:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
+
+
+def invalid_field(error: ValueError) -> InvalidRequestError:
+    """What parameters say of a field, `field: reason`, as the refusal of a request."""
+    field, _, reason = str(error).partition(": ")
+    return InvalidRequestError(field, reason)
+
+
+def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt of a field that holds one or many, as text or token ids, with its path in the body."""
+    if isinstance(given, str):
+        return [(field, given)]
+    tokens = [token for token in given if isinstance(token, int)]
+    if tokens:
+        return [(field, tokens)]
+    return [(f"{field}.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 
 def usage_of(
@@ -63,8 +82,3 @@ def usage_of(
 def text_reason(stop_reason: int | str | None) -> str | None:
     """The stop string that ended a choice; a token id is not shown."""
     return stop_reason if isinstance(stop_reason, str) else None
-
-
-def server_sent_event(body: BaseModel) -> str:
-    """One event of a stream."""
-    return f"data: {body.model_dump_json()}\n\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
@@ -12,6 +12,7 @@ from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.chat_events import ChatEvents
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
 from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs
 from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
@@ -21,9 +22,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
-    DONE,
     Serving,
-    server_sent_event,
     usage_of,
 )
 from fastdeploy_lp.entrypoints.openai.tools import offered_tools
@@ -82,7 +81,7 @@ class ServingChat:
         )
         return engine.inputs.chat_prompt([each.model_dump(exclude_none=True) for each in request.messages], options)
 
-    async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncIterator[str]:
+    async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
         """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].
 
         A request that cannot go on ends with an error event; a client that leaves aborts it.
@@ -90,10 +89,10 @@ class ServingChat:
         try:
             events = ChatEvents(self._serving, generation, request)
             yield events.opening()
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    if event := events.of(delta):
-                        yield event
+            async with aclosing(generation.deltas()) as batches:
+                async for deltas in batches:
+                    if encoded := b"".join([events.of(delta) for delta in deltas]):
+                        yield encoded
             if request.include_usage:
                 yield events.usage()
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
 from fastdeploy_lp.entrypoints.openai.errors import describe
+from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
@@ -21,12 +22,11 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
-    DONE,
     Serving,
-    server_sent_event,
+    each_prompt,
     usage_of,
 )
-from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
+from fastdeploy_lp.outputs import RequestOutput
 
 
 class ServingCompletion:
@@ -39,7 +39,8 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
-        prompts = [inputs.prompt(prompt, path) for path, prompt in _prompts(request)]
+        field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
+        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id(request.request_id)
         requests = [
@@ -66,14 +67,16 @@ class ServingCompletion:
             usage=usage_of(prompt_tokens, completion_tokens, cached_tokens),
         )
 
-    async def stream(self, generations: Sequence[Generation], request: CompletionRequest) -> AsyncIterator[str]:
+    async def stream(
+        self, generations: Sequence[Generation], request: CompletionRequest
+    ) -> AsyncGenerator[bytes, None]:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
         try:
             events = CompletionEvents(self._serving, generations, request)
-            async with aclosing(_merged(generations)) as deltas:
-                async for place, delta in deltas:
-                    if event := events.of(place, delta):
-                        yield event
+            async with aclosing(merged([each.deltas() for each in generations])) as batches:
+                async for place, deltas in batches:
+                    if encoded := b"".join([events.of(place, delta) for delta in deltas]):
+                        yield encoded
             if request.include_usage:
                 yield events.usage()
         except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
@@ -82,42 +85,3 @@ class ServingCompletion:
             for generation in generations:
                 generation.close()
         yield DONE
-
-
-async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
-    """Deltas of all generations as they come, each with the place of its prompt."""
-    # One place: a slow reader holds back its own request's deltas, which merge while they wait.
-    queue: asyncio.Queue[tuple[int, CompletionDelta] | None] = asyncio.Queue(maxsize=1)
-
-    async def forward(generation: Generation, place: int) -> None:
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                await queue.put((place, delta))
-
-    async def forward_all() -> None:
-        try:
-            await asyncio.gather(*readers)
-        finally:
-            await queue.put(None)
-
-    readers = [asyncio.ensure_future(forward(each, place)) for place, each in enumerate(generations)]
-    everyone = asyncio.ensure_future(forward_all())
-    try:
-        while (item := await queue.get()) is not None:
-            yield item
-        await everyone
-    finally:
-        for task in (*readers, everyone):
-            task.cancel()
-        await asyncio.gather(*readers, everyone, return_exceptions=True)
-
-
-def _prompts(request: CompletionRequest) -> list[tuple[str, str | list[int]]]:
-    """Each prompt with its path in the body."""
-    name = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
-    given: Sequence[int | str | list[int]] = request.prompt if isinstance(request.prompt, list) else [request.prompt]
-    tokens = [token for token in given if isinstance(token, int)]
-    if tokens:
-        return [(name, tokens)]
-    paths = [f"{name}.{index}" if isinstance(request.prompt, list) else name for index in range(len(given))]
-    return [(path, prompt) for path, prompt in zip(paths, given, strict=True) if not isinstance(prompt, int)]

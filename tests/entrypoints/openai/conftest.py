@@ -13,8 +13,9 @@ TEMPLATE = TESTS / "data" / "chatml_tools.jinja"
 
 @pytest.fixture(scope="session")
 def scripted_server() -> Iterator[ServerProcess]:
-    """Says what a request forces it to, by a template that knows tools; reads calls and reasoning."""
-    options = ["--chat-template", str(TEMPLATE), "--reasoning-parser", "qwen3", "--trust-request-chat-template"]
+    """Says what a request forces it to, by a template that knows tools; reads calls and reasoning, and is lenient."""
+    template = ["--chat-template", str(TEMPLATE), "--trust-request-chat-template"]
+    options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields"]
     with ServerProcess("--logits-processors", "support.forced:ForcesTokens", *options) as running:
         yield running
 

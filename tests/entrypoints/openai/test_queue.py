@@ -71,6 +71,22 @@ def test_many_prompts_are_taken_together_or_not_at_all(full_at: tuple[ServerProc
         wait_for_running(server, 0)
 
 
+def test_embeddings_find_the_queue_full_as_well(full_at: tuple[ServerProcess, int]) -> None:
+    server, room = full_at
+    with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as client:
+        inputs = [[index + 1] for index in range(room + 3)]
+        assert len(client.embeddings.create(model="default", input=inputs).data) == room + 3
+        with opened_stream(server, ENDLESS) as running:
+            wait_for_text(running)
+            counted = metric(server, "prompt_tokens_total")
+            with pytest.raises(openai.RateLimitError) as refused:
+                client.embeddings.create(model="default", input=inputs[: max(room, 2)])
+            assert "max_waiting_requests" in refused.value.message
+            assert metric(server, "prompt_tokens_total") == counted
+        wait_for_running(server, 0)
+        assert len(client.embeddings.create(model="default", input=inputs[:1]).data) == 1
+
+
 def test_the_official_client_comes_back_by_itself(full_at: tuple[ServerProcess, int]) -> None:
     """It is refused while another request runs, which ends only then."""
     server, room = full_at

@@ -29,13 +29,14 @@ class Death:
     sdk_stream: tuple[BaseException | None, float]
     raw_stream: tuple[list[str], float]
     plain: tuple[httpx.Response, float]
+    embeddings: tuple[httpx.Response, float]
 
 
 @pytest.fixture(scope="module")
 def death(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Death]:
-    """Kills the worker in the middle of two streams and a plain request."""
+    """Kills the worker in the middle of two streams, a plain request and embeddings."""
     temporary = tmp_path_factory.mktemp("t")
-    with ServerProcess(env={"TMPDIR": str(temporary)}) as server, ThreadPoolExecutor(3) as pool:
+    with ServerProcess(env={"TMPDIR": str(temporary)}) as server, ThreadPoolExecutor(4) as pool:
 
         def read_with_the_sdk() -> tuple[BaseException | None, float]:
             try:
@@ -58,13 +59,21 @@ def death(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Death]:
             answer = post(server, ENDLESS)
             return answer, time.monotonic()
 
+        def wait_for_embeddings() -> tuple[httpx.Response, float]:
+            inputs = [[index + 1] * 400 for index in range(500)]
+            answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": inputs}, timeout=60)
+            return answer, time.monotonic()
+
         sdk, raw = pool.submit(read_with_the_sdk), pool.submit(read_raw)
         plain = pool.submit(wait_for_the_answer)
         wait_for_running(server, 3)
+        embeddings = pool.submit(wait_for_embeddings)
+        wait_until(lambda: metric(server, "num_requests_waiting") > 0, 30)
         worker_pid = server.worker_pid
         killed = time.monotonic()
         os.kill(worker_pid, signal.SIGKILL)
         (error, sdk_at), (rest, raw_at), (answer, plain_at) = sdk.result(60), raw.result(60), plain.result(60)
+        vectors, vectors_at = embeddings.result(60)
         yield Death(
             server,
             worker_pid,
@@ -72,6 +81,7 @@ def death(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Death]:
             sdk_stream=(error, sdk_at - killed),
             raw_stream=(rest, raw_at - killed),
             plain=(answer, plain_at - killed),
+            embeddings=(vectors, vectors_at - killed),
         )
 
 
@@ -91,8 +101,9 @@ def test_stream_is_complete_behind_the_error(death: Death) -> None:
     assert seconds < TOLD_SECONDS
 
 
-def test_plain_request_in_flight_is_unavailable(death: Death) -> None:
-    answer, seconds = death.plain
+@pytest.mark.parametrize("kind", ["plain", "embeddings"])
+def test_plain_request_in_flight_is_unavailable(death: Death, kind: str) -> None:
+    answer, seconds = getattr(death, kind)
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_down"
     assert answer.json()["error"]["type"] == "server_error"

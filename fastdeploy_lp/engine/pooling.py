@@ -1,0 +1,84 @@
+"""A prompt in flight whose pooled hidden states somebody waits for, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
+from fastdeploy_lp.pooling_params import PoolingParams
+
+
+@dataclass(frozen=True)
+class PoolingRequest:
+    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled."""
+
+    request_id: str
+    prompt: Prompt
+    params: PoolingParams
+
+
+class Pooling:
+    """What the engine answers once and one caller waits for."""
+
+    def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
+        self.request_id = request.request_id
+        self.prompt = request.prompt
+        self.params = request.params
+        self.arrival = time.monotonic()
+        self._on_close = on_close
+        self._ended = asyncio.Event()
+        self._output: PoolingRequestOutput | None = None
+        self._error: EngineDeadError | RequestFailedError | None = None
+
+    def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
+        """The worker's vector [hidden_size], little-endian float32."""
+        vector = np.frombuffer(pooled, "<f4").astype(np.float32)
+        data = cut_and_normalized(vector, self.params)
+        token_ids = self.prompt.token_ids
+        self._output = PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, num_cached_tokens)
+        self._ended.set()
+
+    def fail(self, error: EngineDeadError | RequestFailedError) -> None:
+        """End the request with an error."""
+        self._error = error
+        self._ended.set()
+
+    def abort(self) -> None:
+        """End the request; who waits for it gets a RequestFailedError."""
+        if not self._ended.is_set():
+            self.fail(RequestFailedError("the request was aborted"))
+        self._on_close(self)
+
+    def close(self) -> None:
+        """Nobody waits any more: a request that still runs is aborted."""
+        self._on_close(self)
+
+    async def result(self) -> PoolingRequestOutput:
+        """The answer; leaving early aborts the request. Raises what `fail` was given."""
+        try:
+            await self._ended.wait()
+        finally:
+            self.close()
+        if self._output is None:
+            raise self._error or RequestFailedError("the request ended without an answer")
+        return self._output
+
+
+def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
+    """The first `dimensions` numbers of a vector [hidden_size], at length 1 if `normalize`; zeros stay zeros."""
+    cut = vector[: params.dimensions]
+    if not params.normalize:
+        return cut
+    exact = cut.astype(np.float64)
+    # Its sum is exact, so that no machine's order of adding shows.
+    length = math.sqrt(math.fsum((exact * exact).tolist()))
+    return (exact / length).astype(np.float32) if length else cut

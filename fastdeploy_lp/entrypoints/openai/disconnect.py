@@ -1,0 +1,56 @@
+"""Waiting for answers as long as the client waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from starlette.types import Receive
+
+CLIENT_CLOSED_REQUEST = 499
+
+Output = TypeVar("Output", covariant=True)
+Result = TypeVar("Result")
+
+
+class InFlight(Protocol[Output]):
+    """A request on its way, be it generated or pooled."""
+
+    async def result(self) -> Output:
+        """The whole answer."""
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+
+
+async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], request: Request) -> list[Output] | None:
+    """The answers; None, and the requests aborted, when the client goes first."""
+    try:
+        return await unless_disconnected(_all_results(in_flight), request.receive)
+    finally:
+        for each in in_flight:
+            each.close()
+
+
+async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
+    return list(await asyncio.gather(*(each.result() for each in in_flight)))
+
+
+async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:
+    """What `work` gives; None, and the work cancelled, when the client goes first."""
+    result = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await result if result.done() else None
+    finally:
+        for task in (result, gone):
+            task.cancel()
+        await asyncio.gather(result, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

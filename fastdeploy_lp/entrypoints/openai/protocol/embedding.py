@@ -1,0 +1,62 @@
+"""Bodies of POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.pooling_params import PoolingParams
+
+
+class EmbeddingRequest(RequestModel):
+    """Body of POST /v1/embeddings; a list of texts or of token-id lists gives one embedding each, in order.
+
+    `pooling` and `normalize` are not OpenAI's.
+    """
+
+    input: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    pooling: Literal["mean", "last"] | None = None
+    normalize: bool = True
+
+    def pooling_params(self) -> PoolingParams:
+        """Raises ValueError naming the field."""
+        return PoolingParams(pooling=self.pooling, dimensions=self.dimensions, normalize=self.normalize)
+
+
+def new_embedding_id() -> str:
+    """An id for an embedding request."""
+    return f"embd-{uuid.uuid4().hex}"
+
+
+class Embedding(BaseModel):
+    """One input's embedding: numbers, or their little-endian float32 bytes in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Token counts over all inputs; nothing is generated, so that both are the same."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    """Body of an answer of POST /v1/embeddings."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int = Field(default_factory=now)
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage

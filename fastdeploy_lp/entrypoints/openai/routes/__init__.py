@@ -1,0 +1,1 @@
+"""The HTTP routes besides chat and completions, one file a noun."""

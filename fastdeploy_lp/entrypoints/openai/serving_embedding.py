@@ -1,0 +1,62 @@
+"""POST /v1/embeddings: one or many inputs, each to one vector."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    new_embedding_id,
+)
+from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
+from fastdeploy_lp.outputs import PoolingRequestOutput
+
+
+class ServingEmbedding:
+    """Embeddings on one engine."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._serving = Serving(engine)
+
+    async def start(self, request: EmbeddingRequest) -> list[Pooling]:
+        """Admit every input of a request, or none; raises as `ServingChat.start` does."""
+        self._serving.require_model(request.model)
+        engine = self._serving.engine
+        try:
+            params = request.pooling_params()
+        except ValueError as error:
+            raise invalid_field(error) from None
+        params = engine.inputs.settle_pooling(params)
+        prompts = [engine.inputs.pooling_prompt(prompt, path) for path, prompt in each_prompt("input", request.input)]
+        request_id = new_embedding_id()
+        return await engine.pool(
+            [PoolingRequest(f"{request_id}-{index}", prompt, params) for index, prompt in enumerate(prompts)]
+        )
+
+    def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> EmbeddingResponse:
+        """The body of the answer."""
+        in_base64 = request.encoding_format == "base64"
+        vectors = [output.outputs.data for output in outputs]
+        prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        return EmbeddingResponse(
+            id=outputs[0].request_id.rpartition("-")[0],
+            model=self._serving.model,
+            data=[
+                Embedding(index=index, embedding=_in_base64(vector) if in_base64 else vector.tolist())
+                for index, vector in enumerate(vectors)
+            ],
+            usage=EmbeddingUsage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
+        )
+
+
+def _in_base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -1,0 +1,55 @@
+"""docs/embeddings.md against the code: its programs are run as they are printed, but for the port."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from support.server import REPOSITORY, ServerProcess, server_environment
+
+from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest
+from fastdeploy_lp.pooling_params import PoolingParams
+
+DOCUMENT = (REPOSITORY / "docs" / "embeddings.md").read_text()
+PRINTED_URL = "http://127.0.0.1:8180"
+PROGRAM_SECONDS = 120.0
+
+
+def program_with(text: str) -> str:
+    (found,) = [block for block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL) if text in block]
+    return str(found)
+
+
+def printed_by(program: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=server_environment(),
+        timeout=PROGRAM_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_no_block_of_code_is_left_out_of_these_tests() -> None:
+    assert DOCUMENT.count("```") == 2 * 2
+
+
+def test_the_openai_program_runs(server: ServerProcess) -> None:
+    count, size, tokens = printed_by(program_with("openai.Client").replace(PRINTED_URL, server.url))
+    assert (count, size) == ("3", "576")
+    assert int(tokens) > 3
+
+
+def test_the_offline_program_runs() -> None:
+    size, tokens = printed_by(program_with("LLM("))
+    assert size == "64"
+    assert int(tokens) > 1
+
+
+def test_every_field_is_documented_and_every_parameter_is_a_field() -> None:
+    documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)
+    assert sorted(documented) == sorted(EmbeddingRequest.model_fields)
+    assert {*PoolingParams.__struct_fields__} <= set(documented)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Coroutine
@@ -50,26 +49,27 @@ class ExtraFields:
         try:
             return await strict(request)
         except RequestValidationError as error:
-            body = self._without_extra_fields(error)
-            if body is None:
+            extra = _extra_fields(error)
+            if not extra:
                 raise
+            body = self._without(extra, error)
         # At least one field less: this comes to an end.
         return await self.handle(strict, Request(request.scope, _replaying(body, request.receive)))
 
-    def _without_extra_fields(self, error: RequestValidationError) -> Any | None:
-        extra = [each["loc"][1:] for each in error.errors() if each["type"] == "extra_forbidden"]
-        if not extra:
-            return None
-        body = copy.deepcopy(error.body)
-        for location in extra:
-            *parents, name = path_parts(location, error.body)
+    def _without(self, extra: list[list[Any]], error: RequestValidationError) -> bytes:
+        """The body without these fields, as JSON; raises `error` if it is nested too deeply to be written."""
+        body = error.body
+        for *parents, name in extra:
             place = body
             for part in parents:
                 place = place[part]
             # Alternatives of a union may object to the same field.
             place.pop(name, None)
             self._warn(str(name))
-        return body
+        try:
+            return json.dumps(body).encode()
+        except RecursionError:
+            raise error from None
 
     def _warn(self, name: str) -> None:
         if name not in self._warned and len(self._warned) < MAX_WARNINGS:
@@ -77,9 +77,15 @@ class ExtraFields:
             logger.warning("the field %r of a request is unknown; it is ignored here and from now on", name[:100])
 
 
-def _replaying(body: Any, receive: Receive) -> Receive:
+def _extra_fields(error: RequestValidationError) -> list[list[Any]]:
+    """The paths of the fields that nobody knows; all of them are found before the first is dropped."""
+    unknown = [each["loc"][1:] for each in error.errors() if each["type"] == "extra_forbidden"]
+    return [path_parts(location, error.body) for location in unknown]
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
     """Gives the body, then what comes from the client, which is that it goes."""
-    waiting: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
         return waiting.pop() if waiting else await receive()

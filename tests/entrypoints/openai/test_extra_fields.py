@@ -62,6 +62,17 @@ def test_what_is_wrong_or_known_and_not_served_is_refused_all_the_same(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("depth", [10, 500, 900])
+@pytest.mark.parametrize("other", [{}, {"chat_template_kwargs": None}])
+def test_a_deeply_nested_one_is_no_failure(scripted_server: ServerProcess, depth: int, other: dict[str, Any]) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    answer = post(scripted_server, {**BODY, "unheard": deep, **dict.fromkeys(other, deep)})
+    assert answer.status_code in (200, 400), answer.text
+    assert answer.status_code == 200 or depth > 500
+
+
 def test_each_name_is_warned_of_once(scripted_server: ServerProcess) -> None:
     for _ in range(3):
         assert post(scripted_server, {**BODY, "never_heard_of": 1}).status_code == 200

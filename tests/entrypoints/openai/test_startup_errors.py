@@ -52,6 +52,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown option": (["--no-such-option", "5"], ["--no-such-option"]),
     "context too long": (["--max-model-len", "1000000"], ["max_model_len: 1000000", "8192"]),
     "unknown config key": (["--config", "{folder}/key.yaml"], ["max-num-sequences", "max-num-seqs"]),
+    "unknown tool parser": (["--tool-call-parser", "mistral"], ["tool_call_parser: 'mistral'", "hermes"]),
+    "unknown reasoning parser": (["--reasoning-parser", "o1"], ["reasoning_parser: 'o1'", "deepseek_r1, qwen3"]),
+    "no chat template": (["--chat-template", "{folder}/none.jinja"], ["chat_template: cannot read", "none.jinja"]),
+    "broken chat template": (["--chat-template", "{folder}/broken.jinja"], ["chat_template: the template does not"]),
     "config type": (["--config", "{folder}/type.yaml"], ["max-num-seqs", "'eight'"]),
 }
 
@@ -62,6 +66,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     folder = tmp_path_factory.mktemp("startup")
     (folder / "text.gguf").write_text("no GGUF")
     (folder / "key.yaml").write_text("max-num-sequences: 5\n")
+    (folder / "broken.jinja").write_text("{% for %}")
     (folder / "type.yaml").write_text("max-num-seqs: eight\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield {"folder": str(folder), "used_port": str(listener.getsockname()[1])}

@@ -20,8 +20,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import serving
-from http_client import HTTPClientError
 from peers.contender import (
     REPOSITORY,
     Contender,
@@ -41,6 +39,10 @@ from peers.server_process import ServerError, ServerProcess
 
 sys.path.insert(0, str(REPOSITORY))
 from fastdeploy_lp.checkpoint import CheckpointError, resolve_model
+from fastdeploy_lp.entrypoints.bench.http_client import HTTPClientError
+from fastdeploy_lp.entrypoints.bench.load import BenchmarkError
+from fastdeploy_lp.entrypoints.bench.serving import benchmark, positive_int
+from fastdeploy_lp.entrypoints.bench.serving import parse_arguments as load_arguments
 
 # Eight common tokens, nudged by so little that outputs stay sensible: what counts is that every row has its entries.
 LOGIT_BIAS = {str(token): 0.25 for token in (253, 260, 282, 288, 314, 338, 355, 418)}
@@ -61,10 +63,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--llama-server", metavar="PATH", help="llama.cpp's llama-server")
     add("--llama-gguf", type=_gguf, nargs="*", metavar="P=FILE", help="GGUF files (default: the model's own)")
     add("--hf", action="store_true", help="Hugging Face generate, from this environment")
-    add("--concurrency", type=serving.positive_int, nargs="+", default=[1, 8, 32], metavar="N", help="levels")
-    add("--max-tokens", type=serving.positive_int, default=128, metavar="N", help="output length (default: 128)")
-    add("--rounds", type=serving.positive_int, default=4, metavar="N", help="requests a worker (default: 4)")
-    add("--repeats", type=serving.positive_int, default=3, metavar="N", help="starts of each server (default: 3)")
+    add("--concurrency", type=positive_int, nargs="+", default=[1, 8, 32], metavar="N", help="levels")
+    add("--max-tokens", type=positive_int, default=128, metavar="N", help="output length (default: 128)")
+    add("--rounds", type=positive_int, default=4, metavar="N", help="requests a worker (default: 4)")
+    add("--repeats", type=positive_int, default=3, metavar="N", help="starts of each server (default: 3)")
     add("--processors", action="store_true", help="the same load with a logit_bias of 8 entries as well")
     add("--start-seconds", type=float, default=600.0, metavar="S", help="limit for a server's start (default: 600)")
     add("--output", type=Path, metavar="DIR", help=f"where {PAGE} and its files go (default: docs)")
@@ -121,7 +123,7 @@ def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> Iterator[
             try:
                 with ServerProcess(outcome.contender, args.start_seconds) as server:
                     load(args, server, run, bias=args.processors and outcome.contender.takes_logit_bias)
-            except (ServerError, serving.BenchmarkError, HTTPClientError, OSError) as error:
+            except (ServerError, BenchmarkError, HTTPClientError, OSError) as error:
                 outcome.error = without_folders(" ".join(str(error).split()))
                 print(f"  {outcome.error}", file=sys.stderr, flush=True)
             yield outcomes
@@ -149,7 +151,7 @@ def level(args: argparse.Namespace, server: ServerProcess, concurrency: int, ext
     options += ["--warmup", str(concurrency), "--extra-body", json.dumps(extra)]
     options += ["--requests-per-level", str(max(LEAST_REQUESTS, args.rounds * concurrency))]
     started, others = time.perf_counter(), _other_seconds(server.pid)
-    report = asyncio.run(serving.benchmark(serving.parse_arguments(options)))
+    report = asyncio.run(benchmark(load_arguments(options)))
     others = _other_seconds(server.pid) - others
     return LevelResult.of(report["levels"][0], max(0.0, others) / (time.perf_counter() - started))
 

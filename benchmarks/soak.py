@@ -19,13 +19,16 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import serving
-from http_client import Client, HTTPClientError
 from peers.contender import Contender, our_contender
 from peers.server_process import ServerError, ServerProcess
 from soak_memory import MEMORY_FIELDS, Point, growth_mb, parse_metrics, take_point, worker_pid
 from soak_plot import render_svg
 from soak_requests import WORDS, Plan, chat_body, random_plans
+
+from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
+from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, ChatStream, Sample
+from fastdeploy_lp.entrypoints.bench.results import distribution_ms
+from fastdeploy_lp.entrypoints.bench.serving import positive_int
 
 PRECISION = "w8a16"
 BLOCKS = 600
@@ -44,8 +47,8 @@ class ClientLeft(Exception):  # noqa: N818 - no error: the plan says so
 class Result:
     """One phase: requests that were not aborted, those that were, memory, what was left at the end."""
 
-    samples: list[serving.Sample] = field(default_factory=list)
-    aborted: list[serving.Sample] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    aborted: list[Sample] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     left_over: dict[str, float] = field(default_factory=dict)
 
@@ -69,8 +72,8 @@ class Result:
             "failed": len(self.errors),
             "left_over": self.left_over,
             "broken": self.broken,
-            "ttft_ms": serving.distribution_ms([sample.ttft for sample in (*self.samples, *self.aborted)]),
-            "latency_ms": serving.distribution_ms([s.latency for s in self.samples if s.error is None]),
+            "ttft_ms": distribution_ms([sample.ttft for sample in (*self.samples, *self.aborted)]),
+            "latency_ms": distribution_ms([s.latency for s in self.samples if s.error is None]),
         }
 
 
@@ -98,9 +101,9 @@ class Load:
         await self.note_point()
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
-    async def send(self, plan: Plan) -> serving.Sample:
+    async def send(self, plan: Plan) -> Sample:
         """One request, to its end or to where its client leaves."""
-        sample = serving.Sample(started=time.perf_counter())
+        sample = Sample(started=time.perf_counter())
         limit = self._timeout if plan.leave_after_seconds is None else plan.leave_after_seconds
         try:
             await asyncio.wait_for(self._exchange(plan, sample), limit)
@@ -112,14 +115,14 @@ class Load:
                 self.result.aborted.append(sample)
                 return sample
             sample.error = f"no complete response within {limit:g} s"
-        except (serving.BenchmarkError, HTTPClientError, OSError, ValueError) as error:
+        except (BenchmarkError, HTTPClientError, OSError, ValueError) as error:
             sample.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         sample.ended = time.perf_counter()
         self.result.samples.append(sample)
         return sample
 
-    async def _exchange(self, plan: Plan, sample: serving.Sample) -> None:
-        stream = serving.ChatStream(sample)
+    async def _exchange(self, plan: Plan, sample: Sample) -> None:
+        stream = ChatStream(sample)
 
         def receive(status: int, body: bytes) -> None:
             stream.receive(status, body)
@@ -162,7 +165,7 @@ async def get(client: Client, path: str) -> bytes:
 
     def receive(status: int, body: bytes) -> None:
         if status != HTTPStatus.OK:
-            raise serving.BenchmarkError(f"{path}: HTTP {status}")
+            raise BenchmarkError(f"{path}: HTTP {status}")
         text.extend(body)
 
     await client.exchange("GET", path, b"", receive)
@@ -237,8 +240,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Put a long random load on this project's server and look for leaks.")
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="name, directory or GGUF file (default: %(default)s)")
-    add("--requests", type=serving.positive_int, default=10_000, metavar="N", help="default: 10000")
-    add("--concurrency", type=serving.positive_int, default=48, metavar="N", help="at a time (default: 48)")
+    add("--requests", type=positive_int, default=10_000, metavar="N", help="default: 10000")
+    add("--concurrency", type=positive_int, default=48, metavar="N", help="at a time (default: 48)")
     add("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
     add("--burst", action="store_true", help=f"then {BURST_REQUESTS} requests at once on {BURST_SLOTS} slots")
     add("--timeout", type=float, default=600.0, metavar="S", help="limit for one request (default: 600)")
@@ -263,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             (args.output / "soak.json").write_text(text + "\n", encoding="utf-8")
             shown = {key: value for key, value in phases[name].items() if key not in ("points", "start_order")}
             print(json.dumps({name: shown}, indent=1))
-    except (ServerError, serving.BenchmarkError, HTTPClientError, OSError) as error:
+    except (ServerError, BenchmarkError, HTTPClientError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return int(any(phase["broken"] for phase in phases.values()))

@@ -1,14 +1,19 @@
 """fastdeploy_lp: a serving backend on PaddlePaddle built around logits processors."""
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
-from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
-from fastdeploy_lp.entrypoints.llm import LLM
-from fastdeploy_lp.logits_processor import LogitsProcessor
-from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.version import __version__
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.config import EngineArgs, FDConfig
+    from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
+    from fastdeploy_lp.entrypoints.llm import LLM
+    from fastdeploy_lp.logits_processor import LogitsProcessor
+    from fastdeploy_lp.outputs import RequestOutput
+    from fastdeploy_lp.pooling_params import PoolingParams
+    from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 # Inside another program the library speaks up only when something is wrong; the server turns this up.
 logging.getLogger(__name__).setLevel(logging.WARNING)
@@ -20,6 +25,27 @@ __all__ = [
     "FDConfig",
     "LogitsProcessor",
     "PoolingParams",
+    "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "__version__",
 ]
+
+_HOMES = {
+    "LLM": "entrypoints.llm",
+    "AsyncLLM": "entrypoints.async_llm",
+    "EngineArgs": "config",
+    "FDConfig": "config",
+    "LogitsProcessor": "logits_processor",
+    "PoolingParams": "pooling_params",
+    "RequestOutput": "outputs",
+    "RequestOutputKind": "sampling_params",
+    "SamplingParams": "sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when they are used: a command that needs no engine starts without importing one."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -129,61 +129,94 @@ class FDConfig:
 class EngineArgs:
     """Flat engine options: `--max-num-seqs 8`, `max-num-seqs: 8` in YAML and `LLM(max_num_seqs=8)` all land here."""
 
-    model: str = field(metadata={"help": "model directory, GGUF file, or the name smollm2-135m"})
+    model: str = field(metadata={"group": "Model", "help": "model directory, GGUF file, or the name smollm2-135m"})
     served_model_name: str | None = field(
-        default=None, metadata={"help": "name in the API (default: the --model value)"}
+        default=None, metadata={"group": "Model", "help": "name in the API (default: the --model value)"}
     )
     logits_processors: list[str | type] = field(
         default_factory=list,
-        metadata={"help": "logits processors in execution order: builtin class name or module.path:ClassName"},
+        metadata={
+            "group": "Logits processors",
+            "help": "logits processors in execution order: builtin class name or module.path:ClassName",
+        },
     )
     logits_processors_on_error: str = field(
         default="fail",
         metadata={
+            "group": "Logits processors",
             "help": "when a logits processor raises: fail the requests that use it, skip it for the step, or abort",
             "choices": ON_ERROR,
         },
     )
     logits_processors_max_faults: int = field(
-        default=5, metadata={"help": "faults that put a logits processor into quarantine; 0 for never"}
+        default=5,
+        metadata={
+            "group": "Logits processors",
+            "help": "faults that put a logits processor into quarantine; 0 for never",
+        },
     )
     logits_processors_time_budget: float = field(
         default=1.0,
-        metadata={"help": "seconds of a step that one logits processor may take; 0 for no limit"},
+        metadata={
+            "group": "Logits processors",
+            "help": "seconds of a step that one logits processor may take; 0 for no limit",
+        },
     )
     vllm_compat: bool = field(
-        default=False, metadata={"help": "let packages that import vllm's logits-processor modules run without vLLM"}
+        default=False,
+        metadata={
+            "group": "Logits processors",
+            "help": "let packages that import vllm's logits-processor modules run without vLLM",
+        },
     )
     max_model_len: int | None = field(
         default=None,
-        metadata={"help": f"tokens of prompt plus output (default: the model's own, at most {DEFAULT_MAX_MODEL_LEN})"},
+        metadata={
+            "group": "Model",
+            "help": f"tokens of prompt plus output (default: the model's own, at most {DEFAULT_MAX_MODEL_LEN})",
+        },
     )
-    max_num_seqs: int = field(default=32, metadata={"help": "requests that run at once (slots)"})
+    max_num_seqs: int = field(default=32, metadata={"group": "Scheduling", "help": "requests that run at once (slots)"})
     max_num_batched_tokens: int = field(
         default=DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        metadata={"help": "tokens that one step computes: one a running request, the rest for prompts, cut as needed"},
+        metadata={
+            "group": "Scheduling",
+            "help": "tokens that one step computes: one a running request, the rest for prompts, cut as needed",
+        },
     )
     max_waiting_requests: int = field(
         default=DEFAULT_MAX_WAITING_REQUESTS,
-        metadata={"help": "requests that may wait for a slot before further ones are refused with status 429"},
+        metadata={
+            "group": "Scheduling",
+            "help": "requests that may wait for a slot before further ones are refused with status 429",
+        },
     )
     enable_prefix_caching: bool = field(
-        default=True, metadata={"help": "let requests that begin alike share what was computed of their prompts"}
+        default=True,
+        metadata={
+            "group": "KV cache",
+            "help": "let requests that begin alike share what was computed of their prompts",
+        },
     )
-    block_size: int = field(default=16, metadata={"help": "tokens in one block of the KV cache"})
+    block_size: int = field(default=16, metadata={"group": "KV cache", "help": "tokens in one block of the KV cache"})
     num_gpu_blocks_override: int | None = field(
         default=None,
         metadata={
-            "help": "blocks of the KV cache (default: all slots at full length, or as many as the memory share holds)"
+            "group": "KV cache",
+            "help": "blocks of the KV cache (default: all slots at full length, or as many as the memory share holds)",
         },
     )
     gpu_memory_utilization: float = field(
         default=0.9,
-        metadata={"help": "share of the device's free memory (on the CPU: main memory) for weights and KV cache"},
+        metadata={
+            "group": "KV cache",
+            "help": "share of the device's free memory (on the CPU: main memory) for weights and KV cache",
+        },
     )
     logprobs_mode: str = field(
         default="raw_logprobs",
         metadata={
+            "group": "Logits processors",
             "help": "what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
             "choices": LOGPROBS_MODES,
         },
@@ -191,6 +224,7 @@ class EngineArgs:
     pooling_type: str = field(
         default=DEFAULT_POOLING_TYPE,
         metadata={
+            "group": "Model",
             "help": "what an embedding is made of: the mean of all hidden states of the prompt, or the last one",
             "choices": POOLING_TYPES,
         },
@@ -198,6 +232,7 @@ class EngineArgs:
     quantization: str | None = field(
         default=None,
         metadata={
+            "group": "Model",
             "help": "w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
             "choices": QUANTIZATIONS,
         },
@@ -205,32 +240,47 @@ class EngineArgs:
     kv_cache_dtype: str = field(
         default="auto",
         metadata={
+            "group": "KV cache",
             "help": "element type of the KV cache; auto is float16 with --quantization, else float32",
             "choices": KV_CACHE_DTYPES,
         },
     )
     chat_template: str | None = field(
-        default=None, metadata={"help": "file with a jinja chat template, or the template itself, for the model's own"}
+        default=None,
+        metadata={
+            "group": "Chat",
+            "help": "file with a jinja chat template, or the template itself, for the model's own",
+        },
     )
     trust_request_chat_template: bool = field(
-        default=False, metadata={"help": "let requests send a chat template of their own, which runs in a sandbox"}
+        default=False,
+        metadata={"group": "Chat", "help": "let requests send a chat template of their own, which runs in a sandbox"},
     )
     tool_call_parser: str | None = field(
-        default=None, metadata={"help": "how tool calls are read: hermes (default: what the chat template shows)"}
+        default=None,
+        metadata={"group": "Chat", "help": "how tool calls are read: hermes (default: what the chat template shows)"},
     )
     enable_auto_tool_choice: bool = field(
-        default=True, metadata={"help": "let the model decide whether to call the tools that a chat request sends"}
+        default=True,
+        metadata={"group": "Chat", "help": "let the model decide whether to call the tools that a chat request sends"},
     )
     reasoning_parser: str | None = field(
         default=None,
-        metadata={"help": "tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)"},
+        metadata={
+            "group": "Chat",
+            "help": "tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
+        },
     )
     engine_worker_queue_port: int | None = field(
         default=None,
-        metadata={"help": "loopback TCP port between API process and worker (default: a private unix socket)"},
+        metadata={
+            "group": "Processes",
+            "help": "loopback TCP port between API process and worker (default: a private unix socket)",
+        },
     )
     cache_queue_port: int | None = field(
-        default=None, metadata={"help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"}
+        default=None,
+        metadata={"group": "KV cache", "help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"},
     )
 
     def __post_init__(self) -> None:

@@ -58,13 +58,27 @@ class CompletionOutput:
         return replace(self, token_ids=list(self.token_ids), logprobs=logprobs, text_offsets=list(self.text_offsets))
 
 
+@dataclass(slots=True, frozen=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds since 1970; differences between them follow a monotonic clock.
+
+    `first_token_time` and `finished_time` are None as long as that has not happened.
+    """
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them.
 
+    `prompt_index` is the prompt's place among those of one call of `LLM.generate` or `LLM.chat`.
     `num_cached_tokens` of the prompt's tokens were found in the prefix cache and not computed for this request.
     With `SamplingParams.prompt_logprobs`, `prompt_logprobs` has one dict a prompt token, by token id, the prompt's own
     first; None at the first token, which nothing predicts.
+    A request that could not go on has an `error_msg` and an HTTP status other than 200 as its `error_code`.
     """
 
     request_id: str
@@ -74,10 +88,10 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-    def snapshot(self) -> RequestOutput:
-        """A copy that does not grow with this one."""
-        return replace(self, completions=[each.snapshot() for each in self.completions])
+    metrics: RequestMetrics | None = None
+    prompt_index: int = 0
+    error_code: int = 200
+    error_msg: str | None = None
 
     @property
     def outputs(self) -> CompletionOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Any
 
@@ -14,6 +15,14 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 1e6
+
+
+class RequestOutputKind(enum.Enum):
+    """What each output of a stream holds: everything so far, what is new, or nothing before the whole answer."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -45,6 +54,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     logit_bias: the same for the builtin of OpenAI's own field, `{42: 5.0}`.
     logits_processors: processors by name, each with arguments of its own; only these see the request. A dict
         `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution.
+    output_kind: what each output of an offline stream holds; over HTTP every piece holds what is new.
 
     Raises ValueError naming the field and what is allowed.
     """
@@ -74,6 +84,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: dict[str, Any] | None = None
     logit_bias: dict[int | str, float] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MAX_N)
@@ -101,6 +112,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise ValueError(f"output_kind: must be a RequestOutputKind, not {self.output_kind!r}")
 
     def _check_penalties(self) -> None:
         _check_number("min_p", self.min_p, 0.0, 1.0)

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fastdeploy_lp.entrypoints.bench.serving import PROMPTS
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from serving import PROMPTS
 
 ALPHA = 0.7
 CALIBRATION_TOKENS = 64

@@ -11,11 +11,12 @@ from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
+from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from fastdeploy_lp.sampling_params import RequestOutputKind
 
 
 class Generation:
-    """What the engine feeds and one caller reads, as deltas (`async for`) or as a whole (`result`).
+    """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
 
     With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
     has one entry a completion, and `processors` names the logits processors that the request uses.
@@ -38,6 +39,8 @@ class Generation:
         arrival = time.monotonic()
         self.times = [SequenceTimes(arrival) for _ in self.completions]
         self.processors = list(processors)
+        self._arrival_time = time.time()
+        self._ended: float | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
@@ -58,7 +61,10 @@ class Generation:
 
     def notify(self) -> None:
         """Completions were fed."""
-        if self._stream or self.finished:
+        finished = self.finished
+        if finished:
+            self._ended = time.monotonic()
+        if self._stream or finished:
             self._wake()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
@@ -70,6 +76,7 @@ class Generation:
         """End what still runs, with the reason "abort" for the reader."""
         for completion in self.completions:
             completion.finish_reason = completion.finish_reason or "abort"
+        self._ended = time.monotonic()
         self._on_close(self)
         self._wake()
 
@@ -94,21 +101,51 @@ class Generation:
         finally:
             self.close()
 
-    async def result(self) -> RequestOutput:
-        """The whole answer; raises as `deltas` does."""
-        outputs = [CompletionOutput(completion.index, "", []) for completion in self.completions]
+    async def outputs(
+        self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer as it grows, in copies of the caller's own; leaving early aborts. Raises as `deltas` does.
+
+        Of kind DELTA, an output holds the completions that grew, each with what it gained.
+        """
+        completions = [CompletionOutput(completion.index, "", []) for completion in self.completions]
         async with aclosing(self.deltas()) as batches:
             async for deltas in batches:
                 for delta in deltas:
-                    outputs[delta.index].extend(delta)
+                    completions[delta.index].extend(delta)
+                finished = all(each.finish_reason is not None for each in completions)
+                if kind is RequestOutputKind.DELTA:
+                    yield self._output([_gained(delta) for delta in deltas], finished=finished)
+                elif finished:
+                    yield self._output(completions, finished=True)
+                elif kind is RequestOutputKind.CUMULATIVE:
+                    yield self._output([each.snapshot() for each in completions], finished=False)
+
+    async def result(self) -> RequestOutput:
+        """The whole answer; raises as `deltas` does."""
+        async with aclosing(self.outputs(RequestOutputKind.FINAL_ONLY)) as outputs:
+            return await anext(outputs)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """When the request came, began to answer and ended."""
+
+        def since_1970(moment: float | None) -> float | None:
+            return None if moment is None else self._arrival_time + (moment - self.times[0].arrival)
+
+        first_token = min((each.first_token for each in self.times if each.first_token is not None), default=None)
+        return RequestMetrics(self._arrival_time, since_1970(first_token), since_1970(self._ended))
+
+    def _output(self, completions: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             self.prompt.text,
             self.prompt.token_ids,
-            outputs,
-            finished=True,
+            completions,
+            finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs,
+            metrics=self.metrics,
         )
 
     def _wake(self) -> None:
@@ -122,3 +159,10 @@ class Generation:
             self._waiter = self._loop.create_future()
             await self._waiter
         self._news = False
+
+
+def _gained(delta: CompletionDelta) -> CompletionOutput:
+    """What is new, as an output of its own."""
+    output = CompletionOutput(delta.index, "", [])
+    output.extend(delta)
+    return output

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from typing_extensions import Unpack
+
 from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
+from fastdeploy_lp.outputs import EmbeddingRequestOutput, RequestOutput
 from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 
 class AsyncLLM:
@@ -31,7 +36,8 @@ class AsyncLLM:
         self._setup = declare(model, logits_processors, engine_args)
         self._starting = asyncio.Lock()
         self._engine: EngineClient | None = None
-        self._running: dict[str, Generation | Pooling] = {}
+        # None while it is being admitted.
+        self._running: dict[str, Generation | Pooling | None] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -49,36 +55,38 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        prompt: PromptInput | Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The answer to a text, token-id or chat prompt as it grows: each output holds everything so far.
+        """The answer to a prompt as it grows; `sampling_params.output_kind` says what each output holds.
+
+        prompt: a text, token ids, `{"prompt": …}`, `{"prompt_token_ids": …}`, or the messages of a chat.
+        request_id: a name for `abort`, None for one of its own.
 
         Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for a request that
         cannot be served, QueueFullError when `max_waiting_requests` wait already, RequestFailedError for one that could
         not go on and EngineDeadError without a worker.
         """
-        engine = self._require_engine()
-        chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        tokens = engine.inputs.chat_prompt(prompt) if chat else engine.inputs.prompt(prompt)  # type: ignore[arg-type]
-        unique = self._unique_id(request_id)
-        settled = engine.inputs.settle(sampling_params or SamplingParams(), tokens)
-        (generation,) = await engine.generate([EngineRequest(unique, tokens, settled)], stream=True)
-        completions = [CompletionOutput(each.index, "", []) for each in generation.completions]
-        output = RequestOutput(request_id or unique, tokens.text, tokens.token_ids, completions)
-        self._running[output.request_id] = generation
-        try:
-            async with aclosing(generation.deltas()) as batches:
-                async for deltas in batches:
-                    for delta in deltas:
-                        completions[delta.index].extend(delta)
-                    output.num_cached_tokens = generation.num_cached_tokens
-                    output.prompt_logprobs = generation.prompt_logprobs
-                    output.finished = all(each.finish_reason is not None for each in completions)
-                    yield output.snapshot()
-        finally:
-            del self._running[output.request_id]
+        inputs = self._require_engine().inputs
+        chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        tokens = inputs.chat_prompt(prompt) if chat else read_prompt(inputs, prompt)  # type: ignore[arg-type]
+        async with aclosing(self._answer(tokens, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **chat_options: Unpack[ChatKeywords],
+    ) -> AsyncIterator[RequestOutput]:
+        """The answer to a conversation as `generate` gives it; `chat_options` are those of `LLM.chat`."""
+        prompt = self._require_engine().inputs.chat_prompt(messages, ChatOptions(**chat_options))
+        async with aclosing(self._answer(prompt, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def embed(
         self,
@@ -105,8 +113,9 @@ class AsyncLLM:
 
         One that is not running is left alone.
         """
-        if request_id in self._running:
-            self._running[request_id].abort()
+        running = self._running.get(request_id)
+        if running is not None:
+            running.abort()
 
     @property
     def logits_processors(self) -> list[ProcessorInfo]:
@@ -128,6 +137,25 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+    async def _answer(
+        self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        engine, params = self._require_engine(), sampling_params or SamplingParams()
+        unique = self._unique_id(request_id)
+        name = request_id or unique
+        request = EngineRequest(unique, prompt, engine.inputs.settle(params, prompt))
+        wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        self._running[name] = None
+        try:
+            (generation,) = await engine.generate([request], stream=wakes)
+            self._running[name] = generation
+            async with aclosing(generation.outputs(params.output_kind)) as outputs:
+                async for output in outputs:
+                    output.request_id = name
+                    yield output
+        finally:
+            del self._running[name]
 
     def _unique_id(self, request_id: str | None) -> str:
         """The engine's name for a request; raises InvalidRequestError for one that runs already."""

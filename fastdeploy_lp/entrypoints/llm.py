@@ -6,23 +6,31 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
+from typing_extensions import Unpack
 
+from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.outputs import EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.entrypoints.loop_thread import LoopThread
+from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, listed, read_prompt
+from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
 from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 Result = TypeVar("Result")
-Params = TypeVar("Params", SamplingParams, PoolingParams)
-Conversation = Sequence[Mapping[str, Any]]
+AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
+Progress: TypeAlias = bool | Callable[..., Any]
 
 
 class LLM:
@@ -38,7 +46,7 @@ class LLM:
 
     def __init__(self, model: str, *, logits_processors: Sequence[str | type] = (), **engine_args: Any) -> None:
         setup = declare(model, logits_processors, engine_args)
-        self._loop = _LoopThread()
+        self._loop = LoopThread()
         self._engine = self._loop.run(_create(EngineClient, setup.fd_config, setup.declared))
         config = setup.fd_config.scheduler_config
         self._turns = asyncio.Semaphore(config.max_num_seqs + config.max_waiting_requests)
@@ -49,35 +57,106 @@ class LLM:
             self.shutdown()
             raise
 
+    @overload
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | None = None,
         *,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or many (a list of such lists), in order."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._engine.inputs.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self._run(prompts, sampling_params, use_tqdm=use_tqdm)
+        stream: Literal[False] = False,
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | None = None,
+        *,
+        stream: Literal[True],
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
+    ) -> Iterator[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | None = None,
+        *,
+        stream: bool = False,
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+        **chat_options: Unpack[ChatKeywords],
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Answer one conversation (a list of messages) or many (a list of such lists), as `generate` does.
+
+        tools: function tools in OpenAI's shape, for templates that show them to the model.
+        chat_template: a jinja template to use instead of the model's own; chat_template_kwargs: variables for it.
+        add_generation_prompt: end the prompt with the beginning of an answer, as it does by default.
+        continue_final_message: let the model go on with the last message instead.
+        """
+        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = ChatOptions(**chat_options)
+        prompts = [self._engine.inputs.chat_prompt(conversation, options) for conversation in conversations]
+        return self._run(prompts, sampling_params, stream, use_tqdm, raise_on_error)
+
+    @overload
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params | None = None,
+        *,
+        stream: Literal[False] = False,
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params | None = None,
+        *,
+        stream: Literal[True],
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+    ) -> Iterator[RequestOutput]: ...
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params | None = None,
         *,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """Continue one prompt or many, given as text or as token ids, in order."""
-        many: Sequence[Any] = [prompts] if _is_single(prompts) else prompts
-        return self._run([self._engine.inputs.prompt(p) for p in many], sampling_params, use_tqdm=use_tqdm)
+        stream: bool = False,
+        use_tqdm: Progress = True,
+        raise_on_error: bool = True,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Continue one prompt or many, each a text, token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`.
+
+        sampling_params: one for all prompts, or a list with one a prompt.
+        stream: False gives the answers in the order of the prompts. True gives an iterator over outputs that grow, as
+            they come: `prompt_index` says whose they are, `SamplingParams.output_kind` what they hold. Requests begin
+            with the first step of the iterator; closing it aborts what still runs.
+        use_tqdm: a progress bar on stderr, or a callable that is called as `tqdm` is and makes one; not with `stream`.
+        raise_on_error: what happens when a request cannot go on. True ends all requests of the call with its exception
+            (RequestFailedError, ProcessorUnavailableError, EngineDeadError); False gives it an output with
+            `error_msg` and `error_code`, and the others their answers.
+
+        Raises InvalidRequestError (a ValueError) that names the field before anything runs, and RuntimeError after
+        `shutdown`.
+        """
+        found = [read_prompt(self._engine.inputs, prompt, path) for path, prompt in listed(prompts)]
+        return self._run(found, sampling_params, stream, use_tqdm, raise_on_error)
 
     def embed(
         self,
         prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Progress = True,
     ) -> list[EmbeddingRequestOutput]:
         """The embeddings of one prompt or many, given as text or as token ids, in order.
 
@@ -92,7 +171,7 @@ class LLM:
             PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, inputs.settle_pooling(each))
             for prompt, each in zip(tokens, params, strict=True)
         ]
-        with tqdm(total=len(requests), desc="embedding", unit="prompt", disable=not use_tqdm) as progress:
+        with _progress(use_tqdm, len(requests), "embedding") as progress:
             return self._loop.run(_all_or_none([self._embed_one(request, progress) for request in requests]))
 
     def shutdown(self) -> None:
@@ -122,76 +201,97 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        *,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
+        sampling_params: Params | None,
+        stream: bool,
+        use_tqdm: Progress,
+        raise_on_error: bool,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
         params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
-        with tqdm(total=len(prompts), desc="generating", unit="prompt", disable=not use_tqdm) as progress:
-            return self._loop.run(self._generate_all(prompts, params, progress))
+        # All are settled before the first one is sent, so that a bad one does not leave the others running.
+        requests = [
+            EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, self._engine.inputs.settle(each, prompt))
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+        if stream:
+            return self._loop.iterate(self._stream_all(requests, raise_on_error))
+        with _progress(use_tqdm, len(requests), "generating") as progress:
+            return self._loop.run(self._generate_all(requests, progress, raise_on_error))
 
     async def _generate_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: tqdm[Any]
+        self, requests: Sequence[EngineRequest], progress: Any, raise_on_error: bool
     ) -> list[RequestOutput]:
-        # All are settled before the first one is sent, so that a bad one does not leave the others running.
-        settled = [self._engine.inputs.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
-        pairs = zip(prompts, settled, strict=True)
-        return await _all_or_none([self._generate_one(prompt, each, progress) for prompt, each in pairs])
+        async def answer(request: EngineRequest, index: int) -> RequestOutput:
+            async with aclosing(self._answer(request, index, raise_on_error, stream=False)) as outputs:
+                output = await anext(outputs)
+            progress.update(1)
+            return output
 
-    async def _generate_one(self, prompt: Prompt, settled: Settled, progress: tqdm[Any]) -> RequestOutput:
-        request = EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, settled)
-        # There may be more prompts than may wait: those that have no turn yet wait here.
-        async with self._turns:
-            (generation,) = await self._engine.generate([request], bounded=False)
-            output = await generation.result()
-        progress.update()
-        return output
+        return await _all_or_none([answer(request, index) for index, request in enumerate(requests)])
 
-    async def _embed_one(self, request: PoolingRequest, progress: tqdm[Any]) -> EmbeddingRequestOutput:
+    async def _embed_one(self, request: PoolingRequest, progress: Any) -> EmbeddingRequestOutput:
         async with self._turns:
             (pooling,) = await self._engine.pool([request], bounded=False)
             output = await pooling.result()
-        progress.update()
+        progress.update(1)
         return EmbeddingRequestOutput.of(output)
 
+    async def _stream_all(
+        self, requests: Sequence[EngineRequest], raise_on_error: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
+        answers = [self._answer(request, index, raise_on_error, stream=True) for index, request in enumerate(requests)]
+        async with aclosing(merged(answers)) as outputs:
+            async for _, output in outputs:
+                yield output
 
-class _LoopThread:
-    """An event loop in a daemon thread, for callers that have none."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fastdeploy_lp-engine", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for it; an interrupt of the caller cancels it.
-
-        Raises RuntimeError once it is closed.
-        """
-        if self._loop.is_closed():
-            work.close()
-            raise RuntimeError("this LLM has been shut down")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    async def _answer(
+        self, request: EngineRequest, index: int, raise_on_error: bool, *, stream: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one request; the whole answer alone unless `stream`."""
+        kind = request.settled.params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Stop the loop and join its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            # There may be more prompts than may wait: those that have no turn yet wait here.
+            async with self._turns:
+                wakes = kind is not RequestOutputKind.FINAL_ONLY
+                (generation,) = await self._engine.generate([request], stream=wakes, bounded=False)
+                async with aclosing(generation.outputs(kind)) as outputs:
+                    async for output in outputs:
+                        output.prompt_index = index
+                        yield output
+        except (RequestFailedError, EngineDeadError) as error:
+            if raise_on_error:
+                raise
+            yield _failed(request, index, error)
 
 
 async def _create(kind: type[Result], *arguments: Any) -> Result:
     return kind(*arguments)
 
 
-def _shutdown(loop: _LoopThread, engine: EngineClient) -> None:
+def _shutdown(loop: LoopThread, engine: EngineClient) -> None:
+    if loop.is_current:  # the garbage collector may run in any thread, and this one must not wait for itself
+        threading.Thread(target=_shutdown, args=(loop, engine)).start()
+        return
     loop.run(engine.shutdown())
     loop.close()
+
+
+def _failed(request: EngineRequest, index: int, error: RequestFailedError | EngineDeadError) -> RequestOutput:
+    completions = [CompletionOutput(each, "", []) for each in range(request.settled.params.n)]
+    return RequestOutput(
+        request.request_id,
+        request.prompt.text,
+        request.prompt.token_ids,
+        completions,
+        finished=True,
+        prompt_index=index,
+        error_code=503 if isinstance(error, (EngineDeadError, ProcessorUnavailableError)) else 500,
+        error_msg=str(error),
+    )
+
+
+def _progress(use_tqdm: Progress, total: int, what: str) -> Any:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc=what, unit="prompt", disable=use_tqdm is False)
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -202,6 +302,7 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Resu
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_single(prompts: str | Sequence[Any]) -> bool:
@@ -209,7 +310,9 @@ def _is_single(prompts: str | Sequence[Any]) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
-def _one_a_prompt(name: str, params: Params | Sequence[Params] | None, default: Params, count: int) -> Sequence[Params]:
+def _one_a_prompt(
+    name: str, params: AnyParams | Sequence[AnyParams] | None, default: AnyParams, count: int
+) -> Sequence[AnyParams]:
     if params is None:
         return [default] * count
     if not isinstance(params, Sequence):

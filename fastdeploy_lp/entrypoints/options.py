@@ -16,6 +16,8 @@ Options = TypeVar("Options")
 class OptionsParser(argparse.ArgumentParser):
     """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
 
+    A field's metadata has its "help", and may have "choices", the "group" of the help page that it stands in (else the
+    first line of the dataclass's docstring) and "short" names beside the long one.
     What the command line says wins over the file; a key of the file that is no option is an error.
     """
 
@@ -23,11 +25,15 @@ class OptionsParser(argparse.ArgumentParser):
         super().__init__(**kwargs, formatter_class=_Formatter, allow_abbrev=False)
         self._groups = groups
         self.add_argument("--config", metavar="FILE", help="YAML file with these same options")
+        sections: dict[str, Any] = {}
         for group in groups:
-            section = self.add_argument_group(group.__name__)
             hints = get_type_hints(group)
             for field in dataclasses.fields(group):
-                section.add_argument(_flag(field.name), dest=field.name, **_argument(field, hints[field.name]))
+                title = field.metadata.get("group") or _first_line(group)
+                section = sections.get(title) or self.add_argument_group(title)
+                sections[title] = section
+                names = [*field.metadata.get("short", ()), _flag(field.name)]
+                section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
 
     def parse_options(self, argv: Sequence[str] | None = None) -> list[Any]:
         """One object of each dataclass; ends the process with status 2 and one line for anything wrong."""
@@ -67,6 +73,11 @@ class OptionsParser(argparse.ArgumentParser):
         if not _fits(value, hints[name]):
             raise ValueError(f"--config {path}: {key}: {value!r} has the wrong type")
         return value
+
+
+def _first_line(group: type[Any]) -> str:
+    """What a dataclass says of itself, as a title."""
+    return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".")
 
 
 class _Formatter(argparse.HelpFormatter):

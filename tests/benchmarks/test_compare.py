@@ -14,8 +14,6 @@ from typing import Any
 
 import compare
 import pytest
-import serving
-from http_client import Client
 from peers.contender import (
     Contender,
     hugging_face_contender,
@@ -32,6 +30,8 @@ from peers.server_process import ServerError, ServerProcess
 from support.server import process_exists, wait_until
 
 from fastdeploy_lp.checkpoint import resolve_model
+from fastdeploy_lp.entrypoints.bench.http_client import Client
+from fastdeploy_lp.entrypoints.bench.load import ChatStream, Sample, SSEDecoder
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "compare.py"
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
@@ -293,19 +293,19 @@ def test_hugging_face_peer_answers_as_the_reference(golden_cases: list[dict[str,
     limit = len(cases[0]["output_ids"]) + 2
     common = {"max_tokens": limit, "stream": True}
 
-    async def ask(client: Client, body: dict[str, Any]) -> tuple[str, serving.Sample]:
+    async def ask(client: Client, body: dict[str, Any]) -> tuple[str, Sample]:
         received = bytearray()
         await client.exchange(
             "POST", "chat/completions", json.dumps(body).encode(), lambda _, part: received.extend(part)
         )
-        sample = serving.Sample(0.0)
-        stream = serving.ChatStream(sample)
+        sample = Sample(0.0)
+        stream = ChatStream(sample)
         stream.receive(200, bytes(received))
         stream.finish()
-        payloads = [json.loads(x) for x in serving.SSEDecoder().feed(bytes(received)) if x != "[DONE]"]
+        payloads = [json.loads(x) for x in SSEDecoder().feed(bytes(received)) if x != "[DONE]"]
         return "".join(c["delta"].get("content", "") for x in payloads for c in x["choices"]), sample
 
-    async def ask_all(url: str) -> list[tuple[str, serving.Sample]]:
+    async def ask_all(url: str) -> list[tuple[str, Sample]]:
         client = Client(f"{url}/v1", {})
         full = {"messages": cases[0]["messages"], "ignore_eos": True} | common
         bodies = [{"messages": case["messages"]} | common for case in cases]

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 import pytest
-from http_client import Client, HTTPClientError
+
+from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde"

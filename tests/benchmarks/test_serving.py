@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import socket
@@ -21,23 +20,13 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from fastdeploy_lp.entrypoints.bench.load import Sample, SSEDecoder, has_text
+from fastdeploy_lp.entrypoints.bench.results import percentile, summarise
+from fastdeploy_lp.entrypoints.bench.serving import main, parse_arguments
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "serving.py"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
 DONE = b"data: [DONE]\n\n"
-
-
-def load_script() -> Any:
-    """Import the script by its path: ``benchmarks`` is a folder of programs, not a package."""
-    spec = importlib.util.spec_from_file_location("benchmarks_serving", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = load_script()
 
 
 def event(**fields: Any) -> bytes:
@@ -292,7 +281,7 @@ def test_smoke_and_its_overrides() -> None:
     assert done.returncode == 0, done.stderr
     assert len(server.bodies) == 2 * 4
     assert {body["max_tokens"] for body in server.bodies} == {3}
-    args = serving.parse_arguments(["--smoke"])
+    args = parse_arguments(["--smoke"])
     assert (args.concurrency, args.requests_per_level, args.max_tokens) == ([1, 2], 4, 8)
 
 
@@ -335,7 +324,7 @@ def test_decoder_does_not_depend_on_the_reads(size: int) -> None:
     stream = (
         ': ping\r\n\r\ndata: {"t": "é世🙂\u2028"}\r\n\r\nid: 4\ndata:tight\n\ndata: a\ndata: b\n\n\ndata: rest'.encode()
     )
-    decoder = serving.SSEDecoder()
+    decoder = SSEDecoder()
     payloads = [out for i in range(0, len(stream), size) for out in decoder.feed(stream[i : i + size])]
     assert payloads == ['{"t": "é世🙂\u2028"}', "tight", "a\nb"]
 
@@ -343,32 +332,32 @@ def test_decoder_does_not_depend_on_the_reads(size: int) -> None:
 def test_percentile() -> None:
     """Percentiles interpolate between ranks, whatever the order of the values."""
     hundred_and_one = [float(value) for value in range(100, -1, -1)]
-    assert [serving.percentile(hundred_and_one, q) for q in (1, 50, 90, 99)] == [1, 50, 90, 99]
-    assert serving.percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert serving.percentile([10.0, 20.0], 90) == pytest.approx(19)
-    assert serving.percentile([10.0, 20.0], 99) == pytest.approx(19.9)
-    assert serving.percentile([7.0], 99) == 7
+    assert [percentile(hundred_and_one, q) for q in (1, 50, 90, 99)] == [1, 50, 90, 99]
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([10.0, 20.0], 90) == pytest.approx(19)
+    assert percentile([10.0, 20.0], 99) == pytest.approx(19.9)
+    assert percentile([7.0], 99) == 7
     with pytest.raises(ValueError, match="data point"):
-        serving.percentile([], 50)
+        percentile([], 50)
 
 
 def test_sample_times() -> None:
     """Times are undefined, not zero, where the stream does not show them."""
-    sample = serving.Sample(started=10.0, first_text=10.5, last_text=12.5, ended=13.0, output_tokens=5)
+    sample = Sample(started=10.0, first_text=10.5, last_text=12.5, ended=13.0, output_tokens=5)
     assert (sample.ttft, sample.tpot, sample.latency) == (0.5, 0.5, 3.0)
-    at_once = serving.Sample(started=10.0, first_text=10.5, last_text=10.5, ended=13.0, output_tokens=5)
+    at_once = Sample(started=10.0, first_text=10.5, last_text=10.5, ended=13.0, output_tokens=5)
     assert (at_once.ttft, at_once.tpot) == (0.5, None)
-    single = serving.Sample(started=10.0, first_text=10.5, last_text=10.6, ended=13.0, output_tokens=1)
+    single = Sample(started=10.0, first_text=10.5, last_text=10.6, ended=13.0, output_tokens=1)
     assert single.tpot is None
-    silent = serving.Sample(started=10.0, ended=13.0, output_tokens=5)
+    silent = Sample(started=10.0, ended=13.0, output_tokens=5)
     assert (silent.ttft, silent.tpot) == (None, None)
 
 
 def test_summary_leaves_failures_out_of_the_rates() -> None:
     """A failed request adds no tokens and no latency, but the time it took is part of the wall time."""
-    good = serving.Sample(started=0.0, first_text=1.0, last_text=2.0, ended=2.0, prompt_tokens=3, output_tokens=8)
-    bad = serving.Sample(started=1.0, first_text=2.0, last_text=3.0, ended=4.0, output_tokens=0, error="cut off")
-    level = serving.summarise([good, bad], 10)
+    good = Sample(started=0.0, first_text=1.0, last_text=2.0, ended=2.0, prompt_tokens=3, output_tokens=8)
+    bad = Sample(started=1.0, first_text=2.0, last_text=3.0, ended=4.0, output_tokens=0, error="cut off")
+    level = summarise([good, bad], 10)
     assert (level["wall_s"], level["output_tokens_per_s"], level["requests_per_s"]) == (4.0, 2.0, 0.25)
     assert (level["completed"], level["errors"], level["first_error"]) == (1, 1, "cut off")
     assert level["mean_in_flight"] == (2.0 + 3.0) / 4.0
@@ -389,13 +378,13 @@ def test_summary_leaves_failures_out_of_the_rates() -> None:
 )
 def test_has_text(delta: dict[str, Any] | None, expected: bool) -> None:
     """Only generated text counts as the first token, the text of a reasoning model's thoughts included."""
-    assert serving.has_text({"choices": [{"index": 0, "delta": delta}]}) is expected
+    assert has_text({"choices": [{"index": 0, "delta": delta}]}) is expected
 
 
 def test_has_text_without_choices() -> None:
     """The usage chunk holds no choice."""
-    assert not serving.has_text({"choices": []})
-    assert not serving.has_text({"choices": None})
+    assert not has_text({"choices": []})
+    assert not has_text({"choices": None})
 
 
 @pytest.mark.parametrize(
@@ -412,7 +401,7 @@ def test_has_text_without_choices() -> None:
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Arguments that cannot work end the run before any request, with status 2."""
     with pytest.raises(SystemExit) as error:
-        serving.main(arguments)
+        main(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -423,5 +412,5 @@ def test_bad_prompt_file(content: bytes | None, tmp_path: Path, capsys: pytest.C
     prompts = tmp_path / "prompts.txt"
     if content is not None:
         prompts.write_bytes(content)
-    assert serving.main(["--prompt-file", str(prompts)]) == 1
+    assert main(["--prompt-file", str(prompts)]) == 1
     assert capsys.readouterr().err.startswith("error: ")

@@ -8,15 +8,15 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-import serving
 from soak import Result, max_inversion, parse_arguments, start_order
 from soak_memory import Point, growth_mb, parse_metrics, parse_status, status_mb, worker_pid
 from soak_plot import render_svg
 from soak_requests import ABORTED, MAX_TOKENS, MAX_WORDS, random_plans
 
+from fastdeploy_lp.entrypoints.bench.load import Sample
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 
-SAMPLE = serving.Sample(started=1.0, ended=3.0, first_text=2.0)
+SAMPLE = Sample(started=1.0, ended=3.0, first_text=2.0)
 IDLE = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_blocks_used": 0.0}
 
 
@@ -92,7 +92,7 @@ def test_status_and_metrics_are_read() -> None:
 
 def test_every_broken_must_is_named() -> None:
     """A clean result has none; a failure, something left over and a missing metric each have one."""
-    failed = serving.Sample(started=1.0, error="HTTP 500")
+    failed = Sample(started=1.0, error="HTTP 500")
     assert Result([SAMPLE], left_over=IDLE).broken == []
     assert "HTTP 500" in Result([SAMPLE, failed], left_over=IDLE).broken[0]
     assert "kv_cache_blocks_used is 3" in Result([SAMPLE], left_over=IDLE | {"kv_cache_blocks_used": 3.0}).broken[0]
@@ -102,7 +102,7 @@ def test_every_broken_must_is_named() -> None:
 
 def test_the_report_counts_waits_of_aborted_requests() -> None:
     """But not as completed ones."""
-    slow = serving.Sample(started=0.0, first_text=9.0)
+    slow = Sample(started=0.0, first_text=9.0)
     report = Result([SAMPLE], aborted=[slow], left_over=IDLE).report()
     assert (report["completed"], report["aborted"], report["failed"]) == (1, 1, 0)
     assert report["ttft_ms"]["max"] == 9000

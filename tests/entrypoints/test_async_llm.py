@@ -15,7 +15,7 @@ from support.documents import DummyLogitsProcessor
 from support.served_faults import RaisesOnBoom
 from support.server import process_exists, wait_until
 
-from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, SamplingParams
+from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -32,7 +32,7 @@ ABORT_SECONDS = 5.0
 MAX_FAULTS = 2
 
 Case = dict[str, Any]
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Result = TypeVar("Result")
 
 
@@ -164,6 +164,45 @@ def test_a_request_id_comes_back(engine: Engine) -> None:
     assert engine.run(ids()) == {"mine"}
     # It is free again.
     assert engine.run(ids()) == {"mine"}
+
+
+@pytest.mark.parametrize("form", ["prompt", "prompt_token_ids"])
+def test_a_prompt_may_be_a_dict(engine: Engine, golden_cases: list[Case], form: str) -> None:
+    case = golden_cases[0]
+    prompt = {form: case["rendered" if form == "prompt" else "prompt_ids"]}
+    output = engine.run(answer(engine.llm, prompt, SamplingParams(temperature=0, max_tokens=32)))
+    assert tokens(output) == case["output_ids"]
+    with pytest.raises(InvalidRequestError, match=r"prompt\.text: is no part of a prompt"):
+        engine.run(answer(engine.llm, {"text": "Hi"}))
+
+
+def test_a_chat_takes_what_templates_take(engine: Engine) -> None:
+    async def prompt() -> str | None:
+        template = "{{ greeting }} {{ messages[0].content }}"
+        options = {"chat_template": template, "chat_template_kwargs": {"greeting": "Ho"}}
+        return [output.prompt async for output in engine.llm.chat(HELLO, PLAIN, "mine", **options)][-1]
+
+    assert engine.run(prompt()) == "Ho Hello!"
+
+
+def test_every_kind_of_output_tells_the_same(engine: Engine) -> None:
+    fields: dict[str, Any] = {"n": 2, "seed": 3, "max_tokens": 20, "logprobs": 1}
+
+    async def outputs(kind: RequestOutputKind) -> list[RequestOutput]:
+        params = SamplingParams(**fields, output_kind=kind)
+        return [output async for output in engine.llm.generate("Once upon", params, request_id="mine")]
+
+    cumulative, deltas, final = (engine.run(outputs(kind)) for kind in RequestOutputKind)
+    assert len(final) == 1
+    assert cumulative[-1].completions == final[0].completions
+    assert len(deltas) > 3
+    for whole in final[0].completions:
+        parts = [part for output in deltas for part in output.completions if part.index == whole.index]
+        assert "".join(part.text for part in parts) == whole.text
+        assert [token for part in parts for token in part.token_ids] == whole.token_ids
+        assert [entry for part in parts for entry in part.logprobs or []] == whole.logprobs
+    assert {output.request_id for output in (*cumulative, *deltas, *final)} == {"mine"}
+    assert [output.finished for output in deltas] == [False] * (len(deltas) - 1) + [True]
 
 
 # Refusals

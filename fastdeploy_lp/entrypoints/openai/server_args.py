@@ -15,6 +15,10 @@ DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
+def _keys_of_environment() -> list[str]:
+    return [key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key.strip()]
+
+
 @dataclass
 class ServerArgs:
     """Options of the HTTP server; raises ValueError naming the option that cannot be used."""
@@ -26,7 +30,7 @@ class ServerArgs:
         default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
     )
     api_key: list[str] = field(
-        default_factory=list,
+        default_factory=_keys_of_environment,
         repr=False,
         metadata={
             "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
@@ -77,15 +81,10 @@ class ServerArgs:
             raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
         if not all(key.strip() for key in self.api_key):
             raise ValueError("api_key: must not be empty")
+        self.api_key = [key.strip() for key in self.api_key]
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ValueError("allow_credentials: allowed_origins must name the origins that may send them, without *")
         self._check_tls()
-
-    def api_keys(self) -> list[str]:
-        """The keys of which clients have to send one; empty if they need none."""
-        if self.api_key:
-            return [key.strip() for key in self.api_key]
-        return [key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key.strip()]
 
     def _check_tls(self) -> None:
         """Now, so that it is told before a model loads."""

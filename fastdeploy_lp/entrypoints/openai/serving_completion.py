@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
 from fastdeploy_lp.entrypoints.openai.errors import describe
@@ -26,7 +26,7 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     each_prompt,
     usage_of,
 )
-from fastdeploy_lp.outputs import CompletionDelta, RequestOutput
+from fastdeploy_lp.outputs import RequestOutput
 
 
 class ServingCompletion:
@@ -73,7 +73,7 @@ class ServingCompletion:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
         try:
             events = CompletionEvents(self._serving, generations, request)
-            async with aclosing(_merged(generations)) as batches:
+            async with aclosing(merged([each.deltas() for each in generations])) as batches:
                 async for place, deltas in batches:
                     if encoded := b"".join([events.of(place, delta) for delta in deltas]):
                         yield encoded
@@ -85,33 +85,3 @@ class ServingCompletion:
             for generation in generations:
                 generation.close()
         yield DONE
-
-
-async def _merged(
-    generations: Sequence[Generation],
-) -> AsyncGenerator[tuple[int, list[CompletionDelta]], None]:
-    """Deltas of all generations as they come, with the place of their prompt."""
-    # One place: a slow reader holds back its own request's deltas, which merge while they wait.
-    queue: asyncio.Queue[tuple[int, list[CompletionDelta]] | None] = asyncio.Queue(maxsize=1)
-
-    async def forward(generation: Generation, place: int) -> None:
-        async with aclosing(generation.deltas()) as batches:
-            async for deltas in batches:
-                await queue.put((place, deltas))
-
-    async def forward_all() -> None:
-        try:
-            await asyncio.gather(*readers)
-        finally:
-            await queue.put(None)
-
-    readers = [asyncio.ensure_future(forward(each, place)) for place, each in enumerate(generations)]
-    everyone = asyncio.ensure_future(forward_all())
-    try:
-        while (item := await queue.get()) is not None:
-            yield item
-        await everyone
-    finally:
-        for task in (*readers, everyone):
-            task.cancel()
-        await asyncio.gather(*readers, everyone, return_exceptions=True)

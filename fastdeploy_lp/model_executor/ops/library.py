@@ -36,6 +36,22 @@ def compiled_ops() -> ctypes.CDLL | None:
         return None
 
 
+def describe_library() -> str:
+    """Which operators a worker would compute with; nothing is compiled."""
+    if not current_platform().runs_compiled_ops:
+        return f"Paddle's own: the platform {current_platform().name} has no others"
+    if os.environ.get(SWITCH) == "0":
+        return f"Paddle's own: {SWITCH}=0"
+    found = _find()
+    if found is None:
+        return f"none compiled for this processor yet; a worker would compile {library_name()} at its start"
+    try:
+        ctypes.CDLL(str(found))
+    except OSError as error:
+        return f"Paddle's own: {found} cannot be loaded: {error}"
+    return str(found)
+
+
 def _find() -> Path | None:
     places = [directory / library_name() for directory in (PACKAGED_DIRECTORY, _cache_directory())]
     return next((path for path in places if path.is_file()), None)

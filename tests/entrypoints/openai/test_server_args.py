@@ -48,7 +48,7 @@ def test_what_cannot_be_used_is_named(options: dict[str, Any], parts: list[str])
 def test_keys_may_be_repeated_or_listed() -> None:
     argv = ["--api-key", "a", "--api-key", "b", "c", "--allowed-origins", "https://x.example"]
     (args,) = OptionsParser(ServerArgs, prog="serve").parse_options(argv)
-    assert args.api_keys() == ["a", "b", "c"]
+    assert args.api_key == ["a", "b", "c"]
     assert args == ServerArgs(api_key=["a", "b", "c"], allowed_origins=["https://x.example"])
 
 

@@ -17,7 +17,7 @@ from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
     """The application behind the layers that the options ask for."""
     app = BodyLimitMiddleware(app, args.max_body_size)
-    keys = args.api_keys()
+    keys = args.api_key
     if keys:
         app = AuthenticationMiddleware(app, keys)
     # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.

@@ -14,7 +14,7 @@ ABORTED = "abort"
 def fields_of(record: RequestRecord, route: str, status: int, seconds: float, *, with_prompts: bool) -> Fields:
     """The fields of a request's line; what only generating requests have is left out for others.
 
-    Times are seconds: `ttft` of the first completion that had a token, `queue` the longest wait for a slot.
+    Times are seconds: `ttft` until the first completion had a token, `queue` until the first one had a slot.
     """
     fields: Fields = {
         "request_id": record.request_id,
@@ -42,7 +42,7 @@ def _generated(generations: Sequence[Generation]) -> Fields:
         "output_tokens": sum(completion.num_tokens for completion in completions),
         "cached_tokens": sum(generation.num_cached_tokens for generation in generations),
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
-        "queue": round(max(queues), 6) if queues else None,
+        "queue": round(min(queues), 6) if queues else None,
         "processors": list(dict.fromkeys(name for generation in generations for name in generation.processors)),
         "finish_reasons": [completion.finish_reason or ABORTED for completion in completions],
     }

@@ -93,10 +93,10 @@ def test_keys_are_not_shown(guarded_server: ServerProcess) -> None:
 
 def test_keys_of_the_environment_count_unless_options_give_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTDEPLOY_LP_API_KEY", " one, two ,,")
-    assert ServerArgs().api_keys() == ["one", "two"]
-    assert ServerArgs(api_key=["three"]).api_keys() == ["three"]
+    assert ServerArgs().api_key == ["one", "two"]
+    assert ServerArgs(api_key=["three"]).api_key == ["three"]
     monkeypatch.delenv("FASTDEPLOY_LP_API_KEY")
-    assert ServerArgs().api_keys() == []
+    assert ServerArgs().api_key == []
 
 
 def test_without_keys_none_is_needed(strict_server: ServerProcess) -> None:

@@ -1,0 +1,88 @@
+"""The file that answers go to, which a later run takes up where an earlier one was broken off."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+# Every line begins so; what begins otherwise was not written here, and is left alone.
+BEGINNING = b'{"id": "batch_req_'
+
+
+class OutputFile:
+    """Appends whole lines; `with OutputFile(path) as output:` closes it.
+
+    A last line that was torn is removed, and its request is answered again. Raises ValueError for a file that holds
+    anything else or that another run writes to, and OSError where it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._answered: set[str] = set()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._lock()
+            self._take_up()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def has(self, custom_id: str | None, message: str = "") -> bool:
+        """Whether the request has its line; one without a `custom_id` is known by its error's message."""
+        return _key(custom_id, message) in self._answered
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line, at once."""
+        content = json.dumps(line, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+        while content:
+            content = content[os.write(self._file, content) :]
+        self._note(line)
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"output_file: {self._path} is being written by another run") from None
+
+    def _take_up(self) -> None:
+        whole = 0
+        with open(os.dup(self._file), "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if self._take_line(line):
+                    whole += len(line)
+                elif line.endswith(b"\n") or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                    reason = f"line {number} is no batch output; give another file"
+                    raise ValueError(f"output_file: {self._path}: {reason}")
+                if not line.endswith(b"\n"):
+                    break  # the last one: what follows is written below
+        os.ftruncate(self._file, whole)
+        os.lseek(self._file, 0, os.SEEK_END)
+        if whole and os.pread(self._file, 1, whole - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def _take_line(self, line: bytes) -> bool:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            return False
+        if not isinstance(content, dict) or not line.startswith(BEGINNING):
+            return False
+        self._note(content)
+        return True
+
+    def _note(self, line: dict[str, Any]) -> None:
+        self._answered.add(_key(line.get("custom_id"), (line.get("error") or {}).get("message", "")))
+
+
+def _key(custom_id: str | None, message: str) -> str:
+    return f"id {custom_id}" if custom_id is not None else f"error {message}"

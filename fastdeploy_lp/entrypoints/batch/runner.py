@@ -1,0 +1,113 @@
+"""Answers the requests of an input file, so many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from fastdeploy_lp.engine.errors import EngineDeadError
+from fastdeploy_lp.entrypoints.batch.in_process import Answer, exchange
+from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
+from fastdeploy_lp.entrypoints.batch.request_line import BadLineError, RequestLine, read_line
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass
+class Tally:
+    """What became of the lines."""
+
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+class BatchRunner:
+    """Sends requests to an application; each gets one line of output, whatever becomes of it."""
+
+    def __init__(self, app: ASGIApp, output: OutputFile, progress: Any) -> None:
+        self._app = app
+        self._output = output
+        self._progress = progress
+        self._seen: set[str] = set()
+        self.tally = Tally()
+
+    async def run(self, lines: Iterable[bytes], concurrency: int) -> None:
+        """Until every line has its answer; raises EngineDeadError, with nothing written for what it cost."""
+        queue = self._requests(lines)
+
+        async def work() -> None:
+            for request in queue:
+                await self._answer(request)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _requests(self, lines: Iterable[bytes]) -> Iterator[RequestLine]:
+        """Those still to be answered; lines that are none are answered here."""
+        for number, line in numbered(lines):
+            try:
+                request = read_line(line, number)
+                if request.custom_id in self._seen:
+                    raise BadLineError(None, f"line {number}: custom_id: {request.custom_id!r} has come before")
+            except BadLineError as error:
+                self._refuse(error)
+            else:
+                self._seen.add(request.custom_id)
+                if not self._skip(request.custom_id):
+                    yield request
+
+    def _refuse(self, error: BadLineError) -> None:
+        if error.custom_id is not None:
+            self._seen.add(error.custom_id)
+        if not self._skip(error.custom_id, str(error)):
+            self.tally.failed += 1
+            self._write(error.custom_id, None, {"code": "invalid_request", "message": str(error)})
+
+    def _skip(self, custom_id: str | None, message: str = "") -> bool:
+        if not self._output.has(custom_id, message):
+            return False
+        self.tally.skipped += 1
+        self._progress.update(1)
+        return True
+
+    async def _answer(self, request: RequestLine) -> None:
+        answer = await exchange(self._app, request.url, json.dumps(request.body).encode())
+        body = json.loads(answer.body)
+        _require_engine(answer, body)
+        request_id = answer.headers.get("x-request-id") or body.get("id") or uuid.uuid4().hex
+        if answer.status == 200:
+            self.tally.completed += 1
+        else:
+            self.tally.failed += 1
+        self._write(request.custom_id, {"status_code": answer.status, "request_id": request_id, "body": body}, None)
+
+    def _write(self, custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+        name = f"batch_req_{uuid.uuid4().hex}"
+        self._output.write({"id": name, "custom_id": custom_id, "response": response, "error": error})
+        self._progress.update(1)
+
+
+def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, each with its number from 1."""
+    for number, line in enumerate(lines, 1):
+        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        if content.strip():
+            yield number, content
+
+
+def _require_engine(answer: Answer, body: dict[str, Any]) -> None:
+    error = body.get("error")
+    if answer.status == 503 and error and error.get("code") == "engine_down":
+        raise EngineDeadError(error["message"])

@@ -1,0 +1,1 @@
+"""The load generator behind `fastdeploy-lp bench` and `benchmarks/serving.py`."""

@@ -1,0 +1,177 @@
+"""Streaming chat completions kept in flight, and what each of them measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
+
+# Thinking models stream their reasoning in a field of its own, and usage counts those tokens as output too.
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+
+
+class BenchmarkError(Exception):
+    """Something that keeps a request, or the whole run, from being measured."""
+
+
+class SSEDecoder:
+    """Incremental parser of server-sent events: feed it bytes as they arrive, get whole ``data`` payloads.
+
+    It looks for line breaks in the bytes because a read may end inside a multi-byte character, and takes LF or CRLF
+    only because ``str.splitlines`` would also break at U+2028 inside generated text.
+    """
+
+    def __init__(self) -> None:
+        self._partial_line = b""
+        self._data: list[str] = []
+
+    def feed(self, block: bytes) -> Iterator[str]:
+        """Yield the payload of each event that ``block`` completes."""
+        *lines, self._partial_line = (self._partial_line + block).split(b"\n")
+        for raw in lines:
+            line = raw.removesuffix(b"\r").decode("utf-8")
+            name, _, value = line.partition(":")
+            if name == "data":
+                self._data.append(value.removeprefix(" "))
+            elif not line and self._data:
+                payload = "\n".join(self._data)
+                self._data.clear()
+                yield payload
+
+
+@dataclass
+class Sample:
+    """What one request measured; times are ``time.perf_counter`` seconds."""
+
+    started: float
+    ended: float = 0.0
+    first_text: float | None = None
+    last_text: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    text_chunks: int = 0
+    error: str | None = None
+
+    @property
+    def latency(self) -> float:
+        """Seconds from sending the request to the last byte of the response."""
+        return self.ended - self.started
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from sending the request to its first text, or None where no text came."""
+        return None if self.first_text is None else self.first_text - self.started
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first, or None where the stream does not show it.
+
+        Text that came all at once has no time between tokens: counting it as zero would flatter the server.
+        """
+        if self.first_text is None or self.last_text is None or self.output_tokens < 2:
+            return None
+        elapsed = self.last_text - self.first_text
+        return elapsed / (self.output_tokens - 1) if elapsed > 0 else None
+
+
+def as_mapping(value: Any) -> dict[str, Any]:
+    """Return ``value`` if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def has_text(chunk: dict[str, Any]) -> bool:
+    """Say whether a stream chunk carries generated text (the opening chunk often holds only the role)."""
+    choices = chunk.get("choices")
+    deltas = [as_mapping(as_mapping(choice).get("delta")) for choice in choices] if isinstance(choices, list) else []
+    return any(delta.get(field) for delta in deltas for field in TEXT_FIELDS)
+
+
+class ChatStream:
+    """What the body of one streamed chat completion brings, noted in ``sample`` as it arrives."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._decoder = SSEDecoder()
+        self._refusal = b""
+        self._status = 0
+        self._usage: dict[str, Any] = {}
+        self._done = False
+
+    def receive(self, status: int, body: bytes) -> None:
+        """Take a piece of the body; raises BenchmarkError or ValueError for what can not be measured."""
+        now = time.perf_counter()
+        self._status = status
+        if status != HTTPStatus.OK:
+            self._refusal += body
+            return
+        for payload in self._decoder.feed(body):
+            if payload.strip() == "[DONE]":
+                self._done = True
+                continue
+            chunk = as_mapping(json.loads(payload))
+            if chunk.get("error"):
+                raise BenchmarkError(f"error in the stream: {payload}")
+            if has_text(chunk):
+                self._sample.first_text = self._sample.first_text or now
+                self._sample.last_text = now
+                self._sample.text_chunks += 1
+            self._usage = as_mapping(chunk.get("usage")) or self._usage
+
+    def finish(self) -> None:
+        """Note the usage; raises BenchmarkError where the response was no whole stream."""
+        if self._status != HTTPStatus.OK:
+            text = self._refusal.decode("utf-8", errors="replace")
+            raise BenchmarkError(f"HTTP {self._status}: {text}")
+        if not self._done:
+            raise BenchmarkError("the stream ended before [DONE]")
+        usage, sample = self._usage, self._sample
+        prompt_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
+            raise BenchmarkError(f"the stream has no usage to count its tokens by (got {usage or None})")
+        sample.prompt_tokens, sample.output_tokens = prompt_tokens, output_tokens
+        sample.cached_tokens = as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
+
+
+async def exchange(client: Client, body: dict[str, Any], sample: Sample) -> None:
+    """Stream one chat completion to its last byte and note times and usage in ``sample``."""
+    stream = ChatStream(sample)
+    await client.exchange("POST", "chat/completions", json.dumps(body).encode(), stream.receive)
+    stream.finish()
+
+
+async def send(client: Client, body: dict[str, Any], timeout: float) -> Sample:
+    """Send one request; whatever goes wrong with it ends up in the sample's ``error``."""
+    sample = Sample(started=time.perf_counter())
+    try:
+        await asyncio.wait_for(exchange(client, body, sample), timeout)
+    except (BenchmarkError, HTTPClientError) as error:
+        sample.error = " ".join(str(error).split())[:300]
+    except asyncio.TimeoutError:
+        sample.error = f"no complete response within {timeout:g} s"
+    except (OSError, ValueError) as error:
+        sample.error = f"{type(error).__name__}: {error}"
+    sample.ended = time.perf_counter()
+    return sample
+
+
+async def closed_loop(
+    client: Client, bodies: Sequence[dict[str, Any]], concurrency: int, timeout: float, progress: Any
+) -> list[Sample]:
+    """Send all ``bodies``, each of ``concurrency`` workers starting its next request as its last one ends."""
+    queue = iter(bodies)
+    samples: list[Sample] = []
+
+    async def work() -> None:
+        for body in queue:
+            samples.append(await send(client, body, timeout))
+            progress.update()
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return samples

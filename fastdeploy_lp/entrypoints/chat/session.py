@@ -1,0 +1,123 @@
+"""A conversation, line by line: what is typed is said to the model or, with a slash before it, done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any, TextIO
+
+from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
+from fastdeploy_lp.entrypoints.chat.settings import Settings
+
+HELP = """/set FIELD VALUE                  set a sampling field: /set temperature 0.2 (alone: show all settings)
+/unset FIELD                      back to the default
+/logits_processors_args {JSON}    arguments for all logits processors: {"logit_bias": {"42": 5}}
+/use NAME {JSON}                  select a logits processor, with its parameters; several run in this order
+/unuse NAME                       leave it out again
+/reset                            forget the conversation; settings stay
+/help                             this list
+/exit                             end
+A message that begins with a slash is written with two of them."""
+
+
+class ChatSession:
+    """Answers lines to `out`; what cannot be done is told on `err`, and the chat goes on."""
+
+    def __init__(
+        self, backend: Backend, settings: Settings, system_prompt: str | None, out: TextIO, err: TextIO
+    ) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._opening = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self._messages = list(self._opening)
+        self._out, self._err = out, err
+        self.failures = 0
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Until the lines end, or one says /exit."""
+        for line in lines:
+            text = line.strip()
+            if text in ("/exit", "/quit"):
+                return
+            if text.startswith("/") and not text.startswith("//"):
+                self._command(text)
+            elif text:
+                self._say(text.removeprefix("/") if text.startswith("//") else text)
+
+    def _say(self, text: str) -> None:
+        self._messages.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            pieces = self._backend.answer(self._messages, self._settings.fields)
+            with closing(pieces):  # type: ignore[type-var]
+                for piece in pieces:
+                    answer += piece
+                    self._show(piece)
+        except BackendError as error:
+            # As if it had not been said, so that it can be said again.
+            self._messages.pop()
+            self._complain(str(error))
+            return
+        except KeyboardInterrupt:
+            self._show(" (stopped)")
+        self._show("\n")
+        self._messages.append({"role": "assistant", "content": answer})
+
+    def _command(self, text: str) -> None:
+        name, *rest = text.split(maxsplit=1)
+        argument = rest[0] if rest else ""
+        commands: dict[str, Callable[[str], None]] = {
+            "/set": self._set,
+            "/unset": self._settings.unset,
+            "/logits_processors_args": lambda value: self._settings.set("logits_processors_args", value),
+            "/use": lambda given: self._settings.use(*_split(given, "/use NAME {JSON}")),
+            "/unuse": self._settings.unuse,
+            "/reset": self._reset,
+            "/help": lambda _: self._show(f"{HELP}\n"),
+        }
+        if name not in commands:
+            self._complain(f"{name}: is no command; commands are {', '.join(commands)}, /exit")
+            return
+        try:
+            commands[name](argument)
+        except ValueError as error:
+            self._complain(str(error))
+
+    def _set(self, argument: str) -> None:
+        if not argument:
+            self._show(f"{json.dumps(self._settings.fields, ensure_ascii=False)}\n")
+            return
+        field, value = _split(argument, "/set FIELD VALUE")
+        if not value:
+            raise ValueError(f"{field}: /set FIELD VALUE needs a value")
+        self._settings.set(field, value)
+
+    def _reset(self, _: str) -> None:
+        self._messages = list(self._opening)
+
+    def _show(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _complain(self, text: str) -> None:
+        self.failures += 1
+        self._err.write(f"error: {text}\n")
+        self._err.flush()
+
+
+def _split(argument: str, usage: str) -> tuple[str, str]:
+    first, _, rest = argument.partition(" ")
+    if not first:
+        raise ValueError(f"write {usage}")
+    return first, rest.strip()
+
+
+def parse_assignments(given: Iterable[str], flag: str, setter: Callable[[str, str], Any]) -> None:
+    """Apply NAME=VALUE words of a flag; raises ValueError naming the flag."""
+    for word in given:
+        name, _, value = word.partition("=")
+        try:
+            setter(name, value)
+        except ValueError as error:
+            raise ValueError(f"{flag}: {error}") from None

@@ -1,0 +1,110 @@
+"""`fastdeploy-lp chat`: a conversation in the terminal, or from a file of lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
+from fastdeploy_lp.entrypoints.chat.llm_backend import LLMBackend
+from fastdeploy_lp.entrypoints.chat.server_backend import ServerBackend
+from fastdeploy_lp.entrypoints.chat.session import ChatSession, parse_assignments
+from fastdeploy_lp.entrypoints.chat.settings import ARGS, Settings
+from fastdeploy_lp.entrypoints.llm import LLM
+from fastdeploy_lp.entrypoints.options import OptionsParser
+
+API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
+PROMPT = "> "
+DESCRIPTION = """Chat with a model in the terminal: with a running server (--url), or with a model of its own (--model).
+Type /help for the commands, with which sampling and logits processors are changed while the chat goes on."""
+
+
+@dataclass
+class ChatArgs:
+    """Chat."""
+
+    url: str | None = field(
+        default=None,
+        metadata={
+            "help": "API of a running server; then --model names one of its models, and engine options do not apply"
+        },
+    )
+    api_key: str | None = field(
+        default=None, metadata={"help": f"the server's key (default: what {API_KEY_VARIABLE} holds)"}
+    )
+    system_prompt: str | None = field(default=None, metadata={"help": "what the conversation begins with"})
+    sampling: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "sampling fields, as /set takes them: temperature=0.2 max_tokens=100",
+            "metavar": "FIELD=VALUE",
+        },
+    )
+    logits_processors_args: str | None = field(
+        default=None, metadata={"help": "JSON object of arguments for all logits processors"}
+    )
+    use: list[str] = field(
+        default_factory=list,
+        metadata={"help": "logits processors to select, with parameters as a JSON object", "metavar": "NAME[={JSON}]"},
+    )
+
+
+@dataclass
+class ServerModel:
+    """Server."""
+
+    model: str | None = field(default=None, metadata={"help": "model to ask for (default: the server's first one)"})
+
+
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Status 0, 1 when something failed in a chat that nobody watched, 2 for options that cannot be used."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    remote = any(word == "--url" or word.startswith("--url=") for word in arguments)
+    second: type[Any] = ServerModel if remote else EngineArgs
+    args, model = OptionsParser(ChatArgs, second, prog=prog, description=DESCRIPTION).parse_options(arguments)
+    try:
+        settings = _settings(args)
+        if remote:
+            key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+            return _chat(ServerBackend(args.url, model.model, key), settings, args)
+        with LLM(**vars(model)) as llm:
+            return _chat(LLMBackend(llm), settings, args)
+    except (ValueError, BackendError, EngineStartError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _settings(args: ChatArgs) -> Settings:
+    settings = Settings()
+    parse_assignments(args.sampling, "sampling", settings.set)
+    parse_assignments(args.use, "use", settings.use)
+    if args.logits_processors_args is not None:
+        settings.set(ARGS, args.logits_processors_args)
+    return settings
+
+
+def _chat(backend: Backend, settings: Settings, args: ChatArgs) -> int:
+    session = ChatSession(backend, settings, args.system_prompt, sys.stdout, sys.stderr)
+    watched = sys.stdin.isatty()
+    session.run(_typed() if watched else sys.stdin)
+    return 0 if watched or not session.failures else 1
+
+
+def _typed() -> Iterator[str]:
+    """Lines from the terminal, with the usual keys to edit them."""
+    import readline  # noqa: F401 - gives `input` its keys, and only a terminal needs it
+
+    while True:
+        try:
+            yield input(PROMPT)
+        except EOFError:
+            print()
+            return

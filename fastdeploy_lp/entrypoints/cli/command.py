@@ -1,0 +1,63 @@
+"""What stands behind `fastdeploy-lp`: a table of subcommands, of which one is loaded and run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from fastdeploy_lp.version import __version__
+
+PROGRAM = "fastdeploy-lp"
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A name, the module whose `main(argv, prog)` runs it, and what it does in one line."""
+
+    name: str
+    module: str
+    summary: str
+
+
+_HERE = "fastdeploy_lp.entrypoints"
+
+SUBCOMMANDS = (
+    Subcommand("serve", f"{_HERE}.openai.api_server", "serve a model over the OpenAI API"),
+    Subcommand("chat", f"{_HERE}.cli.chat", "chat in the terminal, with a running server or a model of its own"),
+    Subcommand("run-batch", f"{_HERE}.cli.run_batch", "answer a file of requests in the format of OpenAI's batches"),
+    Subcommand("bench", f"{_HERE}.bench.serving", "measure a server under closed-loop load"),
+    Subcommand("processors", f"{_HERE}.cli.processors", "show what logits processors are and take"),
+    Subcommand("collect-env", f"{_HERE}.cli.collect_env", "show versions and settings, for a report of a problem"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a subcommand; an unknown one ends with status 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    subcommand = next((each for each in SUBCOMMANDS if arguments[:1] == [each.name]), None)
+    if subcommand is None:
+        # Which ends the process: it shows what was asked for, or complains.
+        _parser().parse_args(arguments)
+        return
+    # Only this one: the others' imports would cost it time.
+    run = import_module(subcommand.module).main
+    status = run(arguments[1:], f"{PROGRAM} {subcommand.name}")
+    if status:
+        raise SystemExit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(len(each.name) for each in SUBCOMMANDS)
+    table = "\n".join(f"  {each.name:<{width}}  {each.summary}" for each in SUBCOMMANDS)
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} SUBCOMMAND [options]",
+        description=f"subcommands:\n{table}\n\n`{PROGRAM} SUBCOMMAND --help` shows a subcommand's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("subcommand", choices=[each.name for each in SUBCOMMANDS], help=argparse.SUPPRESS)
+    return parser

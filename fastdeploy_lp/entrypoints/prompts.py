@@ -1,0 +1,65 @@
+"""The forms in which a program may hand over prompts, and their way to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+
+# A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, as upstream and vLLM write them.
+PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class ChatKeywords(TypedDict, total=False):
+    """How a conversation becomes a prompt; `engine.chat_template.ChatOptions` tells what each means."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+
+
+TEXT, TOKEN_IDS = "prompt", "prompt_token_ids"
+FORMS = f'a text, a list of token ids, or a dict with "{TEXT}" or "{TOKEN_IDS}"'
+
+
+def listed(prompts: PromptInput | Sequence[PromptInput]) -> list[tuple[str, PromptInput]]:
+    """One prompt or many as a list, each with the path that errors call it."""
+    if isinstance(prompts, (str, Mapping)):
+        return [(TEXT, prompts)]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequestError(TEXT, f"must be {FORMS}, or a list of those, not {type(prompts).__name__}")
+    if prompts and isinstance(prompts[0], int):
+        return [(TEXT, prompts)]  # type: ignore[list-item]
+    return [(f"{TEXT}.{index}", prompt) for index, prompt in enumerate(prompts)]  # type: ignore[misc]
+
+
+def read_prompt(inputs: InputProcessor, prompt: PromptInput, path: str = TEXT) -> Prompt:
+    """The prompt's token ids; raises InvalidRequestError (a ValueError) that names `path`.
+
+    A dict may hold both: the token ids are what is continued, and the text is what the output shows.
+    """
+    if not isinstance(prompt, Mapping):
+        return _read_plain(inputs, prompt, path)
+    given = {key: value for key, value in prompt.items() if value is not None}
+    unknown = sorted(map(str, given.keys() - {TEXT, TOKEN_IDS}))
+    if unknown or not given:
+        reason = "is no part of a prompt" if unknown else "is empty"
+        raise InvalidRequestError(f"{path}.{unknown[0]}" if unknown else path, f"{reason}; a prompt is {FORMS}")
+    if TOKEN_IDS not in given:
+        return _read_plain(inputs, given[TEXT], f"{path}.{TEXT}")
+    tokens = _read_plain(inputs, given[TOKEN_IDS], f"{path}.{TOKEN_IDS}", texts=False)
+    return Prompt(tokens.token_ids, given.get(TEXT))
+
+
+def _read_plain(inputs: InputProcessor, prompt: Any, path: str, *, texts: bool = True) -> Prompt:
+    plain = isinstance(prompt, str) if texts else False
+    tokens = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
+    if not plain and not tokens:
+        wanted = FORMS if texts else "a list of token ids"
+        raise InvalidRequestError(path, f"must be {wanted}, not {type(prompt).__name__}")
+    return inputs.prompt(prompt, path)

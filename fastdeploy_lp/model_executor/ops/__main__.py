@@ -1,0 +1,6 @@
+"""`python -m fastdeploy_lp.model_executor.ops`: says in one line which operators a worker would compute with."""
+
+from fastdeploy_lp.model_executor.ops.library import describe_library
+
+if __name__ == "__main__":
+    print(describe_library())  # noqa: T201 - what it is for

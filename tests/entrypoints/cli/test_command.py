@@ -1,0 +1,106 @@
+"""The `fastdeploy-lp` command and the modules that can be run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.server import REPOSITORY
+
+from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
+from fastdeploy_lp.version import __version__
+
+BENCH = ("http_client", "load", "results", "serving")
+COMMAND = str(Path(sys.executable).with_name("fastdeploy-lp"))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """From the root of the checkout, as a user would."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+
+
+def test_version() -> None:
+    done = run(COMMAND, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_serve_help_lists_the_options() -> None:
+    done = run(COMMAND, "serve", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: fastdeploy-lp serve ")
+    assert "--logits-processors" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_names_the_subcommands(option: str) -> None:
+    done = run(COMMAND, option)
+    assert (done.returncode, done.stderr) == (0, "")
+    for subcommand in SUBCOMMANDS:
+        assert f"  {subcommand.name} " in done.stdout
+        assert subcommand.summary in done.stdout
+
+
+# `serve` sets up this process's logging; its own help is read above.
+@pytest.mark.parametrize("name", [each.name for each in SUBCOMMANDS if each.name != "serve"])
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--no-such-option", 2)])
+def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str, option: str, status: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, option])
+    shown = capsys.readouterr()
+    assert ended.value.code == status
+    assert (shown.err if status else shown.out).startswith(f"usage: fastdeploy-lp {name} ")
+    assert (option in shown.err) == (status == 2)
+
+
+@pytest.mark.parametrize("arguments", [[], ["benhc"], ["--serve"], ["Serve"], [""]])
+def test_unknown_subcommand_shows_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "usage: fastdeploy-lp SUBCOMMAND" in shown.err
+
+
+def test_measuring_loads_neither_engine_nor_server() -> None:
+    """The load generator measures every server the same way, this one too."""
+    program = (
+        "import sys; from fastdeploy_lp.entrypoints.bench import serving; "
+        "print(sorted(name for name in sys.modules if name.startswith('fastdeploy_lp')), "
+        "[name for name in ('pydantic', 'fastapi', 'zmq', 'tokenizers', 'numpy') if name in sys.modules])"
+    )
+    own = ["", ".entrypoints", ".entrypoints.bench", *(f".entrypoints.bench.{name}" for name in BENCH), ".version"]
+    done = run(sys.executable, "-c", program)
+    assert done.stdout.strip() == f"{[f'fastdeploy_lp{name}' for name in own]} []", done.stderr
+
+
+@pytest.mark.parametrize("specs", [[], ["LogitBiasLogitsProcessor"]])
+def test_processors_are_shown(capsys: pytest.CaptureFixture[str], specs: list[str]) -> None:
+    main(["processors", *specs])
+    shown = capsys.readouterr()
+    assert "0. LogitBiasLogitsProcessor  (native, builtin: LogitBiasLogitsProcessor)" in shown.out
+    assert '"logit_bias"' in shown.out
+
+
+def test_a_processor_that_is_none_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["processors", "Nothing"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: logits_processors: 'Nothing'")
+
+
+def test_serve_tells_mistakes_in_one_line() -> None:
+    done = run(COMMAND, "serve", "--model", "nowhere", "--logits-processors", "Nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: logits_processors: 'Nothing'")
+
+
+@pytest.mark.parametrize("module", ["fastdeploy_lp.entrypoints.openai.api_server", "entrypoints.openai.api_server"])
+def test_api_server_runs_as_a_module(module: str) -> None:
+    """The second name is the link at the root of the checkout."""
+    done = run(sys.executable, "-m", module, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--logits-processors" in done.stdout

@@ -1,0 +1,95 @@
+"""However a program that uses `LLM` ends, its worker and what the worker left end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.server import process_exists, server_environment, wait_until
+from support.tiny_checkpoint import write_tiny_checkpoint
+
+SECONDS = 60.0
+
+BEGINNING = """
+import os, signal, sys, threading
+from fastdeploy_lp import LLM, SamplingParams
+
+ENDLESS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=8)
+
+
+def note(llm):
+    print(llm.worker_pid, flush=True)
+    return llm
+
+
+def interrupt_when_running(llm):
+    def wait():
+        while not llm._engine._routes:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+"""
+
+PROGRAMS = {
+    "its end": ("llm = note(LLM({model!r}))\nllm.generate('Hi', SamplingParams(max_tokens=2), use_tqdm=False)", 0),
+    "a stream that is left open": (
+        "llm = note(LLM({model!r}))\nstream = llm.generate('Hi', ENDLESS, stream=True)\nnext(stream)",
+        0,
+    ),
+    "two engines": ("llms = [note(LLM({model!r})) for _ in range(2)]", 0),
+    "exit in a body": ("with note(LLM({model!r})) as llm:\n    sys.exit(5)", 5),
+    "an exception in a body": ("with note(LLM({model!r})) as llm:\n    raise KeyError('mine')", 1),
+    "an exception": ("llm = note(LLM({model!r}))\nraise KeyError('mine')", 1),
+    "an interrupt of a call": (
+        "llm = note(LLM({model!r}))\ninterrupt_when_running(llm)\n"
+        "while True:\n    llm.generate(['Hi'] * 50, ENDLESS, use_tqdm=False)",
+        -signal.SIGINT,
+    ),
+    "an interrupt of a stream in a body": (
+        "with note(LLM({model!r})) as llm:\n    interrupt_when_running(llm)\n"
+        "    while True:\n        list(llm.generate(['Hi'] * 50, ENDLESS, stream=True))",
+        -signal.SIGINT,
+    ),
+    "a cycle that is collected in the engine's own thread": (
+        "import asyncio, gc\n"
+        "llm = note(LLM({model!r}))\nloop = llm._loop\nllm.itself = llm\ndel llm\n"
+        "async def collect():\n    gc.collect()\n"
+        "loop.run(collect())",
+        0,
+    ),
+    "a kill": ("llm = note(LLM({model!r}))\nos.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("end", PROGRAMS)
+def test_nothing_is_left(tmp_path: Path, model: str, end: str) -> None:
+    program, status = PROGRAMS[end]
+    environment = server_environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINNING + program.format(model=model)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment,
+    )
+    assert done.returncode == status, done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == (2 if end == "two engines" else 1)
+    wait_until(lambda: not any(process_exists(pid) for pid in workers), SECONDS)
+    wait_until(lambda: os.listdir(tmp_path) == [], SECONDS, lambda: str(os.listdir(tmp_path)))
+    assert "never awaited" not in done.stderr
+    assert "Task was destroyed" not in done.stderr
+    expected = {0: "", 1: "KeyError: 'mine'", 5: "", -signal.SIGINT: "KeyboardInterrupt", -signal.SIGKILL: ""}[status]
+    *_, last = done.stderr.strip().splitlines() or [""]
+    assert last.startswith(expected), done.stderr

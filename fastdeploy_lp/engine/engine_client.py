@@ -71,7 +71,8 @@ class EngineClient:
         self.fd_config = fd_config
         self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
-        self.inputs = InputProcessor(config, self.tokenizer, RequestArgsValidator(declared, config.vocab_size))
+        args_validator = RequestArgsValidator(declared, config.vocab_size, self.tokenizer.encode_phrase)
+        self.inputs = InputProcessor(config, self.tokenizer, args_validator)
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
         self.load = EngineLoad()

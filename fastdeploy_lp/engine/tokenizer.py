@@ -40,6 +40,10 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_phrase(self, text: str) -> list[int]:
+        """Token ids of a piece of text, with none that begin or end a whole one."""
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens, special ones left out unless told otherwise; incomplete UTF-8 shows as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

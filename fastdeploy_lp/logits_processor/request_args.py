@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
+from fastdeploy_lp.logits_processor.phrase import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.sendable import require_sendable
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -19,15 +20,18 @@ FLAT, EXTRA, BIAS, NAMED = "logits_processors_args", "extra_args", "logit_bias",
 
 
 class RequestArgsValidator:
-    """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`."""
+    """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`.
 
-    def __init__(self, declared: Sequence[DeclaredProcessor], vocab_size: int) -> None:
+    `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only.
+    """
+
+    def __init__(self, declared: Sequence[DeclaredProcessor], vocab_size: int, encode: Encode | None = None) -> None:
         self._declared = {processor.name: processor for processor in declared}
         self._flat = [processor for processor in declared if not processor.dialect.by_name_only]
         self._known = sorted({name for processor in self._flat for name in processor.argument_names})
         # A processor without Params may read any argument, so none can be called unknown.
         self._open = any(processor.params_model is None for processor in self._flat)
-        self._context = {"vocab_size": vocab_size}
+        self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
 
     def validate(self, params: SamplingParams) -> Selection:
         """The request's choice, its arguments with their types settled; raises RequestArgsError."""
@@ -183,4 +187,7 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    return checked.model_dump(by_alias=True, exclude_unset=True)
+    settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
+    # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.
+    read = {name for name, field in model.model_fields.items() if field.validate_default}
+    return settled | checked.model_dump(by_alias=True, include=read)

@@ -1,0 +1,145 @@
+"""Arguments that are pieces of text: given as text or as token ids, and token ids by the time a processor sees them.
+
+A `Params` model declares them with the types of this module, and the API process tokenizes them while it checks a
+request:
+
+- `Phrase`: a text to be written; becomes `list[int]`, its tokens as they stand at the beginning of a text.
+- `PhraseForms`: a text that stands at the beginning or behind a space; becomes `list[list[int]]`, one list a form.
+- `Marker`: a text to be found in what a model writes; becomes `list[list[int]]`, also with the forms in which its first
+  or last token merges with punctuation beside it.
+- `SentenceEnds`: true for the marks that end a sentence, or a list of texts; becomes `list[int]`, tokens of which each
+  is such an end. False becomes an empty list.
+
+A default that is a text needs `Field(default="…", validate_default=True)`, and is sent to the worker like a given one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ValidationInfo
+
+Encode = Callable[[str], list[int]]
+"""The token ids of a text, without the ones that a tokenizer puts around a whole prompt."""
+
+VOCAB_SIZE, PHRASES = "vocab_size", "phrases"
+MAX_TOKENS = 4096
+SENTENCE_MARKS = (".", "!", "?", "…", ".\n", "\n", "\n\n", '."', ".)", "。", "！", "？")
+NEIGHBOURS = (".", ",", "!", "?", ":", ";", ")", "]", "}", '"', "'", "`", "*", "-", "(", "<", ">", "\n", "\n\n", " ")
+REMEMBERED_MARKERS = 256
+
+
+class PhraseEncoder:
+    """The engine's tokenizer as the arguments of this module use it."""
+
+    def __init__(self, encode: Encode) -> None:
+        self.encode = encode
+        self._markers: OrderedDict[str, list[list[int]]] = OrderedDict()
+
+    def forms(self, text: str) -> list[list[int]]:
+        """As is, and with a space before it if that is another token; what is the same but for a leading token counts
+        once."""
+        plain, spaced = self.encode(text), self.encode(f" {text}")
+        return [plain] if spaced[-len(plain) :] == plain else [plain, spaced]
+
+    def marker(self, text: str) -> list[list[int]]:
+        """The shortest token lists of which one ends wherever the text ends; kept for the texts asked for last."""
+        if text not in self._markers:
+            self._markers[text] = self._marker(text)
+            if len(self._markers) > REMEMBERED_MARKERS:
+                self._markers.popitem(last=False)
+        self._markers.move_to_end(text)
+        return self._markers[text]
+
+    def _marker(self, text: str) -> list[list[int]]:
+        plain = self.encode(text)
+        found = {tuple(plain): None}
+        before = ["", *(mark for mark in NEIGHBOURS if self._merges(self.encode(mark + text), plain, at_end=False))]
+        after = ["", *(mark for mark in NEIGHBOURS if self._merges(self.encode(text + mark), plain, at_end=True))]
+        for first in before:
+            for last in after:
+                found.setdefault(tuple(self.encode(first + text + last)))
+        return [list(tokens) for tokens in found]
+
+    @staticmethod
+    def _merges(tokens: list[int], plain: list[int], *, at_end: bool) -> bool:
+        return (tokens[: len(plain)] if at_end else tokens[-len(plain) :]) != plain
+
+
+def _to_phrase(value: Any, info: ValidationInfo) -> Any:
+    """A text's tokens; anything else goes on to be checked as a list of token ids."""
+    if isinstance(value, str):
+        return _not_too_long(_encoder(value, info).encode(value))
+    return _checked(value, info)
+
+
+def _to_forms(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str):
+        return [_not_too_long(tokens) for tokens in _encoder(value, info).forms(value)]
+    return _checked_lists(value, info)
+
+
+def _to_marker(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str):
+        return [_not_too_long(tokens) for tokens in _encoder(value, info).marker(value)]
+    return _checked_lists(value, info)
+
+
+def _to_sentence_ends(value: Any, info: ValidationInfo) -> Any:
+    if value is False:
+        return []
+    if value is True:
+        # Those that this vocabulary has as one token.
+        tokenized = [_encoder("true", info).encode(mark) for mark in SENTENCE_MARKS]
+        return sorted({tokens[0] for tokens in tokenized if len(tokens) == 1})
+    if isinstance(value, list):
+        found = [_to_phrase(entry, info)[-1] if isinstance(entry, str) else entry for entry in value]
+        return _checked(found, info) if found else found
+    return value
+
+
+def _encoder(text: str, info: ValidationInfo) -> PhraseEncoder:
+    encoder: PhraseEncoder | None = (info.context or {}).get(PHRASES)
+    if not text:
+        raise ValueError("an empty text; give one, or a list of token ids")
+    if encoder is None:
+        raise ValueError("there is no tokenizer here; give a list of token ids in place of a text")
+    return encoder
+
+
+def _not_too_long(tokens: list[int]) -> list[int]:
+    if not tokens:
+        raise ValueError("a text without tokens")
+    if len(tokens) > MAX_TOKENS:
+        raise ValueError(f"{len(tokens)} tokens are too many; at most {MAX_TOKENS} are allowed")
+    return tokens
+
+
+def _checked_lists(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, list) and value and all(isinstance(entry, list) for entry in value):
+        return [_checked(entry, info) for entry in value]
+    return [_checked(value, info)]
+
+
+def _checked(value: Any, info: ValidationInfo) -> list[int]:
+    """A list of token ids of this vocabulary; raises ValueError for anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of token ids, not {type(value).__name__}")
+    size = (info.context or {}).get(VOCAB_SIZE)
+    for token in value:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0 or (size is not None and token >= size):
+            allowed = "0 and above" if size is None else f"0 to {size - 1}"
+            raise ValueError(f"{token!r} is no token id; allowed are {allowed}")
+    return _not_too_long(value)
+
+
+Phrase = Annotated[list[int], BeforeValidator(_to_phrase, json_schema_input_type=str | list[int])]
+PhraseForms = Annotated[
+    list[list[int]], BeforeValidator(_to_forms, json_schema_input_type=str | list[int] | list[list[int]])
+]
+Marker = Annotated[
+    list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[int] | list[list[int]])
+]
+SentenceEnds = Annotated[list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | int])]

@@ -17,8 +17,21 @@ from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
+_BUILTIN_MODULES = {
+    "LogitBiasLogitsProcessor": "logit_bias",
+    "CiteFromPromptLogitsProcessor": "cite_from_prompt",
+    "ForceLastPhraseLogitsProcessor": "force_last_phrase",
+    "ForcedSequenceLogitsProcessor": "forced_sequence",
+    "GenLengthLogitsProcessor": "gen_length",
+    "LowConfidenceFallbackLogitsProcessor": "low_confidence_fallback",
+    "MaxTimeLogitsProcessor": "max_time",
+    "MultipleChoiceLogitsProcessor": "multiple_choice",
+    "ThinkingBudgetLogitsProcessor": "thinking_budget",
+    "TriggerPhraseLogitsProcessor": "trigger_phrase",
+    "WatermarkLogitsProcessor": "watermark",
+}
 BUILTIN: dict[str, str] = {
-    "LogitBiasLogitsProcessor": "fastdeploy_lp.logits_processor.builtin.logit_bias:LogitBiasLogitsProcessor",
+    name: f"fastdeploy_lp.logits_processor.builtin.{module}:{name}" for name, module in _BUILTIN_MODULES.items()
 }
 ENTRY_POINT_GROUP = "fastdeploy_lp.logits_processors"
 PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"

@@ -30,6 +30,7 @@ SUBCOMMANDS = (
     Subcommand("run-batch", f"{_HERE}.cli.run_batch", "answer a file of requests in the format of OpenAI's batches"),
     Subcommand("bench", f"{_HERE}.bench.serving", "measure a server under closed-loop load"),
     Subcommand("processors", f"{_HERE}.cli.processors", "show what logits processors are and take"),
+    Subcommand("detect-watermark", f"{_HERE}.cli.detect_watermark", "tell whether a text holds a watermark"),
     Subcommand("collect-env", f"{_HERE}.cli.collect_env", "show versions and settings, for a report of a problem"),
 )
 

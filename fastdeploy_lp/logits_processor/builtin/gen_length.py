@@ -1,0 +1,99 @@
+"""Makes the end of the output more or less likely the longer it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
+from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.phrase import Phrase, SentenceEnds
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+MAX_BIAS = 1e9
+
+
+class GenLengthParams(BaseModel):
+    """`gen_length_boost`: above 0 for shorter outputs, below for longer ones.
+
+    gen_length_power: how fast its effect grows with the length. gen_length_token: tokens that are boosted in place of
+    the model's end-of-sequence tokens. gen_length_complete_sentences: only behind the end of a sentence; true, or the
+    texts that end one.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    gen_length_boost: Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)] | None
+    gen_length_power: Annotated[int, Field(ge=0, le=8)] = 2
+    gen_length_token: Phrase | None = None
+    gen_length_complete_sentences: SentenceEnds = []
+
+
+class GenLengthLogitsProcessor(LogitsProcessor):
+    """`{"gen_length_boost": b, "gen_length_power": p}` adds b · n^p / 10^p to the end-of-sequence logits at n tokens.
+
+    Nothing is added any more once such a token was generated. From logits-processor-zoo.
+    """
+
+    Params = GenLengthParams
+    only_with_args = True
+    keeps_rows_valid = True
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
+        self._states = SlotStates(self._state_of)
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+        self._biases: list[float] = []
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Settle what is added to which token."""
+        self._rows, self._tokens, self._biases = [], [], []
+        for row, state in self._states.follow(share_inputs):
+            bias = state.bias()
+            if bias:
+                self._rows += [row] * len(state.tokens)
+                self._tokens += state.tokens
+                self._biases += [bias] * len(state.tokens)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Add in place."""
+        if self._rows:
+            LogitRows(logits).add(self._rows, self._tokens, self._biases)
+        return logits
+
+    def _state_of(self, request: SlotRequest) -> _Length | None:
+        args = request.args
+        boost, tokens = args.get("gen_length_boost"), args.get("gen_length_token") or self._eos_token_ids
+        if boost is None or not tokens:
+            return None
+        ends = frozenset(args.get("gen_length_complete_sentences") or ())
+        return _Length(request.output, boost, args.get("gen_length_power", 2), list(dict.fromkeys(tokens)), ends)
+
+
+@dataclass
+class _Length:
+    output: list[int]
+    boost: float
+    power: int
+    tokens: list[int]
+    sentence_ends: frozenset[int]
+    seen: int = 0
+    ended: bool = False
+
+    def bias(self) -> float:
+        """What the length of the output makes of the boost."""
+        length = len(self.output)
+        self.ended = self.ended or any(token in self.tokens for token in self.output[self.seen :])
+        self.seen = length
+        if self.ended or (self.sentence_ends and self.output[-1:] and self.output[-1] not in self.sentence_ends):
+            return 0.0
+        return max(-MAX_BIAS, min(MAX_BIAS, self.boost * (length / 10) ** self.power))

@@ -1,0 +1,103 @@
+"""Which tokens a watermark favours, and how many of them a text holds. Imports numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+MASK = 2**64 - 1
+DEFAULT_GAMMA, DEFAULT_DELTA, DEFAULT_CONTEXT_WIDTH = 0.25, 2.0, 1
+MAX_CONTEXT_WIDTH = 8
+
+
+@dataclass(frozen=True)
+class GreenList:
+    """Draws a share `gamma` of the vocabulary anew behind every context, from `key` and the context's last tokens.
+
+    context_width: how many tokens decide. A token is green when its own hash, mixed with the context's, lies below
+    gamma · 2^32; the same key, gamma and width give the same lists on every machine.
+    """
+
+    key: int
+    gamma: float = DEFAULT_GAMMA
+    context_width: int = DEFAULT_CONTEXT_WIDTH
+
+    def mixers(self, context: Sequence[int]) -> tuple[int, int]:
+        """Two 32-bit numbers, the second one odd, that stand for the last `context_width` tokens."""
+        mixed = _mix(self.key)
+        for token in context[-self.context_width :]:
+            mixed = _mix(mixed ^ token)
+        return mixed >> 32, mixed & 0xFFFFFFFF | 1
+
+    @cached_property
+    def bound(self) -> int:
+        """Green tokens' mixed hashes lie below."""
+        return round(self.gamma * 2**32)
+
+    def green(
+        self, mixers: tuple[int, int], hashes: NDArray[np.uint32], mixed: NDArray[np.uint32] | None = None
+    ) -> NDArray[np.bool_]:
+        """Which of the tokens with these hashes [n] are green behind the context that `mixers` stand for: bool [n].
+
+        mixed: memory [n] to work in.
+        """
+        flip, factor = mixers
+        mixed = np.bitwise_xor(hashes, np.uint32(flip), out=mixed)
+        np.multiply(mixed, np.uint32(factor), out=mixed)
+        return mixed < np.uint32(self.bound)
+
+
+def token_hashes(vocab_size: int) -> NDArray[np.uint32]:
+    """A hash of every token id [vocab_size]; the part of the work that no context changes."""
+    hashes = np.arange(vocab_size, dtype=np.uint32)
+    for factor, shift in ((0x7FEB352D, 15), (0x846CA68B, 16)):
+        hashes ^= hashes >> np.uint32(16)
+        hashes *= np.uint32(factor)
+        hashes ^= hashes >> np.uint32(shift)
+    return hashes
+
+
+def _mix(value: int) -> int:
+    """The finalizer of SplitMix64."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+@dataclass(frozen=True)
+class WatermarkScore:
+    """How many of `scored` tokens are green, where a share `gamma` is expected of text without the watermark."""
+
+    green: int
+    scored: int
+    gamma: float
+
+    @property
+    def z(self) -> float:
+        """Standard deviations above what is expected; 0 for nothing scored."""
+        if not self.scored:
+            return 0.0
+        return (self.green - self.gamma * self.scored) / math.sqrt(self.scored * self.gamma * (1 - self.gamma))
+
+    @property
+    def p_value(self) -> float:
+        """How likely so many are in text without the watermark."""
+        return 0.5 * math.erfc(self.z / math.sqrt(2))
+
+
+def score(tokens: Sequence[int], greens: GreenList) -> WatermarkScore:
+    """Score the tokens that have a whole context before them; what repeats a context and its token counts once.
+
+    A repeated passage would otherwise count its luck several times.
+    """
+    width = greens.context_width
+    windows = {tuple(tokens[at - width : at + 1]) for at in range(width, len(tokens))}
+    hashes = token_hashes(max(tokens, default=0) + 1)
+    green = sum(bool(greens.green(greens.mixers(window[:-1]), hashes[[window[-1]]])[0]) for window in windows)
+    return WatermarkScore(green, len(windows), greens.gamma)

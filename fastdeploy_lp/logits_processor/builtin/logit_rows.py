@@ -1,0 +1,101 @@
+"""Sparse edits of the logits in place, in host memory or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+Indices = Sequence[int] | NDArray[np.int64]
+
+
+class LogitRows:
+    """Logits [rows, vocab_size]; `host` is their own memory where numpy can write it, else None.
+
+    Edits cost what is edited: (row, token) pairs, or whole rows where all but a few tokens are ruled out. Indices and
+    values go to a device and nothing comes back.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.host = writable_view(logits)
+
+    def add(self, rows: Indices, tokens: Indices, values: Sequence[float] | NDArray[np.float64]) -> None:
+        """Add values [n] at (rows [n], tokens [n]); pairs may repeat."""
+        if self.host is not None:
+            places = np.asarray(rows, np.int64) * self.host.shape[1] + np.asarray(tokens, np.int64)
+            np.add.at(self.host.reshape(-1), places, np.asarray(values, self.host.dtype))
+            return
+        self._put(rows, tokens, values, accumulate=True)
+
+    def ban(self, rows: Indices, tokens: Indices) -> None:
+        """Rule out tokens [n] in rows [n]."""
+        if self.host is not None:
+            self.host[rows, tokens] = -np.inf
+        elif len(rows):
+            self._put(rows, tokens, [-np.inf] * len(rows))
+
+    def force(self, rows: Indices, tokens: Indices) -> None:
+        """Rule out everything but token tokens[i] in row rows[i], whatever its logit was; a row occurs once."""
+        if self.host is not None:
+            for row in rows:
+                self.host[row] = -np.inf
+            self.host[rows, tokens] = 0.0
+        elif len(rows):
+            self._rule_out(rows)
+            self._put(rows, tokens, [0.0] * len(rows))
+
+    def keep(self, rows: Indices, tokens: Sequence[NDArray[np.int64]]) -> None:
+        """Rule out everything but tokens[i] in row rows[i]; they keep their logits."""
+        if self.host is not None:
+            for row, kept in zip(rows, tokens, strict=True):
+                logits = self.host[row]
+                values = logits[kept]
+                logits[:] = -np.inf
+                logits[kept] = values
+        elif len(rows):
+            places = np.repeat(np.asarray(rows), [len(kept) for kept in tokens]), np.concatenate(tokens)
+            values = self.values_at(*places)
+            self._rule_out(rows)
+            self.logits.index_put_(tuple(map(_index, places)), values)
+
+    def values_at(self, rows: Indices, tokens: Indices) -> Any:
+        """The logits [n] at (rows [n], tokens [n]), a copy: numpy in host memory, else a tensor."""
+        if self.host is not None:
+            return self.host[rows, tokens]
+        import paddle
+
+        return paddle.gather_nd(self.logits, paddle.stack([_index(rows), _index(tokens)], axis=-1))
+
+    def _rule_out(self, rows: Indices) -> None:
+        self.logits.index_fill_(_index(rows), 0, -np.inf)
+
+    def _put(self, rows: Indices, tokens: Indices, values: Any, *, accumulate: bool = False) -> None:
+        # Here, not above: the API process reads Params from builtins and has no use for Paddle.
+        import paddle
+
+        added = values if isinstance(values, paddle.Tensor) else paddle.to_tensor(values, dtype=self.logits.dtype)
+        self.logits.index_put_((_index(rows), _index(tokens)), added, accumulate=accumulate)
+
+
+def _index(values: Indices) -> Tensor:
+    import paddle
+
+    return paddle.to_tensor(np.asarray(values, np.int64))
+
+
+def writable_view(logits: Tensor) -> NDArray[Any] | None:
+    """The logits' own memory [rows, vocab_size], None where numpy cannot write it."""
+    if not logits.place.is_cpu_place():
+        return None
+    try:
+        host = np.from_dlpack(logits)
+    except (BufferError, RuntimeError):  # bfloat16, say, which numpy does not have
+        return None
+    # Before numpy 2.1 such views can only be read; and without contiguous rows `reshape` would copy.
+    return host if host.flags.writeable and host.flags.c_contiguous else None

@@ -1,0 +1,80 @@
+"""Writes a phrase when the model is not sure of its words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
+from fastdeploy_lp.logits_processor.builtin.watched_phrase import WatchedPhraseProcessor, WatchedRequest
+from fastdeploy_lp.logits_processor.phrase import Phrase
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+DEFAULT_MIN_P, DEFAULT_TOLERATE = 0.4, 1
+
+
+class LowConfidenceFallbackParams(BaseModel):
+    """`fallback_phrase`: what is written, a text or token ids.
+
+    fallback_min_p: a step is unsure whose most likely token is less likely than this. fallback_tolerate: so many unsure
+    steps do not matter yet.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    fallback_phrase: Phrase | None
+    fallback_min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = DEFAULT_MIN_P
+    fallback_tolerate: Annotated[int, Field(ge=0)] = DEFAULT_TOLERATE
+
+
+class LowConfidenceFallbackLogitsProcessor(WatchedPhraseProcessor):
+    """`{"fallback_phrase": "I do not know."}` writes the phrase, once, when more steps were unsure than are tolerated.
+
+    logits-processor-zoo calls it PreventHallucination. Probabilities are those of the logits that the processor gets,
+    at temperature 1.
+    """
+
+    Params = LowConfidenceFallbackParams
+
+    def state_of(self, request: SlotRequest) -> WatchedRequest | None:
+        """As the base class says."""
+        return _Doubts(request) if request.args.get("fallback_phrase") else None
+
+    def sign_in(self, row: NDArray[Any], state: _Doubts) -> bool:
+        """As the base class says."""
+        # In one piece of memory that stays in the processor's cache.
+        with np.errstate(invalid="ignore"):  # a row without a usable logit is the guard's business
+            weights = np.subtract(row, row.max(), dtype=np.float32)
+        np.exp(weights, out=weights)
+        return bool(state.min_p * weights.sum() > 1.0)
+
+    def signs_on_device(self, rows: Tensor, states: Sequence[_Doubts]) -> Tensor:
+        """As the base class says."""
+        import paddle
+
+        likeliest = paddle.nn.functional.softmax(rows.astype("float32"), axis=-1).max(axis=-1)
+        return likeliest < paddle.to_tensor([state.min_p for state in states], dtype="float32")
+
+
+class _Doubts(WatchedRequest):
+    """Counts a request's unsure steps."""
+
+    def __init__(self, request: SlotRequest) -> None:
+        super().__init__(request, request.args["fallback_phrase"])
+        self.min_p: float = request.args.get("fallback_min_p", DEFAULT_MIN_P)
+        self._tolerated: int = request.args.get("fallback_tolerate", DEFAULT_TOLERATE)
+
+    @property
+    def armed(self) -> bool:
+        """Whether no more is tolerated."""
+        return self._tolerated <= 0
+
+    def note(self) -> None:
+        """One more unsure step."""
+        self._tolerated -= 1

@@ -1,0 +1,145 @@
+"""Lets the output be one of several answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
+from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.phrase import Phrase, PhraseForms
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+MAX_CHOICES = 1024
+COMPLETE = -1
+
+
+class MultipleChoiceParams(BaseModel):
+    """`choices`: the answers, each a text or token ids; a text may also come with a space before it.
+
+    choice_first_word_boost: that much of the logit of the word that follows "choice, delimiter" in the prompt is added
+    to the choice's own, so that the model's opinion of the answer's words counts. choice_delimiter: that delimiter.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    choices: Annotated[list[PhraseForms], Field(min_length=1, max_length=MAX_CHOICES)] | None
+    choice_first_word_boost: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    choice_delimiter: Phrase = Field(default=".", validate_default=True)
+
+
+class MultipleChoiceLogitsProcessor(LogitsProcessor):
+    """`{"choices": ["A", "B"]}` rules out every token that leads to none of the answers, and ends the output then.
+
+    What is left keeps its logits. From logits-processor-zoo, which knows answers of one token and does not end them.
+    """
+
+    Params = MultipleChoiceParams
+    only_with_args = True
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
+        self._states = SlotStates(self._state_of)
+        self._rows: list[int] = []
+        self._allowed: list[NDArray[np.int64]] = []
+        self._boosts: list[tuple[int, _Choosing]] = []
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Go on with the tokens of the last step."""
+        self._rows, self._allowed, self._boosts = [], [], []
+        for row, state in self._states.follow(share_inputs):
+            allowed = state.allowed()
+            if allowed.size:
+                self._rows.append(row)
+                self._allowed.append(allowed)
+            if state.first_words and not state.begun:
+                self._boosts.append((row, state))
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Rule out in place."""
+        if not self._rows:
+            return logits
+        rows = LogitRows(logits)
+        for row, state in self._boosts:
+            choices, words = zip(*state.first_words, strict=True)
+            at = [row] * len(words)
+            rows.add(at, choices, state.boost * rows.values_at(at, words))
+        rows.keep(self._rows, self._allowed)
+        return logits
+
+    def _state_of(self, request: SlotRequest) -> _Choosing | None:
+        choices = request.args.get("choices")
+        return _Choosing(request, choices, self._eos_token_ids) if choices else None
+
+
+class _Choosing:
+    """How far one request is with its answer."""
+
+    def __init__(self, request: SlotRequest, choices: Sequence[Sequence[list[int]]], eos: list[int]) -> None:
+        self._output, self._seen = request.output, 0
+        self._eos = eos
+        # Every node is a dict from token to node; an answer that is complete there has the key COMPLETE.
+        self._node = _tree([form for forms in choices for form in forms])
+        self.boost: float = request.args.get("choice_first_word_boost", 0.0)
+        delimiter = request.args.get("choice_delimiter")
+        self.first_words: list[tuple[int, int]] = []
+        if self.boost and delimiter:
+            self.first_words = _first_words(request.prompt, choices, delimiter)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token of the answer is there."""
+        return bool(self._output)
+
+    def allowed(self) -> NDArray[np.int64]:
+        """The tokens that may come next; none if nothing is to be ruled out."""
+        for token in self._output[self._seen :]:
+            # What another processor may have forced in between leaves nothing but the end.
+            self._node = self._node.get(token, {COMPLETE: {}})
+        self._seen = len(self._output)
+        tokens = [token for token in self._node if token != COMPLETE]
+        if COMPLETE in self._node:
+            tokens += [token for token in self._eos if token not in self._node]
+        return np.array(tokens, np.int64)
+
+
+def _tree(sequences: Sequence[list[int]]) -> dict[int, Any]:
+    root: dict[int, Any] = {}
+    for sequence in sequences:
+        node = root
+        for token in sequence:
+            node = node.setdefault(token, {})
+        node[COMPLETE] = {}
+    return root
+
+
+def _first_words(
+    prompt: list[int], choices: Sequence[Sequence[list[int]]], delimiter: list[int]
+) -> list[tuple[int, int]]:
+    """For each choice that the prompt lists: its first token, in each form, and the token behind its delimiter.
+
+    The last place counts, since a question stands at the end of a prompt.
+    """
+    found: list[tuple[int, int]] = []
+    for forms in choices:
+        places = [at for form in forms if (at := _last_end(prompt, [*form, *delimiter])) is not None]
+        if places:
+            found += [(first, prompt[max(places)]) for first in dict.fromkeys(form[0] for form in forms)]
+    return found
+
+
+def _last_end(prompt: list[int], wanted: list[int]) -> int | None:
+    """The place behind the last occurrence, if something stands there."""
+    for at in range(len(prompt) - 1 - len(wanted), -1, -1):
+        if prompt[at : at + len(wanted)] == wanted:
+            return at + len(wanted)
+    return None

@@ -1,0 +1,129 @@
+"""Marks a text so that whoever knows the key can tell that a model wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.green_list import (
+    DEFAULT_CONTEXT_WIDTH,
+    DEFAULT_DELTA,
+    DEFAULT_GAMMA,
+    MAX_CONTEXT_WIDTH,
+    GreenList,
+    token_hashes,
+)
+from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
+from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+MAX_KEY = 2**63 - 1
+
+
+class WatermarkParams(BaseModel):
+    """`watermark_key`: a secret number; who has it finds the mark, and nobody else does.
+
+    watermark_gamma: the share of the vocabulary that is green. watermark_delta: added to green tokens' logits; more is
+    easier to find and changes the text more. watermark_context_width: how many tokens before it decide which are green.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    watermark_key: Annotated[int, Field(ge=0, le=MAX_KEY)] | None
+    watermark_gamma: Annotated[float, Field(ge=0.01, le=0.99)] = DEFAULT_GAMMA
+    watermark_delta: Annotated[float, Field(ge=0, le=100)] = DEFAULT_DELTA
+    watermark_context_width: Annotated[int, Field(ge=1, le=MAX_CONTEXT_WIDTH)] = DEFAULT_CONTEXT_WIDTH
+
+
+class WatermarkLogitsProcessor(LogitsProcessor):
+    """`{"watermark_key": n}` makes a share of the tokens, drawn anew behind every token, more likely.
+
+    `fastdeploy-lp detect-watermark` finds it. Kirchenbauer et al. 2023, A Watermark for Large Language Models; green
+    tokens are found by a hash instead of a permutation of the vocabulary.
+    """
+
+    Params = WatermarkParams
+    only_with_args = True
+    keeps_rows_valid = True
+
+    def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
+        self._states = SlotStates(_marking)
+        self._marked: list[tuple[int, _Marking, tuple[int, int]]] = []
+        # Made by the first request that wants them.
+        self._hashes: NDArray[np.uint32] | None = None
+        self._tensor: Tensor | None = None
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Settle what stands for each row's context."""
+        self._marked = [
+            (row, state, state.greens.mixers(state.context())) for row, state in self._states.follow(share_inputs)
+        ]
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Add in place."""
+        if not self._marked:
+            return logits
+        if self._hashes is None:
+            self._hashes = token_hashes(logits.shape[1])
+        host = writable_view(logits)
+        if host is None:
+            self._mark_on_device(logits, self._hashes)
+        else:
+            self._mark(host, self._hashes)
+        return logits
+
+    def _mark(self, host: NDArray[Any], hashes: NDArray[np.uint32]) -> None:
+        # One row after the other in the same memory, which stays in the processor's cache.
+        mixed, bias = np.empty_like(hashes), np.empty(len(hashes), host.dtype)
+        for row, state, mixers in self._marked:
+            np.multiply(state.greens.green(mixers, hashes, mixed), host.dtype.type(state.delta), out=bias)
+            host[row] += bias
+
+    def _mark_on_device(self, logits: Tensor, hashes: NDArray[np.uint32]) -> None:
+        # Here, not above: the API process reads Params from this module and has no use for Paddle.
+        import paddle
+
+        rows = paddle.to_tensor([row for row, _, _ in self._marked])
+        numbers = [(*mixers, state.greens.bound) for _, state, mixers in self._marked]
+        flip, factor, bound = paddle.to_tensor(np.array(numbers, np.int64)).unsqueeze(-1).unbind(1)
+        mixed = paddle.bitwise_xor(self._hashes_on_device(hashes), flip) * factor
+        green = paddle.bitwise_and(mixed, paddle.full_like(mixed, 0xFFFFFFFF)) < bound
+        deltas = paddle.to_tensor([[state.delta] for _, state, _ in self._marked], dtype=logits.dtype)
+        logits.index_put_((rows,), green.astype(logits.dtype) * deltas, accumulate=True)
+
+    def _hashes_on_device(self, hashes: NDArray[np.uint32]) -> Tensor:
+        import paddle
+
+        if self._tensor is None:
+            self._tensor = paddle.to_tensor(hashes.astype(np.int64)).unsqueeze(0)
+        return self._tensor
+
+
+class _Marking:
+    """One request's mark."""
+
+    def __init__(self, request: SlotRequest, key: int) -> None:
+        args = request.args
+        self._width: int = args.get("watermark_context_width", DEFAULT_CONTEXT_WIDTH)
+        self.greens = GreenList(key, args.get("watermark_gamma", DEFAULT_GAMMA), self._width)
+        self.delta: float = args.get("watermark_delta", DEFAULT_DELTA)
+        self._prompt, self._output = request.prompt[-self._width :], request.output
+
+    def context(self) -> list[int]:
+        """The last tokens of prompt and output."""
+        recent = self._output[-self._width :]
+        return recent if len(recent) == self._width else (self._prompt + recent)[-self._width :]
+
+
+def _marking(request: SlotRequest) -> _Marking | None:
+    key = request.args.get("watermark_key")
+    return None if key is None else _Marking(request, key)

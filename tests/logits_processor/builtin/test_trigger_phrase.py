@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.chat import encode
+from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
+
+from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
+from fastdeploy_lp.logits_processor.builtin.trigger_phrase import TriggerPhraseLogitsProcessor
+from fastdeploy_lp.sampling_params import SamplingParams
+
+few = st.integers(2, 6)
+phrases = st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=4)
+counts = {"trigger_count": st.integers(1, 3)}
+in_place = st.fixed_dictionaries(
+    {"trigger_phrase": phrases, "trigger_on": st.lists(few.map(lambda token: [token]), min_size=1, max_size=2)},
+    optional=counts,
+)
+behind = st.fixed_dictionaries(
+    {
+        "trigger_phrase": phrases,
+        "trigger_on": st.lists(st.lists(few, min_size=1, max_size=2), min_size=1, max_size=2),
+        "trigger_after": st.just(True),
+    },
+    optional=counts,
+)
+
+
+class Clock:
+    """Goes on when it is told to."""
+
+    now = 0.0
+
+    def tick(self) -> None:
+        self.now += 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Reference:
+    """Remembers where every phrase began."""
+
+    def __init__(self, args: dict[str, Any], clock: Clock) -> None:
+        self.phrase, self.on = args["trigger_phrase"], args.get("trigger_on", [])
+        self.behind, self.left = args.get("trigger_after", False), args.get("trigger_count", 1)
+        self.starts: list[int] = []
+        self.clock = clock
+        self.deadline = clock.now + args.get("trigger_after_seconds", np.inf)
+
+    def __call__(self, logits: Row, output: list[int]) -> Row:
+        free = self.starts[-1] + len(self.phrase) if self.starts else 0
+        if len(output) < free:
+            return only(logits, self.phrase[len(output) - self.starts[-1]])
+        if len(self.starts) < self.left and self._triggered(logits, output[free:]):
+            self.starts.append(len(output))
+            return only(logits, self.phrase[0])
+        if len(self.starts) < self.left and not self.behind:
+            logits[[token for (token,) in self.on]] = -np.inf
+        return logits
+
+    def _triggered(self, logits: Row, since: list[int]) -> bool:
+        if self.clock.now >= self.deadline:
+            self.deadline = np.inf
+            return True
+        if self.behind:
+            return any(since[-len(form) :] == form for form in self.on)
+        return [int(logits.argmax())] in self.on
+
+
+def run(crowd: Any, seed: int, dtype: str) -> None:
+    clock = Clock()
+    cls = type("Trigger", (TriggerPhraseLogitsProcessor,), {"clock": clock})
+    Churn(cls, crowd, lambda args, _: Reference(args, clock), seed=seed, dtype=dtype, tick=clock.tick).run()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(deadline=None, max_examples=25)
+@given(crowds(in_place | behind), st.integers(0, 2**20))
+def test_rows_are_as_the_reference_makes_them(dtype: str, crowd: Any, seed: int) -> None:
+    run(crowd, seed, dtype)
+
+
+timed = st.tuples(in_place | behind, st.integers(0, 20)).map(
+    lambda both: {**both[0], "trigger_after_seconds": float(both[1])}
+)
+only_timed = st.fixed_dictionaries({"trigger_phrase": phrases, "trigger_after_seconds": st.integers(0, 20).map(float)})
+
+
+@settings(deadline=None, max_examples=25)
+@given(crowds(timed | only_timed), st.integers(0, 2**20))
+def test_a_time_triggers_once(crowd: Any, seed: int) -> None:
+    run(crowd, seed, "float32")
+
+
+def test_a_new_instance_knows_from_the_output_where_phrases_were_written_behind_their_trigger() -> None:
+    args = {"trigger_phrase": [7, 8, 9], "trigger_on": [[2, 3]], "trigger_after": True, "trigger_count": 2}
+    for output, expected in (
+        ([2, 3], 7),
+        ([2, 3, 7], 8),
+        ([2, 3, 7, 8, 9], None),
+        ([2, 3, 7, 8, 9, 2, 3], 7),
+        ([2, 3, 7, 8, 9, 2, 3, 7, 8, 9, 2, 3], None),
+    ):
+        slots = Slots(TriggerPhraseLogitsProcessor)
+        slots.enter(0, [5], args, output)
+        assert slots.forces() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"trigger_phrase": "Wait"}, "nothing triggers"),
+        ({"trigger_phrase": "Wait", "trigger_on": "</think>"}, "trigger_after = true"),
+        ({"trigger_on": "."}, "Field required"),
+        ({"trigger_phrase": "Wait", "trigger_on": ".", "trigger_count": 0}, "greater than or equal to 1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(args: dict[str, Any], reason: str) -> None:
+    checks = RequestArgsValidator(load_processors(["TriggerPhraseLogitsProcessor"]), 49152, encode)
+    with pytest.raises(RequestArgsError, match=reason) as caught:
+        checks.validate(SamplingParams(logits_processors_args=args))
+    assert caught.value.path.startswith("logits_processors_args.trigger_")

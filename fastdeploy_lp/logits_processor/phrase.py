@@ -28,6 +28,8 @@ VOCAB_SIZE, PHRASES = "vocab_size", "phrases"
 MAX_TOKENS = 4096
 SENTENCE_MARKS = (".", "!", "?", "…", ".\n", "\n", "\n\n", '."', ".)", "。", "！", "？")
 NEIGHBOURS = (".", ",", "!", "?", ":", ";", ")", "]", "}", '"', "'", "`", "*", "-", "(", "<", ">", "\n", "\n\n", " ")
+# Before a text, such marks may have a space before them, all of it one token.
+OPENING = (*NEIGHBOURS, *(f" {mark}" for mark in NEIGHBOURS if mark.strip()))
 REMEMBERED_MARKERS = 256
 
 
@@ -56,7 +58,7 @@ class PhraseEncoder:
     def _marker(self, text: str) -> list[list[int]]:
         plain = self.encode(text)
         found = {tuple(plain): None}
-        before = ["", *(mark for mark in NEIGHBOURS if self._merges(self.encode(mark + text), plain, at_end=False))]
+        before = ["", *(mark for mark in OPENING if self._merges(self.encode(mark + text), plain, at_end=False))]
         after = ["", *(mark for mark in NEIGHBOURS if self._merges(self.encode(text + mark), plain, at_end=True))]
         for first in before:
             for last in after:

@@ -89,7 +89,7 @@ def test_a_marker_is_found_between_other_characters(before: str, after: str) -> 
     forms = settled(checks, marker="</think>")["marker"]
     tokens = encode(f"{before}</think>{after}")
     assert any(form == tokens[at : at + len(form)] for form in forms for at in range(len(tokens)))
-    assert all("</think>" in decode(form) for form in forms)
+    assert all("</think>" in decode(*form) for form in forms)
 
 
 def test_sentence_ends_are_single_tokens(checks: RequestArgsValidator) -> None:

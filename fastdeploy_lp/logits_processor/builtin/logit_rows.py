@@ -70,7 +70,8 @@ class LogitRows:
             return self.host[rows, tokens]
         import paddle
 
-        return paddle.gather_nd(self.logits, paddle.stack([_index(rows), _index(tokens)], axis=-1))
+        places = np.asarray(rows, np.int64) * self.logits.shape[1] + np.asarray(tokens, np.int64)
+        return paddle.gather(self.logits.reshape([-1]), _index(places))
 
     def _rule_out(self, rows: Indices) -> None:
         self.logits.index_fill_(_index(rows), 0, -np.inf)

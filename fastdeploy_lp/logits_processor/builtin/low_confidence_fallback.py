@@ -58,7 +58,7 @@ class LowConfidenceFallbackLogitsProcessor(WatchedPhraseProcessor):
         """As the base class says."""
         import paddle
 
-        likeliest = paddle.nn.functional.softmax(rows.astype("float32"), axis=-1).max(axis=-1)
+        likeliest = paddle.nn.functional.softmax(rows, axis=-1).max(axis=-1)
         return likeliest < paddle.to_tensor([state.min_p for state in states], dtype="float32")
 
 

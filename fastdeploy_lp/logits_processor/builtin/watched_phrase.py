@@ -112,7 +112,7 @@ class WatchedPhraseProcessor(LogitsProcessor):
 
     @abstractmethod
     def signs_on_device(self, rows: Tensor, states: Sequence[Any]) -> Tensor:
-        """The same for a copy of the rows [n, vocab_size] on a device: bool [n]."""
+        """The same for a float32 copy of the rows [n, vocab_size] on a device: bool [n]."""
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Take in what the last step saw and sampled."""
@@ -154,13 +154,14 @@ class WatchedPhraseProcessor(LogitsProcessor):
 
         states = [state for _, state in self._watched]
         where = paddle.to_tensor([row for row, _ in self._watched])
-        rows = paddle.gather(logits, where)
+        # Not all of Paddle's backends compare numbers of half precision.
+        rows = paddle.gather(logits, where).astype("float32")
         signs = self.signs_on_device(rows, states)
         LogitRows(rows).ban(*_places([state.banned for state in states]))
         phrases = paddle.full_like(rows, -np.inf)
         LogitRows(phrases).force(range(len(states)), [state.phrase[0] for state in states])
         begins = paddle.logical_and(signs, paddle.to_tensor([state.armed for state in states]))
-        logits.index_put_((where,), paddle.where(begins.unsqueeze(-1), phrases, rows))
+        logits.index_put_((where,), paddle.where(begins.unsqueeze(-1), phrases, rows).astype(logits.dtype))
         return signs
 
     def _end_step(self) -> None:

@@ -188,7 +188,7 @@ def test_markers_are_texts_that_are_found_in_what_the_model_writes() -> None:
     """As the API process settles them for the default model, whose markers are several tokens."""
     checks = RequestArgsValidator(load_processors(["ThinkingBudgetLogitsProcessor"]), 49152, encode)
     args = checks.validate(SamplingParams(logits_processors_args={"thinking_budget": 4})).flat
-    assert decode(args["think_start"][0]), decode(args["think_end"][0]) == ("<think>", "</think>")
+    assert (decode(*args["think_start"][0]), decode(*args["think_end"][0])) == ("<think>", "</think>")
     for prompt, output in (("Hi", "Well (<think>\n\nOne two"), ("x <think>", "one two."), ("a\n<think>\n", "One, two")):
         tokens = encode(output)
         found = [forced(args, encode(prompt), tokens[:at]) for at in range(len(tokens))]

@@ -180,8 +180,7 @@ def _places(tokens: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def _on_host(flags: Tensor) -> NDArray[np.bool_]:
-    host: NDArray[np.bool_] = np.from_dlpack(flags) if flags.place.is_cpu_place() else flags.numpy()
-    return host
+    return np.asarray(np.from_dlpack(flags) if flags.place.is_cpu_place() else flags.numpy(), np.bool_)
 
 
 def greatest_is_one_of(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -104,6 +104,32 @@ def test_the_chain_and_the_builtins_do_not_wait_for_the_device(processors: list[
     assert all(each.finish_reason == "length" for each in ran.values())
 
 
+# By processor, arguments with which it has something to do in nearly every step.
+PHRASES_IN_USE: dict[str, dict[str, Any]] = {
+    "CiteFromPrompt": {"cite_boost": 1.0, "cite_conditional_boost": 2.0},
+    "ForceLastPhrase": {"last_phrase": [5, 6]},
+    "ForcedSequence": {"forced_sequence": [5, 6, 7]},
+    "GenLength": {"gen_length_boost": 1.0},
+    "LowConfidenceFallback": {"fallback_phrase": [5, 6, 7], "fallback_min_p": 1.0},
+    "MaxTime": {"max_time": 0.0},
+    "MultipleChoice": {"choices": [[[5, 6]], [[7]]], "choice_first_word_boost": 1.0, "choice_delimiter": [2]},
+    "ThinkingBudget": {"thinking_budget": 1, "think_start": [[2]], "think_end": [[3, 4]]},
+    "TriggerPhrase": {"trigger_phrase": [5, 6], "trigger_on": [[7]], "trigger_after_seconds": 0.0},
+    "Watermark": {"watermark_key": 5},
+}
+
+
+@pytest.mark.parametrize("noun", PHRASES_IN_USE)
+def test_builtins_in_use_do_not_wait_for_the_device(noun: str) -> None:
+    name = f"{noun}LogitsProcessor"
+    engine = tiny_engine([name], max_num_seqs=5, eos_token_ids=(0,))
+    audit(engine)
+    using = {f"r{index}": Selection(flat=PHRASES_IN_USE[noun]) for index in range(0, 14, 2)}
+    ran = run_to_end(engine, crowd(**using))
+    assert all(each.finish_reason in ("length", "stop") for each in ran.values())
+    assert engine.runner.chain.stats[name].rows > 0
+
+
 def test_several_orders_in_one_batch_do_not_wait_either() -> None:
     engine = tiny_engine(["LogitBiasLogitsProcessor", "second=LogitBiasLogitsProcessor"], max_num_seqs=5)
     audit(engine)

@@ -17,6 +17,7 @@ from fastdeploy_lp.entrypoints.batch.request_line import read_line
 from fastdeploy_lp.entrypoints.chat.session import HELP
 from fastdeploy_lp.entrypoints.cli.chat import ChatArgs
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
+from fastdeploy_lp.entrypoints.cli.detect_watermark import WatermarkArgs
 from fastdeploy_lp.entrypoints.cli.run_batch import BatchArgs
 from fastdeploy_lp.outputs import RequestOutput
 
@@ -54,7 +55,7 @@ def test_every_field_of_an_output_is_told() -> None:
 
 
 def test_every_option_and_command_that_is_told_exists() -> None:
-    fields = {*EngineArgs.__dataclass_fields__, *ChatArgs.__dataclass_fields__, *BatchArgs.__dataclass_fields__}
+    fields = {name for args in (EngineArgs, ChatArgs, BatchArgs, WatermarkArgs) for name in args.__dataclass_fields__}
     options = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", COMMAND_LINE)}
     assert options - {"help", "base_url", "config"} <= fields
     named = set(re.findall(r"fastdeploy-lp ([a-z][a-z-]+)", COMMAND_LINE))

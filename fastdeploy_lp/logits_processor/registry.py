@@ -17,21 +17,23 @@ from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
+# What stands before "LogitsProcessor" in the names of builtins, and their modules.
 _BUILTIN_MODULES = {
-    "LogitBiasLogitsProcessor": "logit_bias",
-    "CiteFromPromptLogitsProcessor": "cite_from_prompt",
-    "ForceLastPhraseLogitsProcessor": "force_last_phrase",
-    "ForcedSequenceLogitsProcessor": "forced_sequence",
-    "GenLengthLogitsProcessor": "gen_length",
-    "LowConfidenceFallbackLogitsProcessor": "low_confidence_fallback",
-    "MaxTimeLogitsProcessor": "max_time",
-    "MultipleChoiceLogitsProcessor": "multiple_choice",
-    "ThinkingBudgetLogitsProcessor": "thinking_budget",
-    "TriggerPhraseLogitsProcessor": "trigger_phrase",
-    "WatermarkLogitsProcessor": "watermark",
+    "LogitBias": "logit_bias",
+    "CiteFromPrompt": "cite_from_prompt",
+    "ForceLastPhrase": "force_last_phrase",
+    "ForcedSequence": "forced_sequence",
+    "GenLength": "gen_length",
+    "LowConfidenceFallback": "low_confidence_fallback",
+    "MaxTime": "max_time",
+    "MultipleChoice": "multiple_choice",
+    "ThinkingBudget": "thinking_budget",
+    "TriggerPhrase": "trigger_phrase",
+    "Watermark": "watermark",
 }
 BUILTIN: dict[str, str] = {
-    name: f"fastdeploy_lp.logits_processor.builtin.{module}:{name}" for name, module in _BUILTIN_MODULES.items()
+    f"{name}LogitsProcessor": f"fastdeploy_lp.logits_processor.builtin.{module}:{name}LogitsProcessor"
+    for name, module in _BUILTIN_MODULES.items()
 }
 ENTRY_POINT_GROUP = "fastdeploy_lp.logits_processors"
 PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -138,7 +139,7 @@ class _BatchEntries:
         """
         if self._on_host is None:
             self._on_host = logits.place.is_cpu_place()
-        host = _writable_view(logits) if self._on_host else None
+        host = writable_view(logits) if self._on_host else None
         if host is None:
             self._on_host = False
             self._add_on_device(logits)
@@ -161,13 +162,3 @@ class _BatchEntries:
             )
         rows, tokens, values = self._tensors
         logits.index_put_((rows, tokens), values, accumulate=True)
-
-
-def _writable_view(logits: Tensor) -> NDArray[Any] | None:
-    """The logits' own memory [rows, vocab_size], None where numpy cannot write it."""
-    try:
-        host = np.from_dlpack(logits)
-    except (BufferError, RuntimeError):  # bfloat16, say, which numpy does not have
-        return None
-    # Before numpy 2.1 such views can only be read; and without contiguous rows `reshape` would copy.
-    return host if host.flags.writeable and host.flags.c_contiguous else None

@@ -29,6 +29,7 @@ def main() -> int:
     runs = (
         ("http_overhead.py", "--smoke"),
         ("chain.py", "--smoke"),
+        ("phrase_costs.py", "--smoke"),
         ("engine.py", "--smoke"),
         ("quality.py", "--smoke"),
         ("scheduler.py", "--steps", "20"),

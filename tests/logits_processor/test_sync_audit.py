@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddle import Tensor
+from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.config import LOGPROBS_MODES, FDConfig
@@ -102,21 +103,6 @@ def test_the_chain_and_the_builtins_do_not_wait_for_the_device(processors: list[
     audit(engine)
     ran = run_to_end(engine, crowd())
     assert all(each.finish_reason == "length" for each in ran.values())
-
-
-# By processor, arguments with which it has something to do in nearly every step.
-PHRASES_IN_USE: dict[str, dict[str, Any]] = {
-    "CiteFromPrompt": {"cite_boost": 1.0, "cite_conditional_boost": 2.0},
-    "ForceLastPhrase": {"last_phrase": [5, 6]},
-    "ForcedSequence": {"forced_sequence": [5, 6, 7]},
-    "GenLength": {"gen_length_boost": 1.0},
-    "LowConfidenceFallback": {"fallback_phrase": [5, 6, 7], "fallback_min_p": 1.0},
-    "MaxTime": {"max_time": 0.0},
-    "MultipleChoice": {"choices": [[[5, 6]], [[7]]], "choice_first_word_boost": 1.0, "choice_delimiter": [2]},
-    "ThinkingBudget": {"thinking_budget": 1, "think_start": [[2]], "think_end": [[3, 4]]},
-    "TriggerPhrase": {"trigger_phrase": [5, 6], "trigger_on": [[7]], "trigger_after_seconds": 0.0},
-    "Watermark": {"watermark_key": 5},
-}
 
 
 @pytest.mark.parametrize("noun", PHRASES_IN_USE)

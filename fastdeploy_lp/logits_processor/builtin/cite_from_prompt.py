@@ -56,7 +56,7 @@ class CiteFromPromptLogitsProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Follow the batch; its entries are put together anew only when it has changed."""
         batch = self._states.follow(share_inputs)
-        if batch != self._batch:
+        if batch is not self._batch:
             self._batch, self._entries = batch, None
         following = ((row, state.following(), state.conditional) for row, state in batch if state.conditional)
         self._conditional = [entry for entry in following if entry[1].size]

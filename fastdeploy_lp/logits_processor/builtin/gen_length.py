@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
@@ -50,24 +51,25 @@ class GenLengthLogitsProcessor(LogitsProcessor):
     def __init__(self, fd_config: FDConfig) -> None:
         self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
         self._states = SlotStates(self._state_of)
-        self._rows: list[int] = []
-        self._tokens: list[int] = []
-        self._biases: list[float] = []
+        self._batch: list[tuple[int, _Length]] = []
+        # Row and token of each entry, and how many each request has.
+        self._rows = self._tokens = self._counts = np.empty(0, np.int64)
+        self._biases = np.empty(0, np.float64)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Settle what is added to which token."""
-        self._rows, self._tokens, self._biases = [], [], []
-        for row, state in self._states.follow(share_inputs):
-            bias = state.bias()
-            if bias:
-                self._rows += [row] * len(state.tokens)
-                self._tokens += state.tokens
-                self._biases += [bias] * len(state.tokens)
+        """Settle what is added; to which tokens, only when the batch has changed."""
+        batch = self._states.follow(share_inputs)
+        if batch is not self._batch:
+            self._batch = batch
+            self._counts = np.array([len(state.tokens) for _, state in batch], np.int64)
+            self._rows = np.repeat(np.array([row for row, _ in batch], np.int64), self._counts)
+            self._tokens = np.array([token for _, state in batch for token in state.tokens], np.int64)
+        self._biases = np.fromiter((state.bias() for _, state in batch), np.float64, len(batch))
 
     def apply(self, logits: Tensor) -> Tensor:
         """Add in place."""
-        if self._rows:
-            LogitRows(logits).add(self._rows, self._tokens, self._biases)
+        if self._biases.any():
+            LogitRows(logits).add(self._rows, self._tokens, np.repeat(self._biases, self._counts))
         return logits
 
     def _state_of(self, request: SlotRequest) -> _Length | None:
@@ -86,14 +88,15 @@ class _Length:
     power: int
     tokens: list[int]
     sentence_ends: frozenset[int]
-    seen: int = 0
-    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.ended = any(token in self.tokens for token in self.output)
 
     def bias(self) -> float:
-        """What the length of the output makes of the boost."""
+        """What the length of the output makes of the boost; asked once a step, so that one token is new."""
         length = len(self.output)
-        self.ended = self.ended or any(token in self.tokens for token in self.output[self.seen :])
-        self.seen = length
-        if self.ended or (self.sentence_ends and self.output[-1:] and self.output[-1] not in self.sentence_ends):
+        if length and self.output[-1] in self.tokens:
+            self.ended = True
+        if self.ended or (self.sentence_ends and length and self.output[-1] not in self.sentence_ends):
             return 0.0
         return max(-MAX_BIAS, min(MAX_BIAS, self.boost * (length / 10) ** self.power))

@@ -45,9 +45,21 @@ class SlotStates(Generic[State]):
         self._by_slot: dict[int, _Held[State]] = {}
         # By the identity of the output list, which is the request's own and is kept alive here.
         self._left: OrderedDict[int, _Held[State]] = OrderedDict()
+        self._batch: tuple[bytes, bytes] | None = None
+        self._found: list[tuple[int, State]] = []
 
     def follow(self, share_inputs: Mapping[str, Any]) -> list[tuple[int, State]]:
-        """Row and state of every request that has a row this step and uses the processor; once a step."""
+        """Row and state of every request that has a row this step and uses the processor; once a step.
+
+        As long as rows and requests stay the list is the same object. It is not to be changed.
+        """
+        versions = share_inputs.get("args_versions")
+        batch = None if versions is None else (share_inputs["stop_flags"].tobytes(), versions.tobytes())
+        if batch is None or batch != self._batch:
+            self._batch, self._found = batch, self._look(share_inputs)
+        return self._found
+
+    def _look(self, share_inputs: Mapping[str, Any]) -> list[tuple[int, State]]:
         args, outputs = share_inputs["logits_processors_args"], share_inputs["output_token_ids"]
         # A mapping without the chain's own field shows every request to the processor.
         using = share_inputs.get("using_slots")

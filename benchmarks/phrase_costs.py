@@ -1,0 +1,260 @@
+"""What the builtins that write, choose and mark words cost a step in which every row uses one, beside torch.
+
+The other side is Hugging Face's class where there is one, else the algorithm of logits-processor-zoo or FastDeploy,
+written anew from its description. Each call stands for one step of a generation; the logits are made new before it,
+unmeasured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fastdeploy_lp.platforms import current_platform
+
+if __name__ == "__main__":
+    # Before Paddle is imported, which reads its settings then.
+    WANTED = current_platform().worker_environment() | {"FASTDEPLOY_LP_PLUGINS": ""}
+    if any(os.environ.get(name) != value for name, value in WANTED.items()):
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **WANTED})
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+import torch
+from chain import measure
+from paddle import Tensor
+from transformers.generation import logits_process as hf
+
+from fastdeploy_lp import SamplingParams, config
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.worker.sequence import Sequence as Running
+from fastdeploy_lp.worker.share_inputs import ShareInputs
+
+PROMPT, OUTPUT, MAX_MODEL_LEN = 512, 64, 1024
+EOS = (2,)
+PHRASE = [5, 6, 7, 8]
+# With which every prompt ends, so that reasoning is open.
+THINK = 400
+SHAPES = ((32, 49152, 10), (256, 151936, 2))
+SMOKE_SHAPES = ((4, 512, 1),)
+
+Edit = Callable[[torch.Tensor], torch.Tensor]
+"""Logits [rows, vocab_size] to what the other side makes of them, in place or not."""
+
+
+class Batch:
+    """A real chain of one builtin and real slots, whose requests all use it and do not go on."""
+
+    def __init__(self, rows: int, vocab_size: int, contest: Contest) -> None:
+        self.rows, self.args = rows, contest.args
+        random = np.random.default_rng(0)
+        self._pristine = 2 * random.standard_normal((rows, vocab_size), np.float32)
+        self.logits = paddle.to_tensor(self._pristine)
+        # Both sides work on the same memory: a tensor of torch's own could lie in smaller pages.
+        self.torch_logits = torch.from_dlpack(self.logits)
+        self.share_inputs = ShareInputs(rows, MAX_MODEL_LEN)
+        self.chain = LogitsProcessorChain(load_processors([contest.name]), _fd_config(rows, vocab_size, contest.name))
+        # Of few different tokens, as texts are; none of them ends the output.
+        self.tokens = random.integers(10, 400, (rows, PROMPT + contest.output))
+        self.tokens[:, PROMPT - 1] = THINK
+        for slot in range(rows):
+            self._enter(slot)
+        self.share_inputs.set_active(np.arange(rows))
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """Prompt and output of every request, int64 [rows, tokens]."""
+        return torch.from_numpy(self.tokens)
+
+    def restore(self) -> None:
+        """The logits as the model gave them."""
+        np.copyto(np.from_dlpack(self.logits), self._pristine)
+
+    def step(self) -> Tensor:
+        """What the chain does in one step."""
+        self.chain.update_state(self.share_inputs)
+        return self.chain.apply(self.logits, all_greedy=False, recompute=self.logits.clone)
+
+    def _enter(self, slot: int) -> None:
+        selection = Selection(flat=dict(self.args))
+        tokens = self.tokens[slot].tolist()
+        request = AddRequest(str(slot), tokens[:PROMPT], SamplingParams(), selection)
+        running = Running.from_request(request, eos_token_ids=EOS, max_model_len=MAX_MODEL_LEN)
+        running.slot, running.output_token_ids = slot, tokens[PROMPT:]
+        self.share_inputs.assign(running)
+        self.chain.enter(slot, selection)
+
+
+def _fd_config(rows: int, vocab_size: int, name: str) -> config.FDConfig:
+    return config.FDConfig(
+        config.ModelConfig("none", "", "none", vocab_size, max_model_len=MAX_MODEL_LEN, eos_token_ids=EOS),
+        config.SchedulerConfig(rows),
+        config.CacheConfig(block_size=16, num_blocks=1 + rows),
+        config.ParallelConfig(),
+        config.StructuredOutputsConfig((name,)),
+    )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A builtin with arguments, and who else does this: `rival` makes the other side's edit for a batch.
+
+    output: how many tokens every request has generated.
+    """
+
+    noun: str
+    args: Mapping[str, Any]
+    against: str
+    rival: Callable[[Batch], Edit]
+    output: int = OUTPUT
+
+    @property
+    def name(self) -> str:
+        """What the chain calls it."""
+        return f"{self.noun}LogitsProcessor"
+
+
+def _enforce(row: torch.Tensor, token: int) -> None:
+    """The zoo's: the token is lifted to the row's maximum, the others sink to its minimum."""
+    choice = torch.full_like(row, float(row.min()))
+    choice[token] = row.max()
+    row.copy_(choice)
+
+
+def _force_rows(_: Batch) -> Edit:
+    """FastDeploy's, for a single token: row by row."""
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row in logits:
+            row.fill_(-math.inf)
+            row[PHRASE[0]] = 0.0
+        return logits
+
+    return edit
+
+
+def _gen_length(batch: Batch) -> Edit:
+    """The zoo's for vLLM, where every request has a callable of its own."""
+    outputs = batch.tokens[:, PROMPT:].tolist()
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row, output in enumerate(outputs):
+            if EOS[0] not in output:
+                logits[row, EOS[0]] += batch.args["gen_length_boost"] * len(output) ** 2 / 10**2
+        return logits
+
+    return edit
+
+
+def _cite(batch: Batch) -> Edit:
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row, prompt in enumerate(batch.tokens[:, :PROMPT].tolist()):
+            logits[row, list({*prompt, *EOS})] += batch.args["cite_boost"]
+        return logits
+
+    return edit
+
+
+def _choices(batch: Batch) -> Edit:
+    """Hugging Face's, which asks for the allowed tokens row by row and adds a mask to all logits."""
+    tokens = [forms[0][0] for forms in batch.args["choices"]]
+    processor = hf.PrefixConstrainedLogitsProcessor(lambda *_: tokens, num_beams=1)
+    return lambda logits: processor(batch.input_ids, logits)
+
+
+def _greatest(_: Batch) -> Edit:
+    """The zoo's: asks each row for its most likely token."""
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row in logits:
+            if int(row.argmax()) == EOS[0]:
+                _enforce(row, PHRASE[0])
+        return logits
+
+    return edit
+
+
+def _unsure(batch: Batch) -> Edit:
+    counts = torch.zeros(batch.rows)
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        counts.add_(logits.softmax(dim=-1).amax(dim=-1) < batch.args["fallback_min_p"])
+        for row in range(batch.rows):
+            if counts[row] > math.inf:
+                _enforce(logits[row], PHRASE[0])
+        return logits
+
+    return edit
+
+
+def _max_time(_: Batch) -> Edit:
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row in logits:
+            _enforce(row, EOS[0])
+        return logits
+
+    return edit
+
+
+def _watermark(batch: Batch) -> Edit:
+    watermark: Any = hf.WatermarkLogitsProcessor
+    processor = watermark(batch.torch_logits.shape[1], "cpu")
+    return partial(processor, batch.input_ids)
+
+
+_THINKING = {"think_start": [[THINK]], "think_end": [PHRASE]}
+CONTESTS = (
+    Contest("ForcedSequence", {"forced_sequence": PHRASE}, "FastDeploy's way", _force_rows, output=0),
+    Contest("ThinkingBudget", {"thinking_budget": 0, **_THINKING}, "FastDeploy's way", _force_rows, output=0),
+    Contest("GenLength", {"gen_length_boost": 0.1}, "the zoo's way in vLLM", _gen_length),
+    Contest("CiteFromPrompt", {"cite_boost": 1.0}, "the zoo's way", _cite),
+    Contest("ForceLastPhrase", {"last_phrase": PHRASE}, "the zoo's way", _greatest),
+    Contest("MultipleChoice", {"choices": [[[5]], [[6]], [[7]], [[8]]]}, "Hugging Face", _choices, output=0),
+    Contest("TriggerPhrase", {"trigger_phrase": PHRASE, "trigger_on": [[2]]}, "the zoo's way", _greatest),
+    Contest("MaxTime", {"max_time": 0.0}, "the zoo's way", _max_time),
+    Contest(
+        "LowConfidenceFallback",
+        {"fallback_phrase": PHRASE, "fallback_min_p": 0.4, "fallback_tolerate": 10**9},
+        "the zoo's way",
+        _unsure,
+    ),
+    Contest("Watermark", {"watermark_key": 5}, "Hugging Face", _watermark),
+)
+
+
+def measure_shape(rows: int, vocab_size: int, turns: int) -> dict[str, float]:
+    """How many times ours the other side takes, by noun."""
+    print(f"\n{f'{rows} x {vocab_size}, used by all rows':<28}{'us':>10}{'theirs':>10}{'ratio':>8}")
+    ratios: dict[str, float] = {}
+    for contest in CONTESTS:
+        batch = Batch(rows, vocab_size, contest)
+        rival = contest.rival(batch)
+        calls: dict[str, Callable[[], object]] = {"ours": batch.step, "theirs": partial(rival, batch.torch_logits)}
+        us = measure(calls, turns, dict.fromkeys(calls, batch.restore))
+        ratios[contest.noun] = us["theirs"] / us["ours"]
+        line = f"  {contest.noun:<26}{us['ours']:>10.0f}{us['theirs']:>10.0f}{ratios[contest.noun]:>8.3g}"
+        print(f"{line}  {contest.against}", flush=True)
+    return ratios
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Status 0 if none takes longer than the other side."""
+    parser = argparse.ArgumentParser(description="Measure the builtins that write, choose and mark words, in use.")
+    parser.add_argument("--smoke", action="store_true", help="tiny run, which fails only if it cannot measure")
+    smoke = parser.parse_args(argv).smoke
+    ratios = [measure_shape(*shape) for shape in (SMOKE_SHAPES if smoke else SHAPES)]
+    slower = {noun for each in ratios for noun, ratio in each.items() if ratio < 1}
+    print(f"\n{'slower than the other side: ' + ', '.join(sorted(slower)) if slower else 'none is slower'}")
+    return 1 if slower and not smoke else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

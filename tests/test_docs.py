@@ -69,8 +69,9 @@ def test_the_program_runs_with_the_modules_beside_it(directory: Path) -> None:
     (quoted,) = re.findall(r"print\(error\)  # (.*)", program)
     assert quoted in done.stdout.splitlines()
     names = ["LogitBiasLogitsProcessor", "second", "BanTokens", "OnlyToken", "NoImmediateRepeat", "scale"]
+    names += ["temperature", "ForcedSequenceLogitsProcessor"]
     listed = [line.split()[:2] for line in done.stdout.splitlines() if re.match(r"\d+ ", line)]
-    assert listed == [[str(order), name] for order, name in enumerate([*names, "temperature"])]
+    assert listed == [[str(order), name] for order, name in enumerate(names)]
 
 
 def test_the_curl_line_selects_by_name(server: ServerProcess) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import paddle
 from paddle import Tensor
 from pydantic import BaseModel, Field
 
@@ -149,8 +148,8 @@ class ReadsAtFirstSight(Boosts):
 
 class LeaksAcrossRows(Boosts):
     def apply(self, logits: Tensor) -> Tensor:
-        super().apply(logits)
-        return logits.subtract_(logits.mean(axis=0, keepdim=True) * min(logits.shape[0] - 1, 1))
+        self.edits = [(row, token, self.edits[0][2]) for row, token, _ in self.edits]
+        return super().apply(logits)
 
 
 class SaysOnlyWithArgs(Boosts):
@@ -218,15 +217,16 @@ class LiesAboutValidRows(Boosts):
     keeps_rows_valid = True
 
     def apply(self, logits: Tensor) -> Tensor:
-        for row, token, _ in self.edits:
-            logits[row, token] = float("-inf")
-            logits[row] = paddle.where(logits[row] < 9.0, paddle.full_like(logits[row], float("-inf")), logits[row])
+        for row, _, _ in self.edits:
+            logits[row] = float("-inf")
         return logits
 
 
 class MakesNaN(Boosts):
     def apply(self, logits: Tensor) -> Tensor:
-        return logits.subtract_(logits - logits * 0.5) if self.edits else logits
+        for row, _, _ in self.edits:
+            logits[row] = logits[row] - logits[row] * 0.5
+        return logits
 
 
 class WaitsForTheDevice(Boosts):
@@ -248,9 +248,11 @@ class KeepsTheLogits(Boosts):
 
 
 class RefusesWithKeyError(Boosts):
+    Params = None
+
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        if (sampling_params.extra_args or {})["boost"] > 8.99:
+        if (sampling_params.extra_args or {}).get("boost") in (-1, 1e30):
             raise KeyError("boost")
 
 

@@ -1,4 +1,7 @@
-"""Tells of every read of a tensor's contents, for which the host would have to wait for the device."""
+"""Tells of every read of a tensor's contents, for which the host would have to wait for the device.
+
+Not told of: operators whose result is as large as a tensor says (masks as indices, `nonzero`), which wait as well.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,16 @@ def watch_reads(on_read: Callable[[str], None]) -> Iterator[None]:
 
 def _watched(name: str, read: Callable[..., Any], on_read: Callable[[str], None]) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
-        on_read(f"Tensor.{name} {_where()}".rstrip())
+        if not _is_on_host(args[0]):
+            on_read(f"Tensor.{name} {_where()}".rstrip())
         return read(*args, **kwargs)
 
     return watched
+
+
+def _is_on_host(tensor: Any) -> bool:
+    """Whether the device has nothing to do with it: the `input_ids` of Hugging Face's processors are made of lists."""
+    return type(tensor).__module__.partition(".")[0] == "torch" and str(tensor.dtype) == "torch.int64"
 
 
 def _where() -> str:

@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.testing.arguments import integers_in
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
 from fastdeploy_lp.logits_processor.testing.loading import resized
+from fastdeploy_lp.logits_processor.testing.report import StepTime
 from fastdeploy_lp.sampling_params import SamplingParams
 
 SLOTS = 8
@@ -97,6 +98,7 @@ class Subject:
         self.fd_config = resized(fd_config, max_num_seqs=SLOTS, max_model_len=MAX_MODEL_LEN)
         self.arguments = [dict(args) for args in arguments]
         self.seed = seed
+        self.times: list[StepTime] = []
 
     @property
     def vocab_size(self) -> int:

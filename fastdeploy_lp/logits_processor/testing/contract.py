@@ -102,7 +102,7 @@ def _copy(value: Any) -> Any:
 def _same(before: Any, now: Any) -> bool:
     if isinstance(before, np.ndarray):
         return np.array_equal(before, np.array(now))
-    return _plain(before) == _plain(now)
+    return bool(_plain(before) == _plain(now))
 
 
 def _plain(value: Any) -> Any:

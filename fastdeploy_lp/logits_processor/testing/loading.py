@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,8 @@ EOS_TOKEN_ID = 2
 
 def load(processor: Processor) -> DeclaredProcessor:
     """The processor as a server would declare it; raises LogitsProcessorSpecError."""
-    with quiet_paddle():
+    # Paddle greets with advice about thread counts and compiler caches that is about nothing of the author's.
+    with quiet_paddle(), redirect_stderr(io.StringIO()):
         importlib.import_module("paddle")
     if isinstance(processor, str):
         return load_processor(processor)

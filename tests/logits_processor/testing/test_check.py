@@ -96,12 +96,11 @@ def test_the_builtins_pass(name: str) -> None:
     without_fault(check_processor(name, skip=NO_TIMES))
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "processor", [hash_bias.Vllm, hash_bias.RequestThree, "support.hash_bias:PLUGIN", HuggingFace], ids=str
 )
-def test_right_ones_of_other_dialects_pass(processor: Any, seed: int) -> None:
-    report = check_processor(processor, HASH_BIAS, fd_config=tiny_fd_config(), seed=seed, skip=NO_TIMES)
+def test_right_ones_of_other_dialects_pass(processor: Any) -> None:
+    report = check_processor(processor, HASH_BIAS, fd_config=tiny_fd_config(), skip=NO_TIMES)
     assert report.passed, str(report)
 
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from support.server import server_environment
 
 TESTS = """
-import support.wrong as wrong
-
 BOOSTS = [{"token_id": 3, "boost": 2.0}, {"token_id": 9, "boost": 4.5}]
 
 
 def test_right(processor_checks):
-    assert processor_checks(wrong.Boosts, BOOSTS, skip=["speed"]).passed
+    assert processor_checks("support.wrong:Boosts", BOOSTS, skip=["speed"]).passed
 
 
 def test_wrong(processor_checks):

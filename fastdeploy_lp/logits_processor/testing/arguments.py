@@ -89,7 +89,10 @@ class _Drawer:
         if low is None and high is None:
             return self._random.randrange(SMALL if self._random.random() < 0.3 else self._vocab_size)
         least = math.ceil(low if low is not None else (high or 0.0) - SMALL)
-        return self._random.randint(least, math.floor(high if high is not None else least + SMALL))
+        if high is None:
+            # Small ones, which show within a short output what a length or a count does.
+            return least + int(self._random.expovariate(0.3))
+        return self._random.randint(least, math.floor(high))
 
     def _number(self, schema: Schema) -> float:
         low, high = self._bounds(schema, step=0)

@@ -134,7 +134,7 @@ class Subject:
         """A request; its tokens are often those that its arguments name, so that what they wait for happens."""
         source = random.Random(f"{self.seed} {request_id}")
         named = [each for each in integers_in(args or {}) if 0 <= each < self.vocab_size]
-        pool = [*named, *(source.randrange(self.vocab_size) for _ in range(6))]
+        pool = [*named, *(source.randrange(self.vocab_size) for _ in range(3))]
         drawn = [source.choice(pool) for _ in range(length + 8)]
         sampled = source.random() < 0.5
         params = SamplingParams(temperature=0.8 if sampled else 0.0, seed=source.randrange(2**32))

@@ -79,8 +79,16 @@ setup(
     python_requires=">=3.10",
     # The top-level names `entrypoints` and `worker` of a checkout are links, not packages of their own.
     packages=find_packages(include=["fastdeploy_lp", "fastdeploy_lp.*"]),
-    package_data={"fastdeploy_lp": ["py.typed"], "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"]},
+    package_data={
+        "fastdeploy_lp": ["py.typed"],
+        "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
+        "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"],
+    },
     install_requires=RUNTIME,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["fastdeploy-lp = fastdeploy_lp.entrypoints.cli:main"]},
+    entry_points={
+        "console_scripts": ["fastdeploy-lp = fastdeploy_lp.entrypoints.cli:main"],
+        # Under the module's own name, so that `pytest -p fastdeploy_lp.pytest_plugin` does not load it a second time.
+        "pytest11": ["fastdeploy_lp.pytest_plugin = fastdeploy_lp.pytest_plugin"],
+    },
 )

@@ -112,7 +112,7 @@ class ChainEntry:
             self._count_time(time.perf_counter() - began)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The changed logits; raises TypeError for a result that the contract rules out."""
+        """The changed logits; raises WrongResultError for a result that the contract rules out."""
         began = time.perf_counter()
         try:
             result = self.processor.apply(logits)

@@ -59,6 +59,14 @@ def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None =
     return declared
 
 
+def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
+    """One processor by itself, whatever else is installed; `found` is what the SPEC stands for if it was given as an
+    object. Raises LogitsProcessorSpecError.
+    """
+    points = {point.name: point for point in _installed_entry_points()}
+    return _declare(spec, {} if found is None else {spec: found}, points)
+
+
 def _declare(spec: str, objects: Mapping[str, object], points: Mapping[str, EntryPoint]) -> DeclaredProcessor:
     alias, target = _split_alias(spec)
     if spec in objects:
@@ -143,7 +151,7 @@ def _load_path(path: str, spec: str) -> object:
 
 def _import(module_path: str, spec: str) -> Any:
     try:
-        with _quiet_paddle():
+        with quiet_paddle():
             return importlib.import_module(module_path)
     except ModuleNotFoundError as error:
         absent = error.name or module_path
@@ -159,7 +167,7 @@ def _import(module_path: str, spec: str) -> Any:
 
 
 @contextmanager
-def _quiet_paddle() -> Iterator[None]:
+def quiet_paddle() -> Iterator[None]:
     """Where a processor's module brings Paddle in, Paddle's advice to install a compiler cache helps nobody."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No ccache found")

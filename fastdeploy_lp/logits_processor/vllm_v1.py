@@ -181,12 +181,16 @@ def _move(by_row: dict[int, Value], source: int, target: int, direction: MoveDir
         by_row[source] = replaced
 
 
+class WrongResultError(TypeError):
+    """A processor returned something else than logits of the shape and dtype that it was given."""
+
+
 def require_same_kind(result: Any, given: Any) -> Any:
-    """`result` if it is a tensor of the shape and dtype of `given`; raises TypeError otherwise."""
+    """`result` if it is a tensor of the shape and dtype of `given`; raises WrongResultError otherwise."""
     if not isinstance(result, type(given)):
-        raise TypeError(f"returned {type(result).__name__}; it must return the changed logits")
+        raise WrongResultError(f"returned {type(result).__name__}; it must return the changed logits")
     if result.shape != given.shape or result.dtype != given.dtype:
-        raise TypeError(
+        raise WrongResultError(
             f"returned {list(result.shape)} {result.dtype}; it must return {list(given.shape)} {given.dtype}"
         )
     return result

@@ -14,31 +14,11 @@ from support.sequences import pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.config import LOGPROBS_MODES, FDConfig
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
+from fastdeploy_lp.logits_processor.testing.reads import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sampler import sampler
-
-# What makes the host wait for the device. `__dlpack__` shares memory and waits for nothing in host memory.
-READS = (
-    "numpy",
-    "item",
-    "tolist",
-    "cpu",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__complex__",
-    "__array__",
-    "__index__",
-    "__contains__",
-    "__format__",
-    "__repr__",
-    "__str__",
-    "__hex__",
-    "__oct__",
-    "__iter__",
-)
 
 
 class DeviceReadError(AssertionError):

@@ -31,9 +31,9 @@ def free_port() -> int:
         return port
 
 
-def server_command(*options: str, module: str = API_SERVER) -> list[str]:
+def server_command(*options: str, module: str = API_SERVER, python: str = sys.executable) -> list[str]:
     """The command line of a server; give it the port yourself."""
-    return [sys.executable, "-m", module, *options]
+    return [python, "-m", module, *options]
 
 
 def server_environment() -> dict[str, str]:
@@ -45,6 +45,7 @@ class ServerProcess:
     """`with ServerProcess("--logits-processors", "X") as server:` gives one that is ready, and stops it afterwards.
 
     Without `own_metrics_port` the metrics are left on the API's port; `env` is set on top of the usual environment.
+    `python` runs it.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class ServerProcess:
         module: str = API_SERVER,
         own_metrics_port: bool = True,
         env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.port = free_port()
         self.metrics_port = free_port() if own_metrics_port else self.port
         ports = ["--port", str(self.port)]
         if own_metrics_port:
             ports += ["--metrics-port", str(self.metrics_port)]
-        self._command = server_command("--model", model, *ports, *options, module=module)
+        self._command = server_command("--model", model, *ports, *options, module=module, python=python)
         self._env = {**server_environment(), **(env or {})}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self.process: subprocess.Popen[str] | None = None

@@ -31,6 +31,8 @@ SUBCOMMANDS = (
     Subcommand("bench", f"{_HERE}.bench.serving", "measure a server under closed-loop load"),
     Subcommand("processors", f"{_HERE}.cli.processors", "show what logits processors are and take"),
     Subcommand("detect-watermark", f"{_HERE}.cli.detect_watermark", "tell whether a text holds a watermark"),
+    Subcommand("check", f"{_HERE}.cli.check", "hold a logits processor against the contract, without a server"),
+    Subcommand("new-processor", f"{_HERE}.cli.new_processor", "write the package of a new logits processor"),
     Subcommand("collect-env", f"{_HERE}.cli.collect_env", "show versions and settings, for a report of a problem"),
 )
 

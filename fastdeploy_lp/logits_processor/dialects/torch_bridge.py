@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+
 if TYPE_CHECKING:
     from paddle import Tensor
 
@@ -21,7 +23,7 @@ def to_paddle(result: Any, original: Tensor) -> Tensor:
     import torch
 
     if not isinstance(result, torch.Tensor):
-        raise TypeError(f"returned {type(result).__name__}, not a torch tensor")
+        raise WrongResultError(f"returned {type(result).__name__}, not a torch tensor")
     same_memory = result.data_ptr() == original.data_ptr()
     if same_memory and list(result.shape) == list(original.shape) and list(result.stride()) == original.strides:
         return original

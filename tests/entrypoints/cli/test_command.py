@@ -47,7 +47,7 @@ def test_help_names_the_subcommands(option: str) -> None:
 @pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--no-such-option", 2)])
 def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str, option: str, status: int) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([name, option])
+        main([name, "word", option])
     shown = capsys.readouterr()
     assert ended.value.code == status
     assert (shown.err if status else shown.out).startswith(f"usage: fastdeploy-lp {name} ")

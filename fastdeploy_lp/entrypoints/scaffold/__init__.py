@@ -1,0 +1,1 @@
+"""Writes the packages of new logits processors."""

@@ -1,0 +1,90 @@
+"""The package of a new logits processor: its name, its files, and where they go."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fastdeploy_lp.logits_processor import BUILTIN
+
+DIALECTS = ("native", "vllm-v1", "request", "plugin", "torch")
+MAX_LENGTH = 64
+NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
+SUFFIX = ".tmpl"
+
+
+@dataclass(frozen=True)
+class ProcessorPackage:
+    """A package to be written. `name` is what requests will call the processor.
+
+    Raises ValueError for a name or a dialect that cannot be.
+    """
+
+    name: str
+    dialect: str = "native"
+
+    def __post_init__(self) -> None:
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"dialect: {self.dialect!r} is none of {', '.join(DIALECTS)}")
+        if not NAME.fullmatch(self.name) or len(self.name) > MAX_LENGTH:
+            allowed = "small letters, digits and single hyphens or underscores between them, such as my-processor"
+            raise ValueError(f"name: {self.name!r} is not allowed; it has {allowed}, at most {MAX_LENGTH} characters")
+        if keyword.iskeyword(self.module) or self.module in sys.stdlib_module_names or self.module in BUILTIN:
+            raise ValueError(f"name: {self.module} means something in Python already; choose another")
+        if importlib.util.find_spec(self.module) is not None:
+            raise ValueError(f"name: a module {self.module} is installed here already; choose another")
+
+    @property
+    def module(self) -> str:
+        """The importable name, which is also the name of the entry point."""
+        return self.name.replace("-", "_")
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class."""
+        return "".join(part.capitalize() for part in self.module.split("_"))
+
+    @property
+    def target(self) -> str:
+        """What the entry point leads to, in the module `processor`."""
+        return "LOGITS_PROCESSOR_PLUGIN" if self.dialect == "plugin" else self.class_name
+
+    def files(self) -> dict[str, str]:
+        """Path below the package's folder → contents."""
+        values = {
+            "name": self.module,
+            "distribution": self.name.replace("_", "-"),
+            "class_name": self.class_name,
+            "target": self.target,
+            "dialect": self.dialect,
+            "dependencies": ', "torch>=2.4", "transformers>=5"' if self.dialect == "torch" else "",
+        }
+        made = {}
+        for folder in ("common", self.dialect):
+            for template in files(__package__).joinpath("templates", folder).iterdir():
+                path = _path(template.name, self.module)
+                made[path] = Template(template.read_text()).substitute(values)
+        return made
+
+    def write(self, directory: Path) -> Path:
+        """Write it into a new folder `directory`/name, and give that; raises FileExistsError rather than overwrite."""
+        folder = directory / self.name
+        folder.mkdir(parents=True)
+        for path, content in sorted(self.files().items()):
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("x", encoding="utf-8") as opened:
+                opened.write(content)
+        return folder
+
+
+def _path(template: str, module: str) -> str:
+    """Where a template's text goes: its name has `__` for a slash."""
+    path = template.removesuffix(SUFFIX).replace("__", "/").replace("MODULE", module)
+    return path.replace("INIT.py", "__init__.py")

@@ -1,0 +1,182 @@
+"""Checks that a request gets the same rows wherever it is and whoever shares its batch.
+
+A request that has an instance for itself sets what is right. Each check then changes one circumstance and no other, so
+that a processor with one mistake fails one of them.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from fastdeploy_lp.logits_processor.testing.subject import (
+    LENGTH,
+    SLOTS,
+    Advice,
+    Rows,
+    Script,
+    Stage,
+    Subject,
+    differences,
+    require_same,
+)
+
+HALF = LENGTH // 2
+CHURN_REQUESTS = 24
+
+
+def deterministic(subject: Subject) -> None:
+    """The same steps give the same rows with another instance."""
+    again = subject.rows_alone(subject.scripts)
+    require_same(
+        subject.alone, again, "gives other logits for the same request each time: draw random numbers from its seed"
+    )
+
+
+def apply_again(subject: Subject) -> None:
+    """`apply` may run twice in a step."""
+    twice = subject.rows_alone(subject.using, applications=2)
+    problem = "gives another row when apply runs again in a step, as it does when another processor fails"
+    require_same(subject.alone, twice, f"{problem}: advance state in update_state")
+
+
+def slot_number(subject: Subject) -> None:
+    """A request is in whatever slot was free."""
+    for slot in (1, SLOTS // 2, SLOTS - 1):
+        rows = subject.rows_alone(subject.scripts, slot=slot)
+        require_same(
+            subject.alone, rows, f"gives another row in slot {slot}: row r is the r-th slot whose stop flag is False"
+        )
+
+
+def stopped_slots(subject: Subject) -> None:
+    """Slots around it hold requests that have no row, with arguments of their own."""
+    for index, script in enumerate(subject.scripts):
+        stage = subject.stage()
+        others = [
+            subject.script(f"held-{each}", subject.using[(index + each) % len(subject.using)].args) for each in (1, 2)
+        ]
+        stage.enter(others[0], 0, held=True)
+        stage.enter(script, 2)
+        stage.enter(others[1], 5, held=True)
+        stage.run(LENGTH)
+        require_same(
+            subject.alone,
+            stage.rows,
+            "takes a slot into account that is stopped: only those with stop flag False have rows",
+        )
+
+
+def row_isolation(subject: Subject) -> None:
+    """All requests enter together, in either order."""
+    for scripts in (subject.scripts, subject.scripts[::-1]):
+        stage = subject.stage()
+        for script in scripts:
+            stage.enter(script)
+        stage.run(LENGTH)
+        require_same(subject.alone, stage.rows, "gives a row that depends on other rows of the batch")
+
+
+def chunked_prefill(subject: Subject) -> None:
+    """A request is in its slot for some steps before it has a row."""
+    for script in subject.using:
+        stage = subject.stage()
+        stage.enter(subject.plain, 0)
+        slot = stage.enter(script, 1, held=True)
+        stage.run(HALF)
+        stage.harness.release(slot)
+        stage.run(LENGTH)
+        require_same(
+            subject.alone, _of(stage, script), "gives another row after steps in which the request was in its prompt"
+        )
+
+
+def slot_reuse(subject: Subject) -> None:
+    """The slot had another request before."""
+    around = [*subject.scripts, subject.scripts[0]]
+    for first, second in [*pairwise(around), *pairwise(around[::-1])]:
+        for pause in (False, True):
+            stage = subject.stage()
+            earlier = subject.script("earlier", first.args)
+            slot = stage.enter(earlier, 0)
+            stage.run(HALF)
+            stage.leave(slot)
+            if pause:
+                _bystander(stage, subject, slot=3)
+            stage.enter(second, slot)
+            stage.run(LENGTH)
+            require_same(
+                subject.alone, _of(stage, second), "lets a request see what an earlier one left in its slot: forget it"
+            )
+
+
+def preemption(subject: Subject) -> None:
+    """The request leaves half way and comes back with its tokens, into this slot or another."""
+    for script in subject.using:
+        for back, pause in ((0, False), (0, True), (4, False), (4, True)):
+            stage = subject.stage()
+            stage.enter(script, 0)
+            stage.run(HALF)
+            output = stage.leave(0)
+            if pause:
+                _bystander(stage, subject, slot=2)
+            stage.enter(script, back, output=output)
+            stage.run(LENGTH)
+            require_same(
+                subject.alone,
+                _of(stage, script),
+                "gives another row after a preemption: build state from the request's tokens, not from steps",
+            )
+
+
+def recovery(subject: Subject) -> None:
+    """A new instance, built because the old one failed, meets requests half way.
+
+    Under the usual policy they are few: those that had a row when it failed have ended.
+    """
+    for script in subject.using:
+        stage = subject.stage()
+        stage.enter(script, 0, output=list(script.tokens[:HALF]))
+        stage.run(LENGTH)
+        found = next(differences(subject.alone, stage.rows), None)
+        if found is not None:
+            problem = "built anew after a failure, gives running requests another row: build state from their tokens"
+            raise Advice(f"{problem} ({found})")
+
+
+def churn(subject: Subject) -> None:
+    """Requests enter, are held, preempted and aborted, and end at random."""
+    source = random.Random(subject.seed)
+    every = [script.args for script in subject.scripts]
+    scripts = [
+        subject.script(f"churn-{index}", source.choice(every), length=source.randint(1, LENGTH))
+        for index in range(CHURN_REQUESTS)
+    ]
+    expected = subject.rows_alone(scripts)
+    stage, waiting = subject.stage(), [(script, list[int]()) for script in scripts]
+    while waiting or stage.harness.requests:
+        free = SLOTS - len(stage.harness.requests)
+        for _ in range(min(source.choice((0, 1, 1, 3)), free, len(waiting))):
+            script, output = waiting.pop(0)
+            stage.enter(script, output=output, held=source.random() < 0.3)
+        for slot in list(stage.harness.requests):
+            stage.harness.release(slot) if source.random() < 0.6 else None
+        if stage.harness.active and source.random() < 0.3:
+            slot = source.choice(stage.harness.active)
+            name = stage.harness.requests[slot].request_id
+            output = stage.leave(slot)
+            if source.random() < 0.7:
+                waiting.insert(0, (next(each for each in scripts if each.request_id == name), output))
+        stage.run(1)
+    require_same(expected, stage.rows, "gives another row while requests come and go")
+
+
+def _bystander(stage: Stage, subject: Subject, slot: int) -> None:
+    """A step of somebody else."""
+    stage.enter(subject.plain, slot)
+    stage.run(1)
+    stage.leave(slot)
+
+
+def _of(stage: Stage, script: Script) -> Rows:
+    return {key: row for key, row in stage.rows.items() if key[0] == script.request_id}

@@ -1,0 +1,87 @@
+"""Checks of what a processor says of itself, and that it leaves rows usable."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_lp.logits_processor.testing.argmax import require_same_argmax, trial_logits
+from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
+from fastdeploy_lp.logits_processor.testing.report import ConformanceError
+from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Script, Subject, differs
+
+TRIALS = 20
+MASKED = 0.9
+
+
+def effect(subject: Subject) -> None:
+    """Some request is changed."""
+    if all(differs(subject.untouched(*key), row) is None for key, row in subject.alone.items()):
+        raise Advice("changed no row of any request: give arguments that show what it does")
+
+
+def argmax_invariance(subject: Subject) -> None:
+    """`is_argmax_invariant()` is held against random logits, some with ties."""
+    harness = subject.harness()
+    if harness.entry.changes_argmax:
+        return
+    for script in subject.scripts:
+        _enter(harness, script, LENGTH)
+    harness.update()
+    random = np.random.default_rng(subject.seed)
+    for trial in range(TRIALS):
+        before = trial_logits(random, trial, len(subject.scripts), subject.vocab_size)
+        try:
+            require_same_argmax(harness.entry.name, before, harness.apply(harness.tensor(before)).numpy())
+        except ConformanceError as error:
+            raise Fault(f"{error}; return False from is_argmax_invariant()") from None
+
+
+def only_with_args(subject: Subject) -> None:
+    """Rows of requests that pass none of its arguments are as they were, if it says so."""
+    if not subject.harness().entry.processor.only_with_args:
+        return
+    stage = subject.stage()
+    for script in subject.scripts:
+        stage.enter(script)
+    stage.run(LENGTH)
+    for script in subject.scripts:
+        for position in range(LENGTH if script.args is None else 0):
+            before = subject.untouched(script.request_id, position)
+            if differs(before, stage.rows[script.request_id, position]) is not None:
+                raise Fault("says only_with_args, but changes rows of requests that pass no argument of its")
+
+
+def masked_rows(subject: Subject) -> None:
+    """Most logits of a row may be -inf, because another processor or a grammar has ruled the tokens out."""
+    for before, after in _masked(subject):
+        if np.isnan(after).any() and not np.isnan(before).any():
+            token = int(np.flatnonzero(np.isnan(after))[0])
+            raise Fault(f"makes NaN of a row in which tokens are -inf (at token {token}): keep -inf as it is")
+
+
+def keeps_rows_valid(subject: Subject) -> None:
+    """A row keeps a finite logit, if it says so."""
+    if not subject.harness().entry.processor.keeps_rows_valid:
+        return
+    for before, after in _masked(subject):
+        if np.isfinite(before).any() and not np.isfinite(after).any():
+            raise Fault("says keeps_rows_valid, but left a row that had a finite logit without one")
+
+
+def _masked(subject: Subject) -> list[tuple[Row, Row]]:
+    """Rows before and after, of one step for each request alone, with few or with most tokens ruled out."""
+    pairs = []
+    for script in subject.scripts:
+        for share in (0.1, MASKED):
+            harness = subject.harness()
+            _enter(harness, script, 2)
+            row = harness.random_row(script.request_id, 2)
+            chosen = np.random.default_rng(subject.seed).random(row.shape) < share
+            row[chosen & (row < row.max())] = -np.inf
+            pairs.append((row, harness.step({script.request_id: row})[script.request_id]))
+    return pairs
+
+
+def _enter(harness: ProcessorHarness, script: Script, generated: int) -> None:
+    output = list(script.tokens[:generated])
+    harness.enter(script.request_id, script.args, prompt=script.prompt, output=output, params=script.params)

@@ -1,0 +1,114 @@
+"""Checks of the contract itself: what the processor is built from, takes and returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, StepError
+from fastdeploy_lp.logits_processor.testing.state import is_array
+from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Subject
+from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+
+STRANGE: tuple[Any, ...] = ("?", -1, 2**62, 1e30, [], [[]], {}, None, True)
+
+
+def contract(subject: Subject) -> None:
+    """It can be built, and says whether it is argmax-invariant."""
+    processor = subject.harness().entry.processor
+    claim = processor.is_argmax_invariant()
+    if not isinstance(claim, bool):
+        raise Fault(f"is_argmax_invariant() returns {claim!r}; it must return True or False")
+
+
+def arguments(subject: Subject) -> None:
+    """Strange arguments are refused with ValueError, and somebody says which are right."""
+    model = subject.declared.params_model
+    if model is not None:
+        names = sorted(subject.declared.argument_names)
+    else:
+        names = sorted({name for args in subject.arguments for name in args})
+    harness = subject.harness()
+    for name in names:
+        for value in STRANGE:
+            _ask(harness, {name: value})
+    if model is None and subject.declared.dialect.name == "native":
+        raise Advice("has no Params: arguments reach it unchecked, and clients cannot see what it takes")
+    if not subject.arguments:
+        raise Advice("ran without arguments: nothing is known of them, or none could be drawn; give some")
+
+
+def _ask(harness: ProcessorHarness, args: dict[str, Any]) -> None:
+    try:
+        harness.select(args)
+    except ValueError:
+        return
+    except Exception as error:  # an author's code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise Fault(f"refuses the arguments {args} with {what}; raise ValueError, which becomes status 400") from error
+
+
+def runs(subject: Subject) -> None:
+    """No request with valid arguments makes it raise."""
+    for script in subject.scripts:
+        try:
+            subject.rows_alone([script])
+        except StepError as error:
+            if not isinstance(error.cause, WrongResultError):
+                raise Fault(f"{error}, for arguments that were accepted: {script.args}") from error
+
+
+def result(subject: Subject) -> None:
+    """What `apply` returns has the shape and type of what it got."""
+    for script in subject.scripts:
+        try:
+            subject.rows_alone([script])
+        except StepError as error:
+            if isinstance(error.cause, WrongResultError):
+                raise Fault(f"apply {error.cause}") from error
+
+
+def share_inputs(subject: Subject) -> None:
+    """The slot arrays are as they were, after `update_state` and after `apply`."""
+    stage = subject.stage()
+    for script in subject.scripts:
+        stage.enter(script)
+    harness = stage.harness
+    for _ in range(LENGTH // 2):
+        harness.slots.set_active(harness.active)
+        harness.entry.view.bind(harness.slots, harness.slots["stop_flags"])
+        before = {name: _copy(value) for name, value in harness.entry.view.items()}
+        for phase in ("update_state", "apply"):
+            if phase == "update_state":
+                harness.update()
+            else:
+                harness.apply(harness.tensor(np.zeros((len(harness.active), subject.vocab_size))))
+            changed = [name for name, value in before.items() if not _same(value, harness.entry.view[name])]
+            if changed:
+                fields = ", ".join(changed)
+                raise Fault(f"{phase} changes share_inputs[{fields}], which belongs to everybody: work on a copy")
+        for slot in harness.active:
+            harness.slots.append_token(slot, 3)
+
+
+def _copy(value: Any) -> Any:
+    return np.array(value) if is_array(value) else copy.deepcopy(value)
+
+
+def _same(before: Any, now: Any) -> bool:
+    if isinstance(before, np.ndarray):
+        return np.array_equal(before, np.array(now))
+    return bool(_plain(before) == _plain(now))
+
+
+def _plain(value: Any) -> Any:
+    """A value whose parts compare by what they hold."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,189 @@
+"""Runs one logits processor step by step, without a model or a server."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.testing.loading import Processor, load, standalone_fd_config
+from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+Row = NDArray[np.float32]
+PROMPT = (5, 6, 7)
+
+
+class StepError(Exception):
+    """The processor raised `cause` in `phase`, which is "update_state" or "apply"."""
+
+    def __init__(self, phase: str, cause: Exception) -> None:
+        super().__init__(f"{phase} raises {type(cause).__name__}: {cause}")
+        self.phase = phase
+        self.cause = cause
+
+
+class ProcessorHarness:
+    """A processor in a chain of its own, with slots that requests enter and leave.
+
+    processor: a SPEC, a class of any dialect or a plugin dict. fd_config: what its constructor gets; by default that
+    of no real model, with 1024 tokens and 8 slots. seed: what random logits depend on, besides request and position.
+
+    Raises LogitsProcessorSpecError for what is no processor, RuntimeError when its constructor fails.
+    """
+
+    def __init__(
+        self, processor: Processor | DeclaredProcessor, *, fd_config: FDConfig | None = None, seed: int = 0
+    ) -> None:
+        declared = processor if isinstance(processor, DeclaredProcessor) else load(processor)
+        self.fd_config = fd_config or standalone_fd_config()
+        self.vocab_size = self.fd_config.model_config.vocab_size
+        self.entry = ChainEntry(declared, self.fd_config, ProcessorStats(declared.name))
+        num_slots = self.fd_config.scheduler_config.max_num_seqs
+        self.slots = Slots(num_slots, self.fd_config.model_config.max_model_len)
+        self.requests: dict[int, Occupant] = {}
+        self._held: set[int] = set()
+        self._seed = seed
+        self._validator = RequestArgsValidator([declared], self.vocab_size)
+
+    def enter(
+        self,
+        request_id: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        prompt: Sequence[int] = PROMPT,
+        output: list[int] | None = None,
+        params: SamplingParams | None = None,
+        slot: int | None = None,
+        held: bool = False,
+    ) -> int:
+        """A request takes a slot, by default the lowest free one; gives its number.
+
+        args: its arguments for the processor; None for a request that does not use it. output: tokens that it has
+        generated before; this very list goes on growing. held: it has no row yet, as in the middle of its prompt.
+
+        Raises RequestArgsError (a ValueError) for arguments that a server would refuse.
+        """
+        free = (each for each in range(len(self.slots["req_ids"])) if each not in self.requests)
+        place = next(free, None) if slot is None else slot
+        if place is None or place in self.requests:
+            raise ValueError("slot: all are taken" if place is None else f"slot: {place} is taken")
+        selection = self.select(args, params)
+        occupant = Occupant(
+            request_id, list(prompt), [] if output is None else output, selection, params or SamplingParams()
+        )
+        self.requests[place] = occupant
+        self.slots.assign(place, occupant)
+        self.entry.enter(place, selection)
+        if held:
+            self._held.add(place)
+        return place
+
+    def select(self, args: Mapping[str, Any] | None, params: SamplingParams | None = None) -> Selection:
+        """What the API process makes of the arguments; raises RequestArgsError for what it refuses."""
+        if args is None:
+            return Selection()
+        named = {self.entry.name: dict(args)}
+        given = {name: getattr(params, name) for name in ("temperature", "seed")} if params else {}
+        return self._validator.validate(SamplingParams(logits_processors=named, **given))
+
+    def leave(self, slot: int) -> Occupant:
+        """The request leaves its slot: finished, aborted or preempted."""
+        self._held.discard(slot)
+        self.slots.clear(slot)
+        self.entry.leave(slot)
+        return self.requests.pop(slot)
+
+    def hold(self, slot: int) -> None:
+        """The request has no row until it is released."""
+        self._held.add(slot)
+
+    def release(self, slot: int) -> None:
+        """It has a row again."""
+        self._held.discard(slot)
+
+    @property
+    def active(self) -> list[int]:
+        """The slots that have a row, ascending."""
+        return sorted(self.requests.keys() - self._held)
+
+    def step(
+        self, logits: Mapping[str, Any] | None = None, tokens: Mapping[str, int] | None = None, *, applications: int = 1
+    ) -> dict[str, Row]:
+        """One step: every active request's row [vocab_size] after the processor, by request id.
+
+        logits: the rows before it; random ones for requests that are left out. tokens: what each request generates
+        then; the most likely token of its row by default. applications: how often `apply` runs, on fresh logits each
+        time, as it does when another processor of the chain fails.
+
+        Raises StepError for what the processor raises; its cause is a TypeError for a result that the contract rules
+        out.
+        """
+        if not self.active:
+            return {}
+        before = np.stack([self._row(slot, logits or {}) for slot in self.active])
+        self.update()
+        for _ in range(applications):
+            after = self.apply(self.tensor(before)).numpy()
+        rows = {self.requests[slot].request_id: row for slot, row in zip(self.active, after, strict=True)}
+        for slot in self.active:
+            name = self.requests[slot].request_id
+            token = (tokens or {}).get(name)
+            self.slots.append_token(slot, int(rows[name].argmax()) if token is None else token)
+        return rows
+
+    def update(self) -> None:
+        """The first half of a step: the processor reads the slots."""
+        self.slots.set_active(self.active)
+        if self.entry.needs_update:
+            self._run("update_state", self.entry.update_state, self.slots, self.slots["stop_flags"])
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The second half: the logits [rows, vocab_size] after the processor."""
+        if not self.entry.has_work:
+            return logits
+        result: Tensor = self._run("apply", self.entry.apply, logits)
+        return result
+
+    def tensor(self, rows: NDArray[Any]) -> Tensor:
+        """Logits as the chain gets them."""
+        import paddle
+
+        return paddle.to_tensor(np.asarray(rows, np.float32))
+
+    def random_row(self, request_id: str, position: int) -> Row:
+        """Logits [vocab_size] that depend on request, position and seed alone."""
+        random = np.random.default_rng(zlib.crc32(f"{self._seed} {request_id} {position}".encode()))
+        return random.normal(0.0, 4.0, self.vocab_size).astype(np.float32)
+
+    def _row(self, slot: int, logits: Mapping[str, Any]) -> Row:
+        occupant = self.requests[slot]
+        given = logits.get(occupant.request_id)
+        if given is None:
+            return self.random_row(occupant.request_id, len(occupant.output))
+        row = np.asarray(given, np.float32)
+        if row.shape != (self.vocab_size,):
+            raise ValueError(f"logits: {occupant.request_id} has {row.shape}, a row is ({self.vocab_size},)")
+        return row
+
+    @staticmethod
+    def _run(phase: str, method: Any, *args: Any) -> Any:
+        try:
+            return method(*args)
+        except RowErrors as error:
+            raise StepError(phase, next(iter(error.by_row.values()))) from error
+        except Exception as error:  # an author's code may raise anything
+            raise StepError(phase, error) from error

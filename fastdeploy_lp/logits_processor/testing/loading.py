@@ -1,0 +1,100 @@
+"""From what an author names to a declared processor and a configuration, without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from fastdeploy_lp.config import (
+    CacheConfig,
+    FDConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    StructuredOutputsConfig,
+    spec_of,
+)
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.registry import load_processor, quiet_paddle
+
+Processor = str | type | Mapping[str, Any]
+"""A SPEC, a class of any dialect, or a plugin dict."""
+
+VOCAB_SIZE = 1024
+EOS_TOKEN_ID = 2
+
+
+def load(processor: Processor) -> DeclaredProcessor:
+    """The processor as a server would declare it; raises LogitsProcessorSpecError."""
+    # Paddle greets with advice about thread counts and compiler caches that is about nothing of the author's.
+    with quiet_paddle(), redirect_stderr(io.StringIO()):
+        importlib.import_module("paddle")
+    if isinstance(processor, str):
+        return load_processor(processor)
+    if isinstance(processor, type):
+        return load_processor(spec_of(processor), processor)
+    if not isinstance(processor, Mapping):
+        kind = type(processor).__name__
+        raise LogitsProcessorSpecError(repr(processor), f"is neither a SPEC nor a class nor a plugin dict but {kind}")
+    cls = processor.get(CLASS)
+    return load_processor(spec_of(cls) if isinstance(cls, type) else "plugin", dict(processor))
+
+
+def standalone_fd_config(
+    *, vocab_size: int = VOCAB_SIZE, max_num_seqs: int = 8, max_model_len: int = 64, directory: str = ""
+) -> FDConfig:
+    """A configuration such as a processor's constructor gets, of a model that is nowhere.
+
+    directory: where a `tokenizer.json` lies, for processors that ask for the tokenizer.
+    """
+    special = {"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID}
+    return FDConfig(
+        model_config=ModelConfig(
+            model="standalone",
+            directory=directory,
+            served_model_name="standalone",
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS_TOKEN_ID,),
+            hf_config={"vocab_size": vocab_size, "max_position_embeddings": max_model_len, **special},
+        ),
+        scheduler_config=SchedulerConfig(max_num_seqs),
+        cache_config=CacheConfig(block_size=16, num_blocks=2),
+        parallel_config=ParallelConfig(),
+        structured_outputs_config=StructuredOutputsConfig(),
+    )
+
+
+@contextmanager
+def standalone_model(vocab_size: int) -> Iterator[FDConfig]:
+    """The same with a tokenizer whose tokens are single bytes, there until the block ends."""
+    with TemporaryDirectory(prefix="fastdeploy-lp-") as directory:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(Path(directory) / "tokenizer.json"))
+        yield standalone_fd_config(vocab_size=vocab_size, directory=directory)
+
+
+def resized(
+    fd_config: FDConfig, *, max_num_seqs: int, vocab_size: int | None = None, max_model_len: int | None = None
+) -> FDConfig:
+    """The configuration with so many slots, and where given with another vocabulary and a shorter context."""
+    model = fd_config.model_config
+    length = min(max_model_len or model.max_model_len, model.max_model_len)
+    return dataclasses.replace(
+        fd_config,
+        model_config=dataclasses.replace(model, vocab_size=vocab_size or model.vocab_size, max_model_len=length),
+        scheduler_config=dataclasses.replace(fd_config.scheduler_config, max_num_seqs=max_num_seqs),
+    )

@@ -1,0 +1,101 @@
+"""What checking a processor has found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class ConformanceError(AssertionError):
+    """A processor does not do what it says of itself, or what the contract asks of it."""
+
+
+class Outcome(Enum):
+    """ADVICE is about what works but could be better; SKIPPED checks could not tell anything, or were not asked for."""
+
+    PASS = "pass"
+    FAIL = "FAIL"
+    ADVICE = "advice"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; `message` is what it looked at, or what is wrong and what to do."""
+
+    check: str
+    outcome: Outcome
+    message: str
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of a step with so many rows, all of them using the processor, and so many tokens."""
+
+    rows: int
+    vocab_size: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The findings about one processor in the order of the checks, and what a step costs.
+
+    arguments: the requests' arguments that the checks ran with.
+    """
+
+    name: str
+    spec: str
+    dialect: str
+    arguments: tuple[dict[str, Any], ...]
+    findings: tuple[Finding, ...]
+    times: tuple[StepTime, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed; advice is none of its business."""
+        return not self.of(Outcome.FAIL)
+
+    def of(self, outcome: Outcome) -> list[str]:
+        """The names of the checks with this outcome."""
+        return [finding.check for finding in self.findings if finding.outcome is outcome]
+
+    def require_passed(self) -> None:
+        """Raise ConformanceError with the whole report unless it passed."""
+        if not self.passed:
+            raise ConformanceError(f"\n{self}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "spec": self.spec,
+            "dialect": self.dialect,
+            "passed": self.passed,
+            "arguments": list(self.arguments),
+            "findings": [asdict(finding) | {"outcome": finding.outcome.value.lower()} for finding in self.findings],
+            "times": [asdict(each) for each in self.times],
+        }
+
+    def __str__(self) -> str:
+        width = max(len(finding.check) for finding in self.findings)
+        lines = [f"{self.name} ({self.dialect}, {self.spec})"]
+        lines += [f"  {each.outcome.value:<7}  {each.check:<{width}}  {each.message}" for each in self.findings]
+        lines += self._table()
+        counts = {outcome: len(self.of(outcome)) for outcome in Outcome}
+        lines.append(
+            f"{counts[Outcome.PASS]} passed, {counts[Outcome.FAIL]} failed, {counts[Outcome.ADVICE]} with advice, "
+            f"{counts[Outcome.SKIPPED]} skipped"
+        )
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        if not self.times:
+            return []
+        sizes = sorted({each.vocab_size for each in self.times})
+        lines = ["ms a step, by rows and size of the vocabulary:", "  rows" + "".join(f"{size:>10}" for size in sizes)]
+        for rows in sorted({each.rows for each in self.times}):
+            here = {each.vocab_size: each.milliseconds for each in self.times if each.rows == rows}
+            lines.append(f"  {rows:>4}" + "".join(f"{here[size]:>10.3f}" for size in sizes))
+        return lines

@@ -1,0 +1,186 @@
+"""The processor that is being checked, and the requests that it is shown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.testing.arguments import integers_in
+from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
+from fastdeploy_lp.logits_processor.testing.loading import resized
+from fastdeploy_lp.logits_processor.testing.report import StepTime
+from fastdeploy_lp.sampling_params import SamplingParams
+
+SLOTS = 8
+MAX_MODEL_LEN = 64
+LENGTH = 6
+PLAIN = 2
+# Differences that the order of a sum can make are none; a wrong row is far off.
+TOLERANCE = 1e-4
+
+Rows = dict[tuple[str, int], Row]
+"""(request id, output tokens before it) → its row [vocab_size]."""
+
+
+class Fault(Exception):  # noqa: N818 - a finding, no error of ours
+    """The processor does something that it must not; the message says what and what to do."""
+
+
+class Advice(Exception):  # noqa: N818 - a finding, no error of ours
+    """Something could be better."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A request with the tokens that it is going to generate, whatever the logits say."""
+
+    request_id: str
+    args: dict[str, Any] | None
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    params: SamplingParams
+
+
+class Stage:
+    """A harness on which scripted requests run; `rows` are all rows that the processor has given back."""
+
+    def __init__(self, harness: ProcessorHarness) -> None:
+        self.harness = harness
+        self.rows: Rows = {}
+        self._scripts: dict[str, Script] = {}
+
+    def enter(
+        self, script: Script, slot: int | None = None, *, output: list[int] | None = None, held: bool = False
+    ) -> int:
+        """The request takes a slot, with what it has generated before."""
+        self._scripts[script.request_id] = script
+        return self.harness.enter(
+            script.request_id,
+            script.args,
+            prompt=script.prompt,
+            output=output,
+            params=script.params,
+            slot=slot,
+            held=held,
+        )
+
+    def leave(self, slot: int) -> list[int]:
+        """It leaves; gives what it has generated."""
+        return self.harness.leave(slot).output
+
+    def run(self, steps: int, *, applications: int = 1) -> None:
+        """So many steps, fewer if the requests end: each leaves behind its last token."""
+        for _ in range(steps):
+            here = {self.harness.requests[slot].request_id: slot for slot in self.harness.active}
+            counts = {name: len(self.harness.requests[slot].output) for name, slot in here.items()}
+            tokens = {name: self._scripts[name].tokens[count] for name, count in counts.items()}
+            rows = self.harness.step(tokens=tokens, applications=applications)
+            self.rows |= {(name, counts[name]): row for name, row in rows.items()}
+            for name, count in counts.items():
+                if count + 1 == len(self._scripts[name].tokens):
+                    self.leave(here[name])
+
+
+class Subject:
+    """A processor, and requests of every set of arguments beside others that do not use it."""
+
+    def __init__(
+        self, declared: DeclaredProcessor, fd_config: FDConfig, arguments: Sequence[Mapping[str, Any]], seed: int
+    ) -> None:
+        self.declared = declared
+        self.fd_config = resized(fd_config, max_num_seqs=SLOTS, max_model_len=MAX_MODEL_LEN)
+        self.arguments = [dict(args) for args in arguments]
+        self.seed = seed
+        self.times: list[StepTime] = []
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.fd_config.model_config.vocab_size
+
+    def stage(self) -> Stage:
+        """A new instance of the processor, and empty slots."""
+        return Stage(self.harness())
+
+    def harness(self, **size: int) -> ProcessorHarness:
+        """The same without scripts; `size` is what `resized` takes."""
+        config = resized(self.fd_config, **{"max_num_seqs": SLOTS, **size})
+        return ProcessorHarness(self.declared, fd_config=config, seed=self.seed)
+
+    @cached_property
+    def scripts(self) -> list[Script]:
+        """A request for every set of arguments, and some without."""
+        every = [*self.arguments, *[None] * PLAIN][:SLOTS]
+        return [self.script(f"request-{index}", args) for index, args in enumerate(every)]
+
+    @cached_property
+    def using(self) -> list[Script]:
+        """Those that use the processor, or all if there are none."""
+        return [script for script in self.scripts if script.args is not None] or self.scripts
+
+    @cached_property
+    def plain(self) -> Script:
+        """One that does not, for steps that are about others."""
+        return self.script("bystander", None, length=200)
+
+    def script(self, request_id: str, args: dict[str, Any] | None, length: int = LENGTH) -> Script:
+        """A request; its tokens are often those that its arguments name, so that what they wait for happens."""
+        source = random.Random(f"{self.seed} {request_id}")
+        named = [each for each in integers_in(args or {}) if 0 <= each < self.vocab_size]
+        pool = [*named, *(source.randrange(self.vocab_size) for _ in range(3))]
+        drawn = [source.choice(pool) for _ in range(length + 8)]
+        sampled = source.random() < 0.5
+        params = SamplingParams(temperature=0.8 if sampled else 0.0, seed=source.randrange(2**32))
+        return Script(request_id, args, tuple(drawn[: source.randint(1, 8)]), tuple(drawn[8:]), params)
+
+    @cached_property
+    def alone(self) -> Rows:
+        """What every request of `scripts` gets with an instance of its own, in slot 0: what it has to get anywhere."""
+        return self.rows_alone(self.scripts)
+
+    def rows_alone(self, scripts: Sequence[Script], *, slot: int = 0, applications: int = 1) -> Rows:
+        """The rows of requests of which each has an instance and all slots for itself."""
+        rows: Rows = {}
+        for script in scripts:
+            stage = self.stage()
+            stage.enter(script, slot)
+            stage.run(LENGTH, applications=applications)
+            rows |= stage.rows
+        return rows
+
+    def untouched(self, request_id: str, position: int) -> Row:
+        """The row before the processor."""
+        return self._spare.random_row(request_id, position)
+
+    @cached_property
+    def _spare(self) -> ProcessorHarness:
+        return self.harness()
+
+
+def differs(expected: Row, actual: Row) -> int | None:
+    """A token whose logits are not the same, None if there is none."""
+    close = np.isclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    return None if close.all() else int(np.flatnonzero(~close)[0])
+
+
+def differences(expected: Rows, actual: Rows) -> Iterator[str]:
+    """For every row that is not what it has to be, which one and by what it shows."""
+    for (name, position), row in actual.items():
+        token = differs(expected[name, position], row)
+        if token is not None:
+            values = f"{row[token]:.6g} in place of {expected[name, position][token]:.6g}"
+            yield f"{name}, step {position + 1}: the logit of token {token} is {values}"
+
+
+def require_same(expected: Rows, actual: Rows, problem: str) -> None:
+    """Raise Fault with `problem` and the first difference."""
+    found = next(differences(expected, actual), None)
+    if found is not None:
+        raise Fault(f"{problem} ({found})")

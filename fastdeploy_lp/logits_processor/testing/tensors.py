@@ -1,0 +1,132 @@
+"""Checks of how a processor handles tensors and memory, and how long it takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness
+from fastdeploy_lp.logits_processor.testing.reads import watch_reads
+from fastdeploy_lp.logits_processor.testing.report import StepTime
+from fastdeploy_lp.logits_processor.testing.state import count_state, held_by, is_array
+from fastdeploy_lp.logits_processor.testing.subject import SLOTS, Advice, Fault, Stage, Subject
+
+ROWS = (1, 8, 32)
+VOCAB_SIZES = (49152, 151936)
+TIMED_STEPS = 7
+WAVES, WAVE_REQUESTS = 40, 4
+
+
+def host_sync(subject: Subject) -> None:
+    """No tensor is read while it runs."""
+    stage, seen = _crowd(subject), list[str]()
+    for _ in range(2):
+        logits = _random_logits(stage.harness)
+        with watch_reads(seen.append):
+            stage.harness.update()
+            stage.harness.apply(logits)
+        for slot in stage.harness.active:
+            stage.harness.slots.append_token(slot, 3)
+    if seen:
+        raise Fault(f"waits for the device by {seen[0]}; keep numbers on the host, or compute with tensors")
+
+
+def in_place(subject: Subject) -> None:
+    """The tensor that came in goes out."""
+    harness = _crowd(subject).harness
+    logits = _random_logits(harness)
+    harness.update()
+    result = harness.apply(logits)
+    if result is not logits and result.data_ptr() != logits.data_ptr():
+        raise Advice(
+            "returns a new tensor, which costs a copy of rows × vocab_size each step; change the logits in place"
+        )
+
+
+def keeps_logits(subject: Subject) -> None:
+    """No logits are kept for later: the next step may write to them."""
+    harness = _crowd(subject).harness
+    logits = _random_logits(harness)
+    begin = logits.data_ptr()
+    end = begin + logits.size * logits.element_size()
+    harness.update()
+    result = harness.apply(logits)
+    ends = {(begin, end), (result.data_ptr(), result.data_ptr() + result.size * result.element_size())}
+    for found in held_by(harness.entry.processor):
+        if is_array(found) and any(low <= _address(found) < high for low, high in ends):
+            raise Fault("keeps the logits of a step, which others write to and which take memory; copy what it needs")
+
+
+def finished_requests(subject: Subject) -> None:
+    """What it holds does not go on growing with the requests that have come and gone.
+
+    A bounded memory of those that may come back from a preemption is full by the first time that is looked at.
+    """
+    stage, sizes = subject.stage(), []
+    for wave in range(WAVES):
+        for index in range(WAVE_REQUESTS):
+            args = subject.using[index % len(subject.using)].args
+            stage.enter(subject.script(f"wave-{wave}-{index}", args, length=2))
+        stage.run(2)
+        # Somebody has to have a row for the processor to hear that the others are gone.
+        stage.enter(subject.plain, SLOTS - 1)
+        stage.run(1)
+        if wave + 1 in (WAVES // 2, WAVES):
+            sizes.append(count_state(stage.harness.entry.processor))
+        stage.leave(SLOTS - 1)
+    grown, finished = sizes[1] - sizes[0], WAVES // 2 * WAVE_REQUESTS
+    if grown >= finished:
+        raise Fault(f"keeps state of requests that have ended: {finished} more of them, {grown} more elements")
+
+
+def speed(subject: Subject) -> None:
+    """Times a step for each size, every row using the processor, and leaves them in `subject.times`."""
+    budget = 1000 * StructuredOutputsConfig().time_budget
+    for vocab_size in VOCAB_SIZES:
+        for rows in ROWS:
+            seconds = _step_seconds(subject, rows, max(vocab_size, subject.vocab_size))
+            subject.times.append(StepTime(rows, vocab_size, 1000 * seconds))
+    worst = max(subject.times, key=lambda each: each.milliseconds)
+    if worst.milliseconds > budget:
+        size = f"{worst.rows} rows of {worst.vocab_size} tokens"
+        raise Advice(f"takes {worst.milliseconds:.0f} ms for {size}; a server counts {budget:g} ms as a fault")
+
+
+def _step_seconds(subject: Subject, rows: int, vocab_size: int) -> float:
+    harness = subject.harness(max_num_seqs=rows, vocab_size=vocab_size)
+    for row in range(rows):
+        script = subject.using[row % len(subject.using)]
+        harness.enter(f"{row}", script.args, prompt=script.prompt, output=list(script.tokens), params=script.params)
+    logits = harness.tensor(np.tile(harness.random_row("timed", 0), (rows, 1)))
+    seconds = []
+    for _ in range(TIMED_STEPS):
+        began = time.perf_counter()
+        harness.update()
+        logits = harness.apply(logits)
+        seconds.append(time.perf_counter() - began)
+        for slot in harness.active:
+            harness.slots.append_token(slot, 3)
+    return statistics.median(seconds)
+
+
+def _crowd(subject: Subject) -> Stage:
+    """All requests, after a step."""
+    stage = subject.stage()
+    for script in subject.scripts:
+        stage.enter(script)
+    stage.run(1)
+    return stage
+
+
+def _random_logits(harness: ProcessorHarness) -> Any:
+    return harness.tensor(np.stack([harness.random_row("crowd", slot) for slot in harness.active]))
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return int(array.data_ptr())

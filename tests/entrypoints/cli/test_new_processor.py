@@ -1,0 +1,157 @@
+"""What `fastdeploy-lp new-processor` writes: installed in a fresh environment, tested, checked and served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.fresh_venv import FreshVenv
+from support.server import ServerProcess
+from support.tiny_checkpoint import write_tiny_checkpoint
+
+from fastdeploy_lp.entrypoints.cli.command import main
+from fastdeploy_lp.entrypoints.scaffold.package import DIALECTS, ProcessorPackage
+
+CHECKS = """
+import contextlib, io, json, sys
+from fastdeploy_lp.entrypoints.cli import main
+given = json.dumps([{"token_id": 42}, {"token_id": 7, "boost": -2}])
+for name in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        main(["check", name, "--params", given, "--strict", "--json", "--skip", "speed"])
+    print(json.dumps(json.loads(shown.getvalue())))
+"""
+NAMES = tuple(f"boost_{dialect.replace('-', '_')}" for dialect in DIALECTS)
+TOKEN = 70
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a package for each dialect."""
+    path = tmp_path_factory.mktemp("written")
+    for dialect in DIALECTS:
+        main(["new-processor", f"boost-{dialect}", "--dialect", dialect, "--directory", str(path)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> FreshVenv:
+    """All of them installed beside the server."""
+    made = FreshVenv(tmp_path_factory.mktemp("venv"))
+    done = made.run("pip", "install", *(f"./{path.name}" for path in sorted(folder.iterdir())), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, fresh: FreshVenv) -> Iterator[ServerProcess]:
+    """The five in one chain, found by their entry points."""
+    model = write_tiny_checkpoint(tmp_path_factory.mktemp("model"))
+    environment = fresh.environment(*NAMES)
+    with ServerProcess(model=model, own_metrics_port=False, python=fresh.python, env=environment) as running:
+        yield running
+
+
+def test_their_own_tests_pass(fresh: FreshVenv, folder: Path) -> None:
+    done = fresh.run(
+        "pytest", "-q", "-W", "error", "--import-mode=importlib", *sorted(p.name for p in folder.iterdir()), cwd=folder
+    )
+    assert done.returncode == 0, done.stdout
+    assert "20 passed" in done.stdout
+
+
+def test_their_checks_are_green(fresh: FreshVenv, folder: Path) -> None:
+    """In one process, which loads Paddle and torch once."""
+    done = fresh.run(fresh.python, "-W", "error", "-c", CHECKS, *NAMES, cwd=folder, plugins=NAMES)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["name"] for each in reports] == list(NAMES)
+    assert [each["dialect"] for each in reports] == ["native", "vllm-v1", "request", "plugin-dict", "torch"]
+    for each in reports:
+        assert {found["outcome"] for found in each["findings"] if found["check"] != "speed"} == {"pass"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_uses_it_over_http(serving: ServerProcess, name: str) -> None:
+    def ask(params: object) -> httpx.Response:
+        body = {"prompt": "the dog", "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+        chosen = {"logits_processors": {name: params}}
+        return httpx.post(f"{serving.url}/v1/completions", json=body | chosen, timeout=60)
+
+    answer = ask({"token_id": TOKEN, "boost": 1000})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["token_ids"] == [TOKEN] * 4
+    refused = ask({"token_id": "no"})
+    assert refused.status_code == 400
+    assert name in refused.json()["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "Boost",
+        "1st",
+        "a b",
+        "../up",
+        "a/b",
+        "-a",
+        "a-",
+        "a--b",
+        "a.b",
+        "ü",
+        "class",
+        "json",
+        "numpy",
+        "x" * 65,
+        "a\n",
+    ],
+)
+def test_names_that_cannot_be_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["new-processor", "--directory", str(tmp_path), "--", name])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: name: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["boost", "my-boost", "my_boost2", "x" * 64])
+def test_names_that_can_be_are_accepted(name: str) -> None:
+    package = ProcessorPackage(name)
+    assert package.class_name.isidentifier()
+    assert f"{package.module}/processor.py" in package.files()
+
+
+def test_a_dialect_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="dialect: 'jax' is none of native, vllm-v1, request, plugin, torch"):
+        ProcessorPackage("boost", "jax")
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    there = tmp_path / "my-boost"
+    if kind == "folder":
+        there.mkdir()
+        (there / "README.md").write_text("mine")
+    elif kind == "file":
+        there.write_text("mine")
+    else:
+        there.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SystemExit) as ended:
+        main(["new-processor", "my-boost", "--directory", str(tmp_path)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {there} is there already; nothing was written\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my-boost"]
+    if kind == "folder":
+        assert [(path.name, path.read_text()) for path in there.iterdir()] == [("README.md", "mine")]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["new-processor", "my-boost", "--directory", str(tmp_path / "file")])
+    assert ended.value.code == 2
+    assert "Not a directory" in capsys.readouterr().err

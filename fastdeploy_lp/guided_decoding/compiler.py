@@ -24,7 +24,8 @@ class GrammarMatcher:
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
-        self._end, *self._other_ends = eos_token_ids or [None]
+        # The library knows one end of sequence; models have several.
+        self._end, self._other_ends = next(iter(eos_token_ids), None), eos_token_ids[1:]
 
     @property
     def is_complete(self) -> bool:
@@ -44,7 +45,6 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._require_sound()
-        # The library knows one end of sequence; models have several.
         if self._end is not None and _is_set(bits, self._end):
             for token in self._other_ends:
                 bits[token // WORD_BITS] |= _bit(token)

@@ -115,9 +115,11 @@ class GuidedDecoding(LogitsMask):
         if not self._by_slot:
             return
         guided = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
+        if not guided:
+            return
         self._step = [(slot, self._by_slot[slot]) for _, slot in guided]
         self._rows = np.array([row for row, _ in guided], np.int64)
-        parts = np.array_split(np.arange(len(guided)), min(self._num_threads, max(len(guided), 1)))
+        parts = np.array_split(np.arange(len(guided)), min(self._num_threads, len(guided)))
         self._masks = [self._threads.submit(self._fill, part.tolist()) for part in parts]
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - those of `begin`
@@ -130,6 +132,8 @@ class GuidedDecoding(LogitsMask):
 
     def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - those of `begin`
         """Follow the grammars over the sampled tokens."""
+        if not self._step:
+            return
         for (slot, guided), token in zip(self._step, tokens[self._rows].tolist(), strict=True):
             if guided.error is None and token >= 0 and (token in self._ends or guided.consume(token)):
                 self._completed.add(slot)

@@ -29,7 +29,7 @@ def parser(request: pytest.FixtureRequest) -> type[ToolParser]:
 
 def call(parser: type[ToolParser], name: str, arguments: Any) -> str:
     begin, end = parser.call_frame(name)
-    return begin + json.dumps(arguments) + end
+    return begin + json.dumps(arguments, ensure_ascii=False) + end
 
 
 def test_what_the_grammar_allows_is_read_as_calls(parser: type[ToolParser], grammars: TinyGrammars) -> None:

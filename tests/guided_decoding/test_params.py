@@ -29,7 +29,7 @@ def test_there_is_a_case_for_every_form() -> None:
     assert set(FORMS) == set(GuidedDecodingParams.__struct_fields__)
 
 
-@pytest.mark.parametrize("pair", combinations(FORMS, 2), ids=str)
+@pytest.mark.parametrize("pair", list(combinations(FORMS, 2)), ids=str)
 def test_two_forms_are_one_too_many(pair: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=f"exactly one of .*, not {pair[0]}, {pair[1]}"):
         GuidedDecodingParams(**{kind: FORMS[kind] for kind in pair})

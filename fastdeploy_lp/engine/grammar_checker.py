@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from fastdeploy_lp.config import GuidedDecodingConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError
 from fastdeploy_lp.guided_decoding.grammar import Grammar
+from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
 THREADS = 2
 
@@ -22,8 +22,7 @@ class GrammarChecker:
     def __init__(self, compiler: GrammarCompiler, config: GuidedDecodingConfig) -> None:
         self._compiler = compiler
         self._config = config
-        # Threads start with the first grammar.
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._threads = GrammarThreads(THREADS, "grammar", config.max_bytes)
 
     async def check(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError that names the grammar's field if it is too large, too slow, or no grammar."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher, words_for
+from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sequence import Sequence
@@ -64,14 +65,13 @@ class GuidedDecoding(LogitsMask):
     """
 
     def __init__(self, fd_config: FDConfig, ops: RowOps) -> None:
-        config = fd_config.model_config
-        cache_size = fd_config.guided_decoding_config.cache_size
-        self._compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, cache_size)
+        config, bounds = fd_config.model_config, fd_config.guided_decoding_config
+        directory, ends = Path(config.directory), config.eos_token_ids
+        self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
         self._ops = ops
         self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        # Threads start when there is something to do for them.
-        self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="guided")
+        self._threads = GrammarThreads(self._num_threads, "guided", bounds.max_bytes)
         self._shape = (fd_config.scheduler_config.max_num_seqs, words_for(config.vocab_size))
         self._bits = np.empty((0, 0), np.int32)
         self._by_slot: dict[int, GuidedRow] = {}

@@ -17,6 +17,7 @@ RUNTIME = [
     "gguf>=0.17",
     "httptools>=0.6.4",
     "jinja2>=3.1.5",
+    "llguidance>=1.0",
     "ml-dtypes>=0.5",
     "msgspec>=0.19",
     "numpy>=1.26",
@@ -40,6 +41,7 @@ EXTRAS = {
     "dev": [
         "httpx>=0.28",
         "hypothesis>=6.120",
+        "jsonschema>=4.23",
         "mypy>=1.15",
         "openai>=1.60",
         "pytest>=8.3",
@@ -49,6 +51,7 @@ EXTRAS = {
         "torch==2.13.0",
         "transformers>=5",
         "types-PyYAML",
+        "types-jsonschema",
         "types-tqdm",
     ],
 }

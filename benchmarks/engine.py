@@ -79,12 +79,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=_positive, nargs="+", metavar="N", help=meaning)
     parser.add_argument("--turns", type=_positive, metavar="N", help="turns of each measurement")
     parser.add_argument("--processors", action="store_true", help="measure LogitBias in every row, on and off")
+    parser.add_argument("--guided", action="store_true", help="measure JSON of a schema in every row, on and off")
     parser.add_argument("--onednn", type=Path, metavar="DIR", help="oneDNN's headers, to compare its products too")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results here as JSON")
     parser.add_argument("--smoke", action="store_true", help="seconds: does it run at all?")
     args = parser.parse_args(argv)
     full = {"prompts": PROMPTS, "batches": BATCHES, "contexts": CONTEXTS, "turns": TURNS, "quantization": names}
-    defaults = {**full, **SMOKE, "quantization": ["w8a8"], "processors": True} if args.smoke else full
+    defaults = {**full, **SMOKE, "quantization": ["w8a8"], "processors": True, "guided": True} if args.smoke else full
     for name, value in defaults.items():
         if not getattr(args, name):
             setattr(args, name, value)
@@ -112,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory = Path(name)
         for precision in args.quantization:
             quantization = None if precision == FULL else precision
-            measured = run_job(Job(args.model, quantization, sizes, args.processors, name, onednn), directory)
+            measured = run_job(
+                Job(args.model, quantization, sizes, args.processors, args.guided, name, onednn), directory
+            )
             if measured is not None:
                 show(measured)
                 sys.stdout.flush()

@@ -13,6 +13,7 @@ import paddle
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.sampler import Sampler
 
 TIMED: tuple[tuple[type, str, str], ...] = (
@@ -22,6 +23,9 @@ TIMED: tuple[tuple[type, str, str], ...] = (
     (LogitsProcessorChain, "apply", "chain"),
     (LogitsProcessorChain, "needs_guard", "chain"),
     (Sampler, "__call__", "sampler"),
+    (GuidedDecoding, "begin", "mask"),
+    (GuidedDecoding, "apply", "mask"),
+    (GuidedDecoding, "accept", "mask"),
 )
 READS = ("numpy", "item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__array__")
 

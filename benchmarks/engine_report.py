@@ -40,6 +40,7 @@ class Job:
     quantization: str | None
     sizes: Sizes
     processors: bool
+    guided: bool
     harnesses: str
     onednn_include: str | None
 
@@ -136,6 +137,24 @@ class Processors:
 
 
 @dataclass(frozen=True)
+class Guided:
+    """JSON of one schema in every row: steps without and with it, in turns, and what the mask took of them.
+
+    mask_ms: what a step does for it on its own way: waiting for the masks, applying them twice, following the tokens.
+    """
+
+    batch: int
+    off: Timing
+    on: Timing
+    mask_ms: float
+
+    @property
+    def cost_percent(self) -> float:
+        """What guided decoding adds to a step."""
+        return 100 * (self.on.ratio_to(self.off) - 1)
+
+
+@dataclass(frozen=True)
 class Measured:
     """Everything about one precision; `skipped` says what was left out and why."""
 
@@ -146,6 +165,7 @@ class Measured:
     memory: Memory
     device_reads_per_step: int
     processors: Processors | None = None
+    guided: Guided | None = None
     skipped: list[str] = field(default_factory=list)
 
     @property
@@ -164,6 +184,8 @@ def show(measured: Measured) -> None:
     _show_memory(measured)
     if measured.processors is not None:
         _show_processors(measured.processors)
+    if measured.guided is not None:
+        _show_guided(measured.guided)
     for line in measured.skipped:
         print(f"  left out: {line}")
 
@@ -221,4 +243,11 @@ def _show_processors(cost: Processors) -> None:
     print(
         f"  LogitBias, 8 entries in each of {cost.batch} rows: {cost.off.median:.2f} -> {cost.on.median:.2f} ms, "
         f"{cost.cost_percent:+.2f} % turn by turn; the chain itself {100 * cost.chain_ms / cost.on.median:.2f} %"
+    )
+
+
+def _show_guided(cost: Guided) -> None:
+    print(
+        f"  JSON of a schema in each of {cost.batch} rows: {cost.off.median:.2f} -> {cost.on.median:.2f} ms, "
+        f"{cost.cost_percent:+.2f} % turn by turn; the mask itself {100 * cost.mask_ms / cost.on.median:.2f} %"
     )

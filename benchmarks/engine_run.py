@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import statistics
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 from engine_floors import Floors
 from engine_probe import StepProbe, counted_reads
-from engine_report import FULL, HOST, PARTS, Decode, Job, Measured, Memory, Prefill, Processors, Timing
+from engine_report import FULL, HOST, PARTS, Decode, Guided, Job, Measured, Memory, Prefill, Processors, Timing
 
 from fastdeploy_lp import SamplingParams
 from fastdeploy_lp.config import EngineArgs, FDConfig
@@ -26,6 +27,23 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 
 LOGIT_BIAS, ENTRIES = "LogitBiasLogitsProcessor", 8
 PROCESSOR_PROMPT = 16
+# Objects of this schema, one behind the other: with the end of sequence ruled out they never end.
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "big", "small"]}, "maxItems": 4},
+        "address": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 40}},
+            "required": ["city"],
+        },
+    },
+    "required": ["name", "age", "tags", "address"],
+    "additionalProperties": False,
+}
+OBJECTS = f"start: object+\nobject: %json {json.dumps(SCHEMA)}\n"
 # A step that never comes to decode all rows is a fault of this file or of the engine, not a reason to wait for ever.
 MOST_STEPS_TO_START = 5000
 
@@ -67,20 +85,25 @@ class Bench:
         """Tokens that no other prompt begins with, so that no prefix cache knows them."""
         return [int(token) for token in self.random.integers(0, self.dims.vocab_size, length)]
 
-    def add(self, prompt: list[int], max_tokens: int, *, biased: bool = False) -> str:
-        """Queue a greedy request."""
+    def add(self, prompt: list[int], max_tokens: int, *, biased: bool = False, guided: bool | None = None) -> str:
+        """Queue a greedy request that runs to its limit; `guided` is None unless grammars are what is measured."""
         request_id = next(self._ids)
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
-        self.engine.add(AddRequest(request_id, prompt, params, self._biases() if biased else Selection()))
+        if guided is not None:
+            # Where the grammar would let it end; ruled out without one as well, so that this makes no difference.
+            params.bad_words_token_ids = [[end] for end in self.fd_config.model_config.eos_token_ids]
+        selection, grammar = self._biases() if biased else Selection(), OBJECTS if guided else None
+        self.engine.add(AddRequest(request_id, prompt, params, selection, grammar))
         return request_id
 
     def step(self) -> None:
         """One step as the worker does it, its message encoded."""
         encode(self.engine.step())
 
-    def start(self, prompts: list[list[int]], *, biased: bool = False) -> list[str]:
+    def start(self, prompts: list[list[int]], *, biased: bool = False, guided: bool | None = None) -> list[str]:
         """Queue requests that run until they are ended, and step until all of them decode together."""
-        ids = [self.add(prompt, self.max_model_len - len(prompt), biased=biased) for prompt in prompts]
+        room = self.max_model_len
+        ids = [self.add(prompt, room - len(prompt), biased=biased, guided=guided) for prompt in prompts]
         for _ in range(MOST_STEPS_TO_START):
             self.step()
             if self.probe.decoding == len(prompts):
@@ -111,6 +134,7 @@ def measure(job: Job, fd_config: FDConfig) -> Measured:
         floors = Floors(job, bench.dims, bench.kv_bytes_per_token, skipped)
         decode = measure_decode(bench, floors, skipped)
         processors = measure_processors(bench) if job.processors else None
+        guided = measure_guided(bench) if job.guided else None
     return Measured(
         precision=job.quantization or FULL,
         threads=int(os.environ["OMP_NUM_THREADS"]),
@@ -119,6 +143,7 @@ def measure(job: Job, fd_config: FDConfig) -> Measured:
         memory=Memory(loaded, peak, floors.weight_bytes, bench.kv_bytes_per_token),
         device_reads_per_step=reads,
         processors=processors,
+        guided=guided,
         skipped=skipped,
     )
 
@@ -241,23 +266,37 @@ def _milliseconds(call: Call) -> float:
 
 
 def measure_processors(bench: Bench) -> Processors:
-    """The largest batch without and with biases in all rows, a turn of each a round."""
-    sizes, chain = bench.job.sizes, []
+    """The largest batch without and with biases in all rows."""
+    batch, off, on, chain_ms = _off_and_on(bench, "chain", lambda prompts, on: bench.start(prompts, biased=on))
+    return Processors(batch, off, on, chain_ms)
+
+
+def measure_guided(bench: Bench) -> Guided:
+    """The largest batch without and with a grammar in all rows."""
+    batch, off, on, mask_ms = _off_and_on(bench, "mask", lambda prompts, on: bench.start(prompts, guided=on))
+    return Guided(batch, off, on, mask_ms)
+
+
+def _off_and_on(
+    bench: Bench, part: str, start: Callable[[list[list[int]], bool], list[str]]
+) -> tuple[int, Timing, Timing, float]:
+    """The batch, its steps without and with something, a turn of each a round, and the part's milliseconds with it."""
+    sizes, of_part = bench.job.sizes, list[float]()
     batch, per_turn = max(sizes.batches), 4 * sizes.per_turn
     taken: dict[bool, list[float]] = {False: [], True: []}
     prompts = [bench.random_prompt(PROCESSOR_PROMPT) for _ in range(batch)]
     for number in range(2 * sizes.rounds):
         # Who comes first changes, so that a drift of the machine's speed favours nobody.
-        for biased in (False, True) if number % 2 else (True, False):
-            ids = bench.start(prompts, biased=biased)
+        for on in (False, True) if number % 2 else (True, False):
+            ids = start(prompts, on)
             for _ in range(per_turn):
                 bench.probe.clear()
-                taken[biased].append(_milliseconds(bench.step))
-                if biased:
-                    chain.append(1000 * bench.probe.seconds["chain"])
+                taken[on].append(_milliseconds(bench.step))
+                if on:
+                    of_part.append(1000 * bench.probe.seconds[part])
             bench.end(ids)
-    off, on = (_by_turn(taken[biased], per_turn) for biased in (False, True))
-    return Processors(batch, off, on, statistics.median(chain))
+    off, on_timing = (_by_turn(taken[on], per_turn) for on in (False, True))
+    return batch, off, on_timing, statistics.median(of_part)
 
 
 def _by_turn(taken: list[float], per_turn: int) -> Timing:

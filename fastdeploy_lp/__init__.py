@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import EngineArgs, FDConfig
     from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
     from fastdeploy_lp.entrypoints.llm import LLM
+    from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
     from fastdeploy_lp.outputs import RequestOutput
     from fastdeploy_lp.pooling_params import PoolingParams
@@ -23,6 +24,7 @@ __all__ = [
     "AsyncLLM",
     "EngineArgs",
     "FDConfig",
+    "GuidedDecodingParams",
     "LogitsProcessor",
     "PoolingParams",
     "RequestOutput",
@@ -36,6 +38,7 @@ _HOMES = {
     "AsyncLLM": "entrypoints.async_llm",
     "EngineArgs": "config",
     "FDConfig": "config",
+    "GuidedDecodingParams": "guided_decoding.params",
     "LogitsProcessor": "logits_processor",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",

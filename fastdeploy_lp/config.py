@@ -21,6 +21,9 @@ DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 DEFAULT_POOLING_TYPE = "last"
+DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
+DEFAULT_GUIDED_TIMEOUT = 5.0
+DEFAULT_GUIDED_CACHE_SIZE = 128
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
@@ -98,6 +101,20 @@ class StructuredOutputsConfig:
 
 
 @dataclass(frozen=True)
+class GuidedDecodingConfig:
+    """Bounds on the grammars of requests.
+
+    any_whitespace: JSON may have whitespace between its parts. max_bytes: of a grammar's or schema's text.
+    timeout: seconds that compiling one may take. cache_size: compiled grammars that each process keeps.
+    """
+
+    any_whitespace: bool = True
+    max_bytes: int = DEFAULT_GUIDED_MAX_BYTES
+    timeout: float = DEFAULT_GUIDED_TIMEOUT
+    cache_size: int = DEFAULT_GUIDED_CACHE_SIZE
+
+
+@dataclass(frozen=True)
 class ChatConfig:
     """How conversations become prompts, and outputs messages.
 
@@ -123,6 +140,7 @@ class FDConfig:
     parallel_config: ParallelConfig
     structured_outputs_config: StructuredOutputsConfig
     chat_config: ChatConfig = field(default_factory=ChatConfig)
+    guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
 
 
 @dataclass
@@ -271,6 +289,22 @@ class EngineArgs:
             "help": "tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
         },
     )
+    guided_decoding_disable_any_whitespace: bool = field(
+        default=False,
+        metadata={"group": "Guided decoding", "help": "JSON has no whitespace between its parts"},
+    )
+    guided_decoding_max_bytes: int = field(
+        default=DEFAULT_GUIDED_MAX_BYTES,
+        metadata={"group": "Guided decoding", "help": "bytes that a request's schema or grammar may have"},
+    )
+    guided_decoding_timeout: float = field(
+        default=DEFAULT_GUIDED_TIMEOUT,
+        metadata={"group": "Guided decoding", "help": "seconds that compiling a request's grammar may take"},
+    )
+    guided_decoding_cache_size: int = field(
+        default=DEFAULT_GUIDED_CACHE_SIZE,
+        metadata={"group": "Guided decoding", "help": "compiled grammars that are kept for further requests"},
+    )
     engine_worker_queue_port: int | None = field(
         default=None,
         metadata={
@@ -299,7 +333,10 @@ class EngineArgs:
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if not self.guided_decoding_timeout > 0:
+            raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
+        guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", *guided):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
         for name in ("max_model_len", "num_gpu_blocks_override"):
@@ -355,6 +392,12 @@ class EngineArgs:
                 tool_call_parser=self.tool_call_parser,
                 enable_auto_tool_choice=self.enable_auto_tool_choice,
                 reasoning_parser=self.reasoning_parser,
+            ),
+            guided_decoding_config=GuidedDecodingConfig(
+                any_whitespace=not self.guided_decoding_disable_any_whitespace,
+                max_bytes=self.guided_decoding_max_bytes,
+                timeout=self.guided_decoding_timeout,
+                cache_size=self.guided_decoding_cache_size,
             ),
         )
 

@@ -25,12 +25,16 @@ class WorkerStart(msgspec.Struct, tag=True):
 
 
 class AddRequest(msgspec.Struct, tag=True):
-    """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated."""
+    """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
+
+    grammar: what the output has to match, which compiles; None for anything.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     selection: Selection = msgspec.field(default_factory=Selection)
+    grammar: str | None = None
 
 
 class AddPooling(msgspec.Struct, tag=True):

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+
 MAX_SEED = 2**64 - 1
 MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
@@ -54,6 +56,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     logit_bias: the same for the builtin of OpenAI's own field, `{42: 5.0}`.
     logits_processors: processors by name, each with arguments of its own; only these see the request. A dict
         `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution.
+    guided_decoding: the form that the output has to have, such as `GuidedDecodingParams(regex="[0-9]+")`.
     output_kind: what each output of an offline stream holds; over HTTP every piece holds what is new.
 
     Raises ValueError naming the field and what is allowed.
@@ -84,6 +87,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: dict[str, Any] | None = None
     logit_bias: dict[int | str, float] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None
+    guided_decoding: GuidedDecodingParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -112,6 +116,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
+        if not isinstance(self.guided_decoding, GuidedDecodingParams | None):
+            raise ValueError(f"guided_decoding: must be GuidedDecodingParams, not {self.guided_decoding!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(f"output_kind: must be a RequestOutputKind, not {self.output_kind!r}")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.messages import (
     AbortRequests,
@@ -63,6 +64,7 @@ sampling_params = st.builds(
     allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=3),
     logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
+    guided_decoding=st.none() | st.builds(GuidedDecodingParams, json=st.dictionaries(names, json_values, max_size=3)),
 )
 selections = st.builds(
     Selection,
@@ -77,6 +79,7 @@ to_worker = st.one_of(
         prompt_token_ids=st.lists(tokens),
         params=sampling_params,
         selection=selections,
+        grammar=st.none() | names,
     ),
     st.builds(
         AddPooling, request_id=names, prompt_token_ids=st.lists(tokens), pooling=st.sampled_from(["mean", "last"])

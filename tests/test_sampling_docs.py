@@ -14,7 +14,17 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 DOCUMENT = (REPOSITORY / "docs" / "sampling.md").read_text()
 # Told elsewhere: what ends an output, how many there are, and logits processors.
-ELSEWHERE = {"n", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "extra_args", "output_kind"}
+ELSEWHERE = {
+    "n",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "extra_args",
+    "output_kind",
+    "guided_decoding",
+}
 
 
 def documented() -> list[str]:

@@ -22,6 +22,7 @@ from fastdeploy_lp.engine.errors import (
     RequestFailedError,
 )
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
@@ -30,6 +31,7 @@ from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
 from fastdeploy_lp.messages import (
     AbortRequests,
@@ -40,13 +42,14 @@ from fastdeploy_lp.messages import (
     StepOutputs,
     WorkerFailed,
 )
+from fastdeploy_lp.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to be continued, with parameters that `EngineClient.inputs.settle` has settled."""
+    """A prompt to be continued, with parameters that `EngineClient.settle` has settled."""
 
     request_id: str
     prompt: Prompt
@@ -72,7 +75,10 @@ class EngineClient:
         self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         args_validator = RequestArgsValidator(declared, config.vocab_size, self.tokenizer.encode_phrase)
-        self.inputs = InputProcessor(config, self.tokenizer, args_validator)
+        guided = fd_config.guided_decoding_config
+        self.inputs = InputProcessor(config, self.tokenizer, args_validator, any_whitespace=guided.any_whitespace)
+        compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
+        self._grammars = GrammarChecker(compiler, guided)
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
         self.load = EngineLoad()
@@ -108,6 +114,13 @@ class EngineClient:
     def worker_pid(self) -> int | None:
         """The worker's process id."""
         return self._worker.pid
+
+    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
+        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
+        settled = self.inputs.settle(params, prompt)
+        if settled.grammar is not None:
+            await self._grammars.check(settled.grammar)
+        return settled
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
@@ -158,6 +171,7 @@ class EngineClient:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
         self._die("the server is shutting down")
+        self._grammars.close()
         await self._worker.stop()
 
     async def _read(self) -> None:
@@ -258,7 +272,8 @@ class EngineClient:
         for completion in generation.completions:
             params = self.inputs.sequence_params(settled, completion.index)
             name = _sequence_id(generation, completion)
-            self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection))
+            grammar = None if settled.grammar is None else settled.grammar.text
+            self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar))
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""

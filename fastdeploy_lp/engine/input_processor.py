@@ -14,6 +14,7 @@ from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
@@ -29,17 +30,29 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Settled:
-    """Parameters with token limit and seed fixed, and the validated choice of logits processors."""
+    """Parameters with token limit and seed fixed, the validated choice of logits processors, and what outputs match.
+
+    Nobody has compiled the grammar yet.
+    """
 
     params: SamplingParams
     selection: Selection
+    grammar: Grammar | None = None
 
 
 class InputProcessor:
     """Tokenizes and validates; every refusal is an InvalidRequestError that names the field."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, args_validator: RequestArgsValidator) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        args_validator: RequestArgsValidator,
+        *,
+        any_whitespace: bool = True,
+    ) -> None:
         self._config = config
+        self._any_whitespace = any_whitespace
         self._tokenizer = tokenizer
         self._args_validator = args_validator
 
@@ -101,17 +114,27 @@ class InputProcessor:
             bad_words=None,
             bad_words_token_ids=bad_words,
         )
-        return Settled(settled, selection)
+        return Settled(settled, selection, self._grammar(params))
 
     def sequence_params(self, settled: Settled, index: int) -> SamplingParams:
         """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
         seed = ((settled.params.seed or 0) + index) & MAX_SEED
-        chosen = dict.fromkeys(("logits_processors_args", "extra_args", "logit_bias", "logits_processors"))
+        sent_apart = ("logits_processors_args", "extra_args", "logit_bias", "logits_processors", "guided_decoding")
+        chosen = dict.fromkeys(sent_apart)
         # The prompt is the same for all of them.
         prompt_logprobs = settled.params.prompt_logprobs if index == 0 else None
         return msgspec.structs.replace(
             settled.params, n=1, stop=None, seed=seed, prompt_logprobs=prompt_logprobs, **chosen
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.guided_decoding is None:
+            return None
+        try:
+            return grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
+        except ValueError as error:
+            field, _, reason = str(error).partition(": ")
+            raise InvalidRequestError(field, reason) from None
 
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):

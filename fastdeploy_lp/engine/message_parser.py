@@ -103,10 +103,18 @@ class MessageParsers:
         """Whether reasoning is told from the answer."""
         return self._reasoning is not None
 
-    def new(self, *, tools: bool, parallel: bool = True) -> MessageParser | None:
-        """A parser for one completion; None if all of its text is the answer."""
-        reasoning = self._reasoning() if self._reasoning is not None else None
+    @property
+    def tool_parser(self) -> type[ToolParser] | None:
+        """What reads tool calls."""
+        return self._tools
+
+    def new(self, *, tools: bool, parallel: bool = True, reasoning: bool = True) -> MessageParser | None:
+        """A parser for one completion; None if all of its text is the answer.
+
+        reasoning: False for an answer that can not have any.
+        """
+        reasoning_parser = self._reasoning() if reasoning and self._reasoning is not None else None
         tool_parser = self._tools() if tools and self._tools is not None else None
-        if reasoning is None and tool_parser is None:
+        if reasoning_parser is None and tool_parser is None:
             return None
-        return MessageParser(reasoning, tool_parser, parallel=parallel)
+        return MessageParser(reasoning_parser, tool_parser, parallel=parallel)

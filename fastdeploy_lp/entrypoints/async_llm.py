@@ -144,7 +144,7 @@ class AsyncLLM:
         engine, params = self._require_engine(), sampling_params or SamplingParams()
         unique = self._unique_id(request_id)
         name = request_id or unique
-        request = EngineRequest(unique, prompt, engine.inputs.settle(params, prompt))
+        request = EngineRequest(unique, prompt, await engine.settle(params, prompt))
         wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
         self._running[name] = None
         try:

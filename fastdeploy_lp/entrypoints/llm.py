@@ -208,9 +208,12 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         # All are settled before the first one is sent, so that a bad one does not leave the others running.
+        settled = self._loop.run(
+            _all_or_none([self._engine.settle(*each) for each in zip(params, prompts, strict=True)])
+        )
         requests = [
-            EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, self._engine.inputs.settle(each, prompt))
-            for prompt, each in zip(prompts, params, strict=True)
+            EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, each)
+            for prompt, each in zip(prompts, settled, strict=True)
         ]
         if stream:
             return self._loop.iterate(self._stream_all(requests, raise_on_error))

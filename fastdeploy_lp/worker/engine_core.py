@@ -95,6 +95,8 @@ class EngineCore:
     def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
         slot = sequence.slot
         sequence.append(token)
+        if slot in result.completed:
+            sequence.complete()
         if sequence.finish_reason is not None:
             self.scheduler.release(sequence)
         step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)

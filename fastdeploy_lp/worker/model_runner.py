@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import paddle
@@ -19,6 +18,8 @@ from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.block_tables import BlockTables
+from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
+from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
@@ -28,19 +29,13 @@ from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 
-class LogitsMask(Protocol):
-    """Rules tokens out, as guided decoding does; applied before the chain and again behind it."""
-
-    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """The logits [rows, vocab_size] with ruled-out tokens at -inf; row r is slot `slots[r]`."""
-
-
 @dataclass(frozen=True)
 class StepResult:
     """One token for each chunk that samples [rows], whose requests have to end, and by slot the logprobs asked for.
 
     prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
     pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
+    completed: the slots whose output is whole with this token.
     """
 
     tokens: NDArray[np.int64]
@@ -48,12 +43,14 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    completed: frozenset[int] = frozenset()
 
 
 class ModelRunner:
-    """Owns the model, its KV cache, `share_inputs`, the chain and the sampler."""
+    """Owns the model, its KV cache, `share_inputs`, the mask, the chain and the sampler.
 
-    mask: LogitsMask | None = None
+    `mask` is guided decoding; it is applied before the chain and again behind it.
+    """
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
         self.chain = chain
@@ -61,6 +58,7 @@ class ModelRunner:
         max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
         self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
+        self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops)
         self._model = _load_model(fd_config, show_progress=show_progress)
         config = fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
@@ -75,6 +73,7 @@ class ModelRunner:
         # Nothing is sampled for a prompt that is pooled.
         if sequence.pooling is not None:
             return
+        self.mask.enter(sequence)
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
@@ -83,6 +82,7 @@ class ModelRunner:
         """A slot is empty again, its arguments and its processors' state with it."""
         self.share_inputs.clear(slot)
         self._block_tables.clear(slot)
+        self.mask.leave(slot)
         self.chain.leave(slot)
         self._sampler.leave(slot)
         self._prompt_logprobs.leave(slot)
@@ -96,6 +96,7 @@ class ModelRunner:
         slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
+            self.mask.begin(slots)
             self.chain.update_state(self.share_inputs)
         parts = [self._sequence_chunk(chunk) for chunk in chunks]
         hidden = self._split_hidden(self._model.forward(parts), chunks, parts)
@@ -140,34 +141,35 @@ class ModelRunner:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
         logits = self._process(hidden, slots)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
-        guard = self.mask is not None or self.chain.needs_guard()
+        guard = self.mask.active or self.chain.needs_guard()
         prompts = self._prompt_logprobs.finish(slots.tolist())
         also = [*prompts.tensors, *pooled.tensors]
         sampled = self._sampler(logits, self.share_inputs, slots, guard=guard, also_read=also)
-        failures = dict(self.chain.failures)
+        self.mask.accept(slots, sampled.tokens)
+        failures = {slot: SlotFailure(reason) for slot, reason in self.mask.failures.items()} | self.chain.failures
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         logprobs = {int(slots[row]): found for row, found in sampled.logprobs.items()}
         read = iter(sampled.also)
-        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(read), pooled.unpack(read))
+        completed = frozenset(self.mask.completed)
+        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(read), pooled.unpack(read), completed)
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
 
         def raw_logits() -> Tensor:
-            logits = self._model.compute_logits(hidden)
-            return logits if self.mask is None else self.mask.apply(logits, slots)
+            return self.mask.apply(self._model.compute_logits(hidden), slots)
 
         raw = raw_logits()
         self._sampler.capture(raw, self.share_inputs, slots)
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
         # A processor must not bring back a token that the mask rules out.
-        return logits if self.mask is None else self.mask.apply(logits, slots)
+        return self.mask.apply(logits, slots)
 
     def _why_nothing_is_left(self, slot: int) -> str:
-        causes = self._sampler.bans_in(slot)
+        causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]
         if self.chain.needs_guard():
             causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
         return f"{' and '.join(causes or ['the model'])} left no token that can be sampled"

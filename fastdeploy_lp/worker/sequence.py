@@ -20,7 +20,8 @@ class Sequence:
     `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
     that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
     was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
-    `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing.
+    `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing. `grammar` is what
+    the output has to match.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Sequence:
     max_tokens: int
     stop_token_ids: frozenset[int]
     pooling: str | None = None
+    grammar: str | None = None
     slot: int = NO_SLOT
     num_computed: int = 0
     output_token_ids: list[int] = field(default_factory=list)
@@ -54,6 +56,7 @@ class Sequence:
             selection=request.selection,
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
+            grammar=request.grammar,
         )
 
     @classmethod
@@ -99,3 +102,7 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", token
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish_reason = "length"
+
+    def complete(self) -> None:
+        """Its last token was the last one that its grammar has; that counts before the length."""
+        self.finish_reason = "stop"

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 from support.sequences import request, run_to_end, tiny_engine
-from support.tiny import GOLDEN, tiny_fd_config
+from support.tiny import GOLDEN, tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight, quantize_dequantize
@@ -60,7 +60,7 @@ def tiny_job(harnesses: Path, **sizes: Any) -> Any:
     """Everything, for a moment."""
     chosen = {"prompts": [5, 9], "batches": [1, 3], "contexts": [8, 20], "turns": 2, "per_turn": 2, "rounds": 1}
     given = report.Sizes(**{**chosen, "stream_bytes": 1 << 20, **sizes})
-    return report.Job("tiny", None, given, processors=True, harnesses=str(harnesses), onednn_include=None)
+    return report.Job("tiny", None, given, processors=True, guided=False, harnesses=str(harnesses), onednn_include=None)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32])
@@ -255,6 +255,19 @@ def test_results_survive_the_way_to_the_parent(measured: Any, capsys: pytest.Cap
         assert derived["step_ms"] == row.step.median
 
 
+def test_guided_rows_are_measured_against_the_same_ones_without(harnesses: Path, tmp_path: Path) -> None:
+    """All rows go on inside their grammars as long as it takes."""
+    fd_config = tiny_fd_config(max_num_seqs=3, max_model_len=128, eos_token_ids=(2,))
+    directory = str(write_tiny_checkpoint(tmp_path))
+    fd_config = replace(fd_config, model_config=replace(fd_config.model_config, directory=directory))
+    job = tiny_job(harnesses)
+    with probe.StepProbe().installed() as installed:
+        guided = run.measure_guided(run.Bench(job, fd_config, installed))
+    assert guided.batch == max(job.sizes.batches)
+    assert len(guided.on.turns) == len(guided.off.turns) == 2
+    assert 0 < guided.mask_ms < guided.on.median
+
+
 def test_repeated_passes_change_nothing() -> None:
     """Tokens are the same whether or not each step's pass is computed a second time."""
 
@@ -296,11 +309,13 @@ def test_reads_are_counted() -> None:
 def test_smoke_changes_defaults_only() -> None:
     """An option given next to --smoke still counts; without it everything is measured."""
     smoke = engine.parse_arguments(["--smoke", "--batches", "2", "--quantization", "float32"])
-    assert (smoke.batches, smoke.quantization, smoke.turns, smoke.processors) == ([2], ["float32"], 2, True)
+    assert (smoke.batches, smoke.quantization, smoke.turns) == ([2], ["float32"], 2)
+    assert smoke.processors
+    assert smoke.guided
     full = engine.parse_arguments([])
     assert full.quantization == ["float32", "w8a8", "w8a16"]
     assert (full.prompts, full.batches) == ([32, 128, 512, 1024, 2000], [1, 2, 4, 8, 16, 32])
-    assert (full.contexts, full.processors) == ([64, 256, 1024], False)
+    assert (full.contexts, full.processors, full.guided) == ([64, 256, 1024], False, False)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsPro
 from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.logits_mask import LogitsMask
 
 BATCH_LEVEL = ("Native", "Vllm", "TorchVllm")
 ROW_LEVEL = ("Request", "Plugin", "HuggingFace")
@@ -507,7 +508,7 @@ def test_banning_all_tokens_but_one_is_fine() -> None:
 
 
 @dataclass
-class Allow:
+class Allow(LogitsMask):
     """A mask that leaves these tokens in slots that have any."""
 
     tokens: dict[int, list[int]]

@@ -18,6 +18,7 @@ from fastdeploy_lp.logits_processor.testing.reads import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sampler import sampler
 
 
@@ -217,7 +218,7 @@ def demanding() -> list[AddRequest]:
     ]
 
 
-class Everything:
+class Everything(LogitsMask):
     """A mask that rules nothing out."""
 
     def apply(self, logits: Tensor, slots: Any) -> Tensor:

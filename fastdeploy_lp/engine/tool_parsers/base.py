@@ -33,6 +33,14 @@ class ToolParser(ABC):
 
     marker: ClassVar[str]
 
+    @classmethod
+    @abstractmethod
+    def call_frame(cls, name: str) -> tuple[str, str]:
+        """What stands before and behind the arguments of a call of the function `name`, as models write it.
+
+        It begins with the marker.
+        """
+
     @abstractmethod
     def push(self, text: str) -> ParsedText:
         """What is certain with this piece."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from fastdeploy_lp.engine.marker import cut_at
 from fastdeploy_lp.engine.tool_parsers.base import ParsedText, ToolCallDelta, ToolParser
 from fastdeploy_lp.engine.tool_parsers.call_body import CallBody
@@ -13,6 +15,11 @@ class HermesToolParser(ToolParser):
     """Whitespace around calls is part of neither them nor the answer."""
 
     marker = BEGIN
+
+    @classmethod
+    def call_frame(cls, name: str) -> tuple[str, str]:
+        """As the base class says."""
+        return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{END}"
 
     def __init__(self) -> None:
         self._waiting = ""

@@ -34,7 +34,9 @@ class MessageReader:
         self._tokenizer = engine.tokenizer
         self._request = request
         self._index = index
-        self._parser = engine.message_parsers.new(tools=request.may_call_tools, parallel=request.parallel_tool_calls)
+        self._parser = engine.message_parsers.new(
+            tools=request.may_call_tools, parallel=request.parallel_tool_calls, reasoning=not request.has_form
+        )
         skipped = request.skip_special_tokens is not False
         self._ends = TokenEnds(engine.tokenizer.decode_stream(skip_special_tokens=skipped))
         self._reads_reasoning = engine.message_parsers.reads_reasoning

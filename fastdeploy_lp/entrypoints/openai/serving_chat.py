@@ -25,7 +25,7 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     Serving,
     usage_of,
 )
-from fastdeploy_lp.entrypoints.openai.tools import offered_tools
+from fastdeploy_lp.entrypoints.openai.tools import guided_calls, offered_tools
 from fastdeploy_lp.outputs import RequestOutput
 
 
@@ -39,7 +39,10 @@ class ServingChat:
         """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it."""
         params = self._serving.params(request)
         prompt = self._prompt(request)
-        settled = self._serving.settle(prompt, params, request)
+        calls = guided_calls(request, self._serving.engine)
+        if calls is not None:
+            params.guided_decoding = calls
+        settled = await self._serving.settle(prompt, params, request)
         admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled)
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation

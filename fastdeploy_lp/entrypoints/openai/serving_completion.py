@@ -41,7 +41,7 @@ class ServingCompletion:
         inputs = self._serving.engine.inputs
         field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
         prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
-        settled = [self._serving.settle(prompt, params, request) for prompt in prompts]
+        settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
         request_id = new_completion_id(request.request_id)
         requests = [
             EngineRequest(f"{request_id}-{index}", prompt, each)

@@ -1,35 +1,56 @@
-"""Which tools a chat request offers to the model."""
+"""Which tools a chat request offers to the model, and what its calls are held to."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.message_parser import MessageParsers
+from fastdeploy_lp.engine.tool_grammar import CallableTool, ToolGrammar
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
-
-NEEDS_GUIDED_DECODING = "needs guided decoding, which this server does not have"
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 
 
 def offered_tools(request: ChatCompletionRequest, parsers: MessageParsers) -> list[dict[str, Any]] | None:
-    """The tools that the chat template is to show, None for none; raises InvalidRequestError for what has to wait.
+    """The tools that the chat template is to show, None for none; raises InvalidRequestError.
 
     With `tool_choice` "none" they are not shown, so that the model can not ask for them.
     """
-    if request.response_format is not None and request.response_format.type != "text":
-        kind = request.response_format.type
-        raise InvalidRequestError("response_format.type", f"{kind!r} {NEEDS_GUIDED_DECODING}; only 'text' is allowed")
     choice = request.tool_choice
-    if choice is not None and choice not in ("none", "auto"):
-        named = "a named tool" if not isinstance(choice, str) else f"{choice!r}"
-        raise InvalidRequestError("tool_choice", f"{named} {NEEDS_GUIDED_DECODING}; allowed are 'none' and 'auto'")
     if not request.tools:
-        if choice == "auto":
-            raise InvalidRequestError("tool_choice", "'auto' is only allowed together with tools")
+        if choice is not None and choice != "none":
+            raise InvalidRequestError("tool_choice", f"{choice!r} is only allowed together with tools")
         return None
     if choice == "none":
         return None
     if not parsers.reads_tools:
         reason = "the chat template of this model shows no tool calls that this server can read; --chat-template and "
         raise InvalidRequestError("tools", f"{reason}--tool-call-parser at its start may change that")
-    return [tool.model_dump(exclude_none=True) for tool in request.tools]
+    # What the server does about `strict` is nothing to tell the model.
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
+
+
+def guided_calls(request: ChatCompletionRequest, engine: EngineClient) -> GuidedDecodingParams | None:
+    """What the answer is held to where calls may or must stand in it; None if the tools ask for nothing.
+
+    Calls that must come are held to the schemas of their functions; of others, those of `strict` functions are.
+    """
+    parser, tools = engine.message_parsers.tool_parser, request.tools or []
+    if parser is None or not request.may_call_tools:
+        return None
+    grammar = ToolGrammar(parser, any_whitespace=engine.fd_config.guided_decoding_config.any_whitespace)
+    functions = [tool.function for tool in tools]
+    if request.must_call_tools:
+        chosen = [each for each in functions if request.chosen_tool in (None, each.name)]
+        called = [CallableTool.of(each.name, each.parameters) for each in chosen]
+        several = request.parallel_tool_calls and request.chosen_tool is None
+        return GuidedDecodingParams(grammar=grammar.calls(called, several=several))
+    called = [CallableTool.of(each.name, each.parameters if each.strict else None) for each in functions]
+    form = request.response_format
+    if form is not None and form.is_json:
+        text = grammar.calls(called, several=request.parallel_tool_calls, answer=form.schema_of_answer)
+        return GuidedDecodingParams(grammar=text)
+    if not any(each.strict for each in functions) or (form is not None and form.type != "text"):
+        return None
+    return GuidedDecodingParams(grammar=grammar.text_with_calls(called))

@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
-from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, Penalties, RowLogprobs, RowOps, TokenLists
+from fastdeploy_lp.model_executor.ops.row_ops import Bits, Draws, Int64s, Penalties, RowLogprobs, RowOps, TokenLists
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 # Arguments of the functions of csrc/row_*.cpp.
@@ -26,6 +26,7 @@ SIGNATURES = {
     "fdlp_penalize": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
     "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
     "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
+    "fdlp_mask": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
 }
 
 
@@ -98,6 +99,13 @@ class CompiledRowOps(RowOps):
             self._paddle.allow_only(logits, lists)
             return
         self._library.fdlp_allow_only(logits.data_ptr(), logits.shape[-1], *_list_arguments(lists))
+
+    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
+        """As the interface says."""
+        if not _is_plain(logits):
+            self._paddle.mask(logits, rows, bits)
+            return
+        self._library.fdlp_mask(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, bits))
 
 
 def _is_plain(logits: Tensor) -> bool:

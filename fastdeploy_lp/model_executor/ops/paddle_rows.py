@@ -7,6 +7,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.row_ops import (
+    Bits,
     Draws,
     Floats,
     Int64s,
@@ -21,6 +22,8 @@ from fastdeploy_lp.sampling_params import MAX_LOGPROBS
 ONE = 2.0**32
 # Digits, from the highest, by which `_keep_top_p` finds a 32-bit key: (shift, bits).
 DIGITS = ((21, 11), (10, 11), (0, 10))
+# A word with one bit set, for each of its bits.
+EACH_BIT = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 class PaddleRowOps(RowOps):
@@ -98,6 +101,14 @@ class PaddleRowOps(RowOps):
         banned = paddle.full([len(lists.rows), logits.shape[-1]], -np.inf, logits.dtype)
         logits.index_put_((paddle.to_tensor(lists.rows),), banned)
         logits.index_put_(at, kept)
+
+    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
+        """As the interface says."""
+        at = paddle.to_tensor(rows)
+        part = paddle.gather(logits, at)
+        allowed = paddle.bitwise_and(paddle.to_tensor(bits).unsqueeze(-1), paddle.to_tensor(EACH_BIT)) != 0
+        allowed = allowed.reshape([len(rows), -1])[:, : logits.shape[-1]]
+        logits.index_put_((at,), paddle.where(allowed, part, paddle.full_like(part, -np.inf)))
 
 
 def _draw_random(logits: Tensor, draws: Draws) -> Tensor:

@@ -12,6 +12,7 @@ from paddle import Tensor
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Bits = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,10 @@ class RowOps(ABC):
     @abstractmethod
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """Set every token of the listed rows but the listed ones to -inf in place."""
+
+    @abstractmethod
+    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
+        """Set every token t of row `rows[i]` to -inf in place unless bit t % 32 of `bits[i, t // 32]` is set.
+
+        bits: int32 [rows, ceil(vocab_size / 32)], contiguous; bits beyond the vocabulary mean nothing.
+        """

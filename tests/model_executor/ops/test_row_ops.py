@@ -233,6 +233,26 @@ def test_bans_and_allowed_tokens_touch_nothing_else(ops: RowOps, data: st.DataOb
     np.testing.assert_array_equal(second.numpy(), allowed)
 
 
+@few
+@given(st.data())
+def test_a_mask_leaves_what_its_bits_allow(ops: RowOps, data: st.DataObject) -> None:
+    case = data.draw(cases())
+    rows, size = case.logits.shape
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    masked = np.array(sorted(data.draw(st.sets(st.integers(0, rows - 1), min_size=1))))
+    words = -(-size // 32)
+    # Whole words of one kind are frequent in real masks; bits beyond the vocabulary may be anything.
+    bits = rng.integers(-(2**31), 2**31, (len(masked), words)).astype(np.int32)
+    bits[rng.random(bits.shape) < 0.3] = 0
+    bits[rng.random(bits.shape) < 0.3] = -1
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :size].astype(bool)
+    expected = case.logits.copy()
+    expected[masked] = np.where(allowed, expected[masked], -np.inf)
+    logits = paddle.to_tensor(case.logits)
+    ops.mask(logits, masked, bits)
+    np.testing.assert_array_equal(logits.numpy(), expected)
+
+
 def test_logits_that_do_not_lie_in_a_row_are_edited_and_drawn_from_too(ops: RowOps) -> None:
     values = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
     across = paddle.to_tensor(values.T.copy()).T
@@ -241,5 +261,8 @@ def test_logits_that_do_not_lie_in_a_row_are_edited_and_drawn_from_too(ops: RowO
     ops.ban(across, np.array([1]), np.array([3]))
     np.testing.assert_array_equal(across.numpy(), expected)
     zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    ops.mask(across, np.array([2]), np.array([[-1, 7]], np.int32))
+    expected[2, 35:] = -np.inf
+    np.testing.assert_array_equal(across.numpy(), expected)
     greedy = Draws(zeros, zeros, np.zeros(4, np.int64), ones, ones)
     assert ops.draw(across, greedy, guard=True).tolist() == expected.argmax(axis=1).tolist()

@@ -10,24 +10,24 @@ from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.entrypoints.openai.protocol.tool import ResponseFormat, Tool, ToolChoice
+from fastdeploy_lp.entrypoints.openai.protocol.tool import NamedToolChoice, Tool, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GuidedRequest):
     """Body of POST /v1/chat/completions; `prompt_token_ids` stand in for the messages if both are there."""
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.without_effect,
+        **GuidedRequest.without_effect,
         "modalities": (["text"],),
         "functions": ([],),
         "function_call": ("none",),
     }
     unsupported: ClassVar[dict[str, str]] = {
-        **GenerationRequest.unsupported,
+        **GuidedRequest.unsupported,
         "audio": "this model writes text only",
         "modalities": 'this model writes text only; only ["text"] is allowed',
         "functions": "replaced by tools, which are supported",
@@ -46,7 +46,6 @@ class ChatCompletionRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
@@ -89,10 +88,44 @@ class ChatCompletionRequest(GenerationRequest):
             raise ValueError("enable_thinking: chat_template_kwargs.enable_thinking says otherwise")
         return self
 
+    @model_validator(mode="after")
+    def _calls_are_possible(self) -> Self:
+        """A chosen tool is offered, and an answer of a form of its own leaves no room for calls."""
+        chosen = self.chosen_tool
+        offered = [tool.function.name for tool in self.tools or []]
+        if chosen is not None and chosen not in offered:
+            raise ValueError(
+                f"tool_choice.function.name: {chosen!r} is none of the tools: {', '.join(offered) or 'none'}"
+            )
+        if self.may_call_tools and self.guided_fields:
+            raise ValueError(f"{self.guided_fields[0]}: with tools that may be called only response_format is allowed")
+        return self
+
     @property
     def may_call_tools(self) -> bool:
         """Whether the model is offered tools."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def chosen_tool(self) -> str | None:
+        """The one tool that has to be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedToolChoice) else None
+
+    @property
+    def must_call_tools(self) -> bool:
+        """Whether the answer is a call."""
+        return bool(self.tools) and (self.tool_choice == "required" or self.chosen_tool is not None)
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer has a form from its first token on, so that no reasoning comes before it."""
+        free = (None, "text", "structural_tag")
+        format_type = self.response_format.type if self.response_format is not None else None
+        return self.must_call_tools or bool(self.guided_fields) or format_type not in free
+
+    def sent_kind(self, kind: str) -> str:
+        """A grammar that no field asks for holds calls to their tools."""
+        return "tools" if kind == "grammar" and not self.guided_fields else super().sent_kind(kind)
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

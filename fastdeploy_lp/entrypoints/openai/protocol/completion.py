@@ -11,22 +11,22 @@ from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GuidedRequest):
     """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order.
 
     `prompt_token_ids` stand in for the prompt if both are there. `echo` puts the prompt before each choice, with
     `max_tokens` 0 instead of it. Of `best_of` candidates the `n` with the highest log probability per token are given.
     """
 
-    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.without_effect, "suffix": ("",)}
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**GuidedRequest.without_effect, "suffix": ("",)}
     unsupported: ClassVar[dict[str, str]] = {
-        **GenerationRequest.unsupported,
+        **GuidedRequest.unsupported,
         "suffix": "text can not be inserted; this server only goes on with prompts",
     }
 

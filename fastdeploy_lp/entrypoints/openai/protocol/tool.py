@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,17 +12,15 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z
 
 
 class FunctionDefinition(RequestModel):
-    """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+    """A function that the model may call; `parameters` is the JSON Schema of its arguments.
 
-    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {"strict": (False,)}
-    unsupported: ClassVar[dict[str, str]] = {
-        "strict": "arguments can not be held to the schema without guided decoding, which this server does not have; "
-        "only false is allowed"
-    }
+    `strict` holds the arguments to it also where the model need not call the function.
+    """
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(RequestModel):
@@ -46,10 +44,3 @@ class NamedToolChoice(RequestModel):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
-
-
-class ResponseFormat(RequestModel):
-    """The form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None

@@ -42,3 +42,18 @@ FDLP_EXPORT void fdlp_allow_only(float* logits, int64_t size, int64_t lists, con
     for (int64_t at = offsets[i]; at < offsets[i + 1]; ++at) row[tokens[at]] = kept[at - offsets[i]];
   }
 }
+
+// -inf for token t of row rows[i] unless bit t % 32 of word t / 32 of bits[i] is set.
+FDLP_EXPORT void fdlp_mask(float* logits, int64_t size, int64_t count, const int64_t* rows, const uint32_t* bits) {
+  const int64_t words = (size + 31) / 32;
+#pragma omp parallel for schedule(static) if (count > 1)
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = logits + rows[i] * size;
+    for (int64_t word = 0; word < words; ++word) {
+      const uint32_t allowed = bits[i * words + word];
+      if (allowed == ~uint32_t{0}) continue;
+      const int64_t begin = word * 32, end = begin + 32 < size ? begin + 32 : size;
+      for (int64_t at = begin; at < end; ++at) row[at] = allowed >> (at - begin) & 1 ? row[at] : fdlp::kMinusInfinity;
+    }
+  }
+}

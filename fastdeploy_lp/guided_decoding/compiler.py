@@ -1,0 +1,120 @@
+"""Compiles grammars and follows them, with llguidance; no other file knows the library's matchers."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+WORD_BITS = 32
+
+
+class GrammarError(ValueError):
+    """A grammar that can not be compiled, or not be followed any further; the message is the library's reason."""
+
+
+class GrammarMatcher:
+    """Follows one sequence through its grammar. Not for several threads at a time."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        # The library knows one end of sequence; models have several.
+        self._end, self._other_ends = next(iter(eos_token_ids), None), eos_token_ids[1:]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def consume(self, token_ids: list[int]) -> None:
+        """Take tokens, of which none is an end of sequence; raises GrammarError at one that is not allowed."""
+        self._matcher.consume_tokens(token_ids)
+        self._require_sound()
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """Set bit t % 32 of bits[t // 32] for each token t that may come next, and clear the others.
+
+        bits: contiguous, [ceil(vocab_size / 32)]. An end of sequence may come where the text may end. The interpreter
+        is free for other threads meanwhile. Raises GrammarError.
+        """
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._require_sound()
+        if self._end is not None and _is_set(bits, self._end):
+            for token in self._other_ends:
+                bits[token // WORD_BITS] |= _bit(token)
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(_one_line(self._matcher.get_error()))
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's tokens and keeps the latest ones; safe for several threads.
+
+    directory: of the model, with `tokenizer.json`. cache_size: grammars that are kept, good and bad ones.
+    """
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], cache_size: int) -> None:
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._cache_size = cache_size
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def prepare(self) -> LLTokenizer:
+        """Read the vocabulary, if nobody has yet; it takes a moment."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                end = self._eos_token_ids[0] if self._eos_token_ids else None
+                text = (self._directory / "tokenizer.json").read_text()
+                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=end)
+            return self._tokenizer
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """A matcher at the beginning of a text; raises GrammarError."""
+        with self._lock:
+            mine = grammar not in self._compiled
+            future = self._compiled.setdefault(grammar, Future())
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > self._cache_size:
+                self._compiled.popitem(last=False)
+        if mine:
+            self._compile(grammar, future)
+        return GrammarMatcher(future.result().deep_copy(), self._eos_token_ids)
+
+    def _compile(self, grammar: str, future: Future[LLMatcher]) -> None:
+        try:
+            # Errors are for the client, who has no use for the parser's inside.
+            matcher = LLMatcher(self.prepare(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+            if matcher.is_error():
+                raise GrammarError(_one_line(matcher.get_error()))
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            future.set_exception(error)
+        else:
+            future.set_result(matcher)
+
+
+def words_for(vocab_size: int) -> int:
+    """How many words of bits a mask has."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def _is_set(bits: NDArray[np.int32], token: int) -> bool:
+    return bool(bits[token // WORD_BITS] & _bit(token))
+
+
+def _bit(token: int) -> np.int32:
+    return np.uint32(1 << token % WORD_BITS).astype(np.int32)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())[:1000]

@@ -1,0 +1,99 @@
+"""From the form that a request asks for to the text of a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from fastdeploy_lp.guided_decoding.lark import Tagged, free_text_with, one_of
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+
+STRUCTURE_KEYS = ("begin", "schema", "end")
+TAG_KEYS = ("triggers", "structures")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output has to match, as the library reads it; `field` is what asks for it, for errors."""
+
+    text: str
+    field: str
+
+
+def grammar_of(params: GuidedDecodingParams, *, any_whitespace: bool = True) -> Grammar:
+    """The grammar; without `any_whitespace`, JSON is written without any. It is not compiled yet.
+
+    Raises ValueError naming the field for what can not be read at all.
+    """
+    field = f"guided_decoding.{params.kind}"
+    try:
+        return Grammar(_text_of(params, field, any_whitespace), field)
+    except RecursionError:
+        raise ValueError(f"{field}: is nested too deeply") from None
+
+
+def with_whitespace(schema: Mapping[str, Any], *, any_whitespace: bool) -> dict[str, Any]:
+    """The schema with what the library reads of whitespace; what it says itself counts."""
+    return dict(schema) if any_whitespace else {"x-guidance": {"whitespace_flexible": False}, **schema}
+
+
+def _text_of(params: GuidedDecodingParams, field: str, any_whitespace: bool) -> str:
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        return LLMatcher.grammar_from_lark(one_of(params.choice))
+    if params.grammar is not None:
+        return LLMatcher.grammar_from_lark(params.grammar)
+    if params.structural_tag is not None:
+        return LLMatcher.grammar_from_lark(_structural_tag(params.structural_tag, field, any_whitespace))
+    schema = {"type": "object"} if params.json is None else _object(params.json, field)
+    return LLMatcher.grammar_from_json_schema(json.dumps(with_whitespace(schema, any_whitespace=any_whitespace)))
+
+
+def _structural_tag(given: Mapping[str, Any] | str, field: str, any_whitespace: bool) -> str:
+    content = _object(given, field)
+    if content.get("type") == "structural_tag":
+        content = {key: value for key, value in content.items() if key != "type"}
+    _require_keys(content, TAG_KEYS, field)
+    triggers, structures = content["triggers"], content["structures"]
+    if not _is_list_of(triggers, str) or not all(triggers):
+        raise ValueError(f"{field}.triggers: must be a list of strings that are not empty, at least one")
+    if not _is_list_of(structures, dict):
+        raise ValueError(f"{field}.structures: must be a list of objects, at least one")
+    tags = []
+    for index, each in enumerate(structures):
+        path = f"{field}.structures.{index}"
+        _require_keys(each, STRUCTURE_KEYS, path)
+        if not isinstance(each["begin"], str) or not isinstance(each["end"], str):
+            raise ValueError(f"{path}: begin and end must be strings")
+        if not any(each["begin"].startswith(trigger) for trigger in triggers):
+            raise ValueError(f"{path}.begin: must begin with one of the triggers")
+        schema = with_whitespace(_object(each["schema"], f"{path}.schema"), any_whitespace=any_whitespace)
+        tags.append(Tagged(each["begin"], schema, each["end"]))
+    return free_text_with(tags, triggers)
+
+
+def _object(given: Any, field: str) -> dict[str, Any]:
+    """A JSON object that is given as one, or as its text."""
+    content = given
+    if isinstance(given, str):
+        try:
+            content = json.loads(given)
+        except ValueError as error:
+            raise ValueError(f"{field}: is no valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{field}: must be a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _require_keys(content: Mapping[str, Any], keys: tuple[str, ...], field: str) -> None:
+    if set(content) != set(keys):
+        raise ValueError(f"{field}: must have {', '.join(keys)} and nothing else")
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, kind) for each in value)

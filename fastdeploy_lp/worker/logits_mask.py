@@ -1,0 +1,53 @@
+"""What may rule tokens out before the chain runs, and does so again behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.worker.sequence import Sequence
+
+NOTHING: Mapping[int, str] = {}
+
+
+class LogitsMask(ABC):
+    """Follows sequences through slots; in a step `begin` comes first, then `apply`, twice or more, then `accept`."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any row of this step may be left without a token."""
+        return True
+
+    def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to do is fine
+        """A sequence takes its slot."""
+
+    def leave(self, slot: int) -> None:  # noqa: B027
+        """A slot is empty again."""
+
+    def begin(self, slots: NDArray[np.int64]) -> None:  # noqa: B027
+        """A step of these slots begins: what takes time can be done while the model runs."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """The logits [rows, vocab_size] with ruled-out tokens at -inf, in place; row r is slot `slots[r]`."""
+
+    def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: B027
+        """What was sampled [rows], -1 where nothing could be."""
+
+    @property
+    def completed(self) -> Collection[int]:
+        """The slots whose output is whole with this step's token."""
+        return ()
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """By slot, why a request can not go on after this step."""
+        return NOTHING
+
+    def bans_in(self, slot: int) -> list[str]:  # noqa: ARG002
+        """What rules tokens out there, in words."""
+        return []

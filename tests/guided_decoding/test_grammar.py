@@ -1,0 +1,85 @@
+"""From the form that is asked for to what a text has to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.grammars import TinyGrammars
+
+from fastdeploy_lp.guided_decoding.grammar import grammar_of
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": PERSON, "end": "</f>"}]}
+
+
+@pytest.mark.parametrize(
+    ("form", "fitting", "other"),
+    [
+        ({"json": PERSON}, ['{"age":5}', '{ "age" : 5 }', '{"age":5,"x":[]}'], ["{}", '{"age":"5"}', "5", ""]),
+        ({"json": json.dumps(PERSON)}, ['{"age":5}'], ["{}"]),
+        ({"json_object": True}, ["{}", '{"a":[1,null]}'], ["[]", "1", "text"]),
+        ({"regex": "[0-9]{2}|x+"}, ["12", "x", "xxx"], ["1", "123", "", "12x"]),
+        ({"choice": ["yes", "yes, sir", "no"]}, ["yes", "yes, sir", "no"], ["ye", "yes,", "none", ""]),
+        ({"grammar": 'start: "(" start ")" | "x"'}, ["x", "((x))"], ["((x)", "()", ""]),
+        ({"structural_tag": TAG}, ["plain", '<f=x>{"age":5}</f>', "a <"], ["<f=y>", '<f=x>{"age":""}</f>']),
+        ({"structural_tag": json.dumps({"type": "structural_tag", **TAG})}, ["plain"], ["<f=y>"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_texts_that_fit_and_others(
+    grammars: TinyGrammars, form: dict[str, Any], fitting: list[str], other: list[str]
+) -> None:
+    assert [text for text in fitting if not grammars.fits(text, **form)] == []
+    assert [text for text in other if grammars.fits(text, **form)] == []
+
+
+@pytest.mark.parametrize("form", [{"json": PERSON}, {"json_object": True}, {"structural_tag": TAG}], ids=str)
+def test_json_without_whitespace(grammars: TinyGrammars, form: dict[str, Any]) -> None:
+    body = '{"age":%s5}' if "structural_tag" not in form else '<f=x>{"age":%s5}</f>'
+    assert grammars.fits(body % "", any_whitespace=False, **form)
+    assert grammars.fits(body % " \n", any_whitespace=True, **form)
+    assert not grammars.fits(body % " ", any_whitespace=False, **form)
+
+
+def test_a_schema_may_say_itself_what_whitespace_there_is(grammars: TinyGrammars) -> None:
+    own = {"x-guidance": {"whitespace_flexible": True}, **PERSON}
+    assert grammars.fits('{"age": 5}', any_whitespace=False, json=own)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"json": "{"}, "guided_decoding.json: is no valid JSON"),
+        ({"json": "[]"}, "guided_decoding.json: must be a JSON object, not list"),
+        ({"structural_tag": "5"}, "guided_decoding.structural_tag: must be a JSON object"),
+        ({"structural_tag": {}}, "guided_decoding.structural_tag: must have triggers, structures and nothing else"),
+        ({"structural_tag": {**TAG, "format": 1}}, "must have triggers, structures and nothing else"),
+        ({"structural_tag": {**TAG, "triggers": [""]}}, "guided_decoding.structural_tag.triggers: must be a list"),
+        ({"structural_tag": {**TAG, "structures": []}}, "guided_decoding.structural_tag.structures: must be a list"),
+        ({"structural_tag": {**TAG, "structures": [{}]}}, "structural_tag.structures.0: must have begin, schema, end"),
+        ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "structural_tag.structures.0.begin: must begin with one of"),
+        (
+            {"structural_tag": {**TAG, "structures": [{"begin": 1, "schema": {}, "end": ""}]}},
+            "structural_tag.structures.0: begin and end must be strings",
+        ),
+        (
+            {"structural_tag": {**TAG, "structures": [{"begin": "<f", "schema": [], "end": ""}]}},
+            "structural_tag.structures.0.schema: must be a JSON object, not list",
+        ),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_read_is_named(form: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grammar_of(GuidedDecodingParams(**form))
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(100_000):
+        nested = {"not": nested}
+    with pytest.raises(ValueError, match=r"guided_decoding\.json: is nested too deeply"):
+        grammar_of(GuidedDecodingParams(json=nested))

@@ -1,0 +1,65 @@
+"""What GuidedDecodingParams take."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from fastdeploy_lp import GuidedDecodingParams, SamplingParams
+from fastdeploy_lp.guided_decoding.params import MAX_CHOICES
+
+FORMS: dict[str, Any] = {
+    "json": {"type": "object"},
+    "json_object": True,
+    "regex": "[0-9]+",
+    "choice": ["a", "b"],
+    "grammar": 'start: "a"',
+    "structural_tag": {"triggers": ["<"], "structures": [{"begin": "<", "schema": {}, "end": ">"}]},
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_each_form_alone_is_fine(kind: str) -> None:
+    assert GuidedDecodingParams(**{kind: FORMS[kind]}).kind == kind
+
+
+def test_there_is_a_case_for_every_form() -> None:
+    assert set(FORMS) == set(GuidedDecodingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("pair", list(combinations(FORMS, 2)), ids=str)
+def test_two_forms_are_one_too_many(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=f"exactly one of .*, not {pair[0]}, {pair[1]}"):
+        GuidedDecodingParams(**{kind: FORMS[kind] for kind in pair})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "guided_decoding: must have exactly one of .*, not none of them"),
+        ({"json": 5}, "guided_decoding.json: must be an object or its JSON text, not int"),
+        ({"json_object": False}, "guided_decoding.json_object: must be true"),
+        ({"json_object": 1}, "guided_decoding.json_object: must be true"),
+        ({"regex": ""}, "guided_decoding.regex: must be a string that is not empty"),
+        ({"regex": 5}, "guided_decoding.regex: must be a string that is not empty, not int"),
+        ({"grammar": ""}, "guided_decoding.grammar: must be a string"),
+        ({"choice": []}, f"guided_decoding.choice: must be a list of 1 to {MAX_CHOICES} strings"),
+        ({"choice": "ab"}, "guided_decoding.choice: must be a list"),
+        ({"choice": ["a"] * (MAX_CHOICES + 1)}, "guided_decoding.choice: must be a list"),
+        ({"choice": ["a", ""]}, "guided_decoding.choice.1: must be a string that is not empty"),
+        ({"choice": ["a", 5]}, "guided_decoding.choice.1: must be a string"),
+        ({"structural_tag": []}, "guided_decoding.structural_tag: must be an object"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GuidedDecodingParams(**given)
+
+
+def test_sampling_params_take_nothing_else() -> None:
+    assert SamplingParams(guided_decoding=GuidedDecodingParams(regex="a")).guided_decoding is not None
+    with pytest.raises(ValueError, match="guided_decoding: must be GuidedDecodingParams"):
+        SamplingParams(guided_decoding={"regex": "a"})  # type: ignore[arg-type]

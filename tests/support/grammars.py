@@ -1,0 +1,48 @@
+"""What a grammar makes of a text, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher, words_for
+from fastdeploy_lp.guided_decoding.grammar import grammar_of
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+
+TINY_VOCAB, TINY_EOS = 512, 2
+
+
+class TinyGrammars:
+    """Grammars for the tokens of the tiny checkpoint in a folder, of which all bytes are tokens."""
+
+    def __init__(self, directory: Path, *, eos: tuple[int, ...] = (TINY_EOS,), cache_size: int = 8) -> None:
+        self.compiler = GrammarCompiler(directory, TINY_VOCAB, eos, cache_size)
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def matches(self, grammar: str, text: str) -> bool:
+        """Whether the whole of the text is one of the grammar's."""
+        matcher = self.compiler.matcher(grammar)
+        try:
+            matcher.consume(self.tokens(text))
+            return matcher.is_complete or TINY_EOS in allowed(matcher)
+        except GrammarError:
+            return False
+
+    def fits(self, text: str, *, any_whitespace: bool = True, **form: object) -> bool:
+        """The same for a field of GuidedDecodingParams."""
+        params = GuidedDecodingParams(**form)  # type: ignore[arg-type]
+        return self.matches(grammar_of(params, any_whitespace=any_whitespace).text, text)
+
+
+def allowed(matcher: GrammarMatcher, vocab_size: int = TINY_VOCAB) -> set[int]:
+    """The tokens that may come next."""
+    bits = np.zeros(words_for(vocab_size), np.int32)
+    matcher.fill(bits)
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size]).tolist())

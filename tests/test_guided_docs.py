@@ -1,0 +1,58 @@
+"""docs/guided-decoding.md: its code runs, and it names every field and option."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+
+from support.server import REPOSITORY, ServerProcess, server_environment
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, GuidedRequest
+from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+
+DOCUMENT = (REPOSITORY / "docs" / "guided-decoding.md").read_text()
+
+
+def code_block(language: str) -> str:
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+def test_the_program_prints_one_of_its_choices() -> None:
+    command = [sys.executable, "-c", code_block("python")]
+    done = subprocess.run(command, capture_output=True, text=True, env=server_environment(), timeout=120.0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("positive", "negative")
+
+
+def test_the_curl_line_gives_a_person(server: ServerProcess) -> None:
+    environment = {**os.environ, "SERVER": server.url}
+    done = subprocess.run(["bash", "-ec", code_block("bash")], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    person = json.loads(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    assert set(person) == {"name", "age"}
+    assert 0 <= person["age"] <= 120
+
+
+def test_every_field_is_there() -> None:
+    table = DOCUMENT.partition("| field |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| (.*?) \| `(\w+)` \|", table, re.MULTILINE))
+    assert set(rows.values()) == set(GuidedDecodingParams.__struct_fields__) == set(KINDS.values())
+    for cell, own in rows.items():
+        (name,) = [name for name, kind in KINDS.items() if kind == own]
+        assert f"`{name}`" in cell
+    assert set(GuidedRequest.model_fields) - set(GenerationRequest.model_fields) == {*KINDS, "response_format"}
+
+
+def test_every_option_is_there_with_its_default() -> None:
+    options = [field for field in dataclasses.fields(EngineArgs) if field.metadata.get("group") == "Guided decoding"]
+    assert len(options) == 4
+    for field in options:
+        default = "off" if field.default is False else field.default
+        assert f"| `--{field.name.replace('_', '-')}` | {default} |" in DOCUMENT

@@ -17,8 +17,29 @@ from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
+# What stands before "LogitsProcessor" in the names of builtins, and their modules.
+_BUILTIN_MODULES = {
+    "LogitBias": "logit_bias",
+    "SequenceBias": "sequence_bias",
+    "AllowedTokens": "allowed_tokens",
+    "BadWords": "bad_words",
+    "MinTokens": "min_tokens",
+    "RepetitionPenalty": "repetition_penalty",
+    "PresencePenalty": "presence_penalty",
+    "FrequencyPenalty": "frequency_penalty",
+    "NoRepeatNGram": "no_repeat_ngram",
+    "DRY": "dry",
+    "ExponentialLengthDecay": "exponential_length_decay",
+    "MinP": "min_p",
+    "TopNSigma": "top_n_sigma",
+    "TypicalP": "typical_p",
+    "EpsilonCutoff": "epsilon_cutoff",
+    "EtaCutoff": "eta_cutoff",
+    "XTC": "xtc",
+}
 BUILTIN: dict[str, str] = {
-    "LogitBiasLogitsProcessor": "fastdeploy_lp.logits_processor.builtin.logit_bias:LogitBiasLogitsProcessor",
+    f"{name}LogitsProcessor": f"fastdeploy_lp.logits_processor.builtin.{module}:{name}LogitsProcessor"
+    for name, module in _BUILTIN_MODULES.items()
 }
 ENTRY_POINT_GROUP = "fastdeploy_lp.logits_processors"
 PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"

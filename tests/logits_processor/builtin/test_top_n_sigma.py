@@ -16,5 +16,5 @@ def reference(row: np.ndarray, request: Sequence) -> np.ndarray:
 
 
 def test_every_row_keeps_what_its_request_asks_for() -> None:
-    arguments = st.fixed_dictionaries({"top_n_sigma": st.floats(0.01, 5, width=32)})
+    arguments = st.fixed_dictionaries({"top_n_sigma": st.floats(2**-7, 5, width=32)})
     check_builtin(TopNSigmaLogitsProcessor, reference, arguments)

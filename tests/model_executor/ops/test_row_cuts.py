@@ -52,7 +52,7 @@ def test_compiled_operators_and_paddle_cut_alike(
     compiled: RowCuts, drawn: np.ndarray, cut: Cut, data: st.DataObject
 ) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, len(drawn) - 1), unique=True, min_size=1)), np.int64)
-    value = st.floats(0.01, 4.0 if cut is Cut.TOP_N_SIGMA else 1.0, width=32)
+    value = st.floats(2**-7, 4.0 if cut is Cut.TOP_N_SIGMA else 1.0, width=32)
     values = np.array([data.draw(value) for _ in rows], np.float32)
     results = []
     for each in (compiled, PaddleRowCuts()):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
@@ -47,7 +46,8 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
         self._minimum = self._rows = self._tokens = np.empty(0, np.int64)
-        self._short: NDArray[np.bool_] = np.empty(0, bool)
+        # For so many steps every request that has too few tokens still does; each of them gets one a step.
+        self._steps_alike = 0
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -65,10 +65,12 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
         states, rows = self._slots.states, self._slots.rows
         if changed:
             self._minimum = np.array([state.count for state in states], np.int64)
-        short = share_inputs["step_idx"][self._slots.slots, 0] < self._minimum
-        if not changed and np.array_equal(short, self._short):
+        self._steps_alike -= 1
+        if self._steps_alike > 0 and not changed:
             return
-        self._short = short
+        missing = self._minimum - share_inputs["step_idx"][self._slots.slots, 0]
+        short = missing > 0
+        self._steps_alike = int(missing[short].min()) if short.any() else np.iinfo(np.int64).max
         banned = [states[at].stop_token_ids for at in np.flatnonzero(short).tolist()]
         self._rows = np.repeat(rows[short], np.array([len(tokens) for tokens in banned], np.int64))
         self._tokens = np.array([token for tokens in banned for token in tokens], np.int64)

@@ -13,62 +13,54 @@ Int64s = NDArray[np.int64]
 class RepetitionLengths:
     """For every place in prompt and live output: how many tokens up to it are the same as the text's last ones.
 
-    A breaker ends such a run: none holds one. With `window` above 0 only so many last tokens are looked at.
+    A breaker ends such a run: none holds one. With `window` above 0 only so many last tokens are looked at. A step
+    costs what the places of the text's last token are, not how long the text is.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], breakers: Collection[int], window: int) -> None:
-        self._output = output
-        self._breakers = frozenset(breakers)
-        self._window = window
-        self._seen, self._length = 0, len(prompt)
-        self._tokens = np.empty(max(64, 2 * len(prompt)), np.int64)
-        self._tokens[: len(prompt)] = prompt
-        self._runs = np.zeros_like(self._tokens)
-        self._count_runs()
+        self._output, self._seen = output, 0
+        self._breakers, self._window = frozenset(breakers), window
+        self._text = list(prompt)
+        self._places: dict[int, list[int]] = {}
+        for place, token in enumerate(self._text):
+            self._places.setdefault(token, []).append(place)
+        # By place; those of at least one token, and not the end of the text itself.
+        self._runs = self._count_runs()
 
     def continuations(self, at_least: int) -> tuple[Int64s, Int64s]:
         """Distinct tokens that go on with a repetition of at least so many tokens (1 or more), and its length."""
         for token in self._output[self._seen :]:
             self._take(token)
         self._seen = len(self._output)
-        begin = max(0, self._length - self._window) if self._window else 0
-        # The last place is the end of the text itself, behind which nothing stands yet.
-        runs = self._runs[begin : self._length - 1]
-        if self._window:
-            runs = np.minimum(runs, np.arange(1, len(runs) + 1))
-        long = np.flatnonzero(runs >= at_least)
-        if not long.size:
-            return long, long
-        tokens, place = np.unique(self._tokens[begin + long + 1], return_inverse=True)
-        longest = np.zeros(len(tokens), np.int64)
-        np.maximum.at(longest, place.reshape(-1), runs[long])
-        return tokens, longest
-
-    def _count_runs(self) -> None:
-        """Of a whole text at once: places drop out where going back from them meets another token than from its end."""
-        last, back = self._length - 1, 0
-        places = np.arange(last)
-        while places.size and int(self._tokens[last - back]) not in self._breakers:
-            places = places[places >= back]
-            places = places[self._tokens[places - back] == self._tokens[last - back]]
-            self._runs[places] += 1
-            back += 1
+        begin = max(0, len(self._text) - self._window) if self._window else 0
+        longest: dict[int, int] = {}
+        for place, run in self._runs.items():
+            within = min(run, place - begin + 1)
+            if within >= at_least:
+                token = self._text[place + 1]
+                longest[token] = max(longest.get(token, 0), within)
+        count = len(longest)
+        return np.fromiter(longest, np.int64, count), np.fromiter(longest.values(), np.int64, count)
 
     def _take(self, token: int) -> None:
-        """Take in one more token, at a cost that does not depend on how long the repetitions are."""
-        if self._length == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
-            self._runs = np.concatenate([self._runs, np.zeros_like(self._runs)])
-        end = self._length
-        self._tokens[end] = token
-        self._length += 1
-        if token in self._breakers:
-            self._runs[: self._length] = 0
-            return
-        # A run up to a place that holds the token is one longer than the run up to the place before was.
-        before = self._runs[:end].copy()
-        self._runs[: self._length] = 0
-        places = np.flatnonzero(self._tokens[:end] == token)
-        self._runs[places] = 1
-        later = places[places > 0]
-        self._runs[later] += before[later - 1]
+        """A run up to a place that holds the token is one longer than the run up to the place before was."""
+        places = self._places.setdefault(token, [])
+        before = self._runs
+        self._runs = {} if token in self._breakers else {place: before.get(place - 1, 0) + 1 for place in places}
+        places.append(len(self._text))
+        self._text.append(token)
+
+    def _count_runs(self) -> dict[int, int]:
+        """Of a whole text at once: places drop out where going back from them meets another token than from its end."""
+        runs: dict[int, int] = {}
+        last = len(self._text) - 1
+        places = self._places[self._text[last]][:-1] if self._text else []
+        back = 0
+        while places and self._text[last - back] not in self._breakers:
+            for place in places:
+                runs[place] = back + 1
+            back += 1
+            places = [
+                place for place in places if place >= back and self._text[place - back] == self._text[last - back]
+            ]
+        return runs

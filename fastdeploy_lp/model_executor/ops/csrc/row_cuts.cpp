@@ -21,6 +21,7 @@ enum Cut : int { kMinP, kEpsilon, kEta, kTopNSigma, kTypical, kExcludeTop };
 constexpr double kLowest = -700.0;
 
 struct Moments {
+  double total;      // of the weights
   double log_total;  // log of the sum of exp(x)
   double mean;       // of x, weighted; the entropy is log_total - mean
 };
@@ -48,7 +49,7 @@ Moments moments_of(const float* row, int64_t size, double max, bool with_mean) {
     total += totals[lane];
     product += products[lane];
   }
-  return {std::log(total / kOne), product / total};
+  return {total, std::log(total / kOne), product / total};
 }
 
 // Standard deviation of the finite logits.
@@ -119,30 +120,63 @@ void cut_above_last(float* row, int64_t size, float bound) {
   }
 }
 
-// Keeps the tokens whose x is nearest to its weighted mean, until they weigh `share` of the whole; of equally near ones all.
-void cut_untypical(float* row, int64_t size, double max, double share) {
-  thread_local std::vector<float> keys;
-  thread_local std::vector<double> weights;
-  const double mean = moments_of(row, size, max, true).mean;
-  const Weigher weigher{max, 1.0, 1.0};
+// How far x of 8 logits is from the row's weighted mean of it.
+HalfFloats distances_of(Doubles logits, double max, double mean) {
+  const Doubles distance = (logits - max) - mean, opposite = mean - (logits - max);
+  return __builtin_convertvector(distance > opposite ? distance : opposite, HalfFloats);
+}
+
+// Tokens that are not further than `depth` from the mean, and weigh something: the opposite of their distances, so that
+// the nearest has the greatest key, and their weights; gives the sum of these.
+double gather_near(const Weigher& weigher, const float* row, int64_t size, double mean, float depth,
+                   std::vector<float>& keys, std::vector<double>& weights) {
   keys.clear();
   weights.clear();
   double total = 0.0;
-  double buffer[kWide];
   for (int64_t begin = 0; begin < size; begin += kWide) {
     const int64_t count = size - begin < kWide ? size - begin : kWide;
-    weigher.weigh(row + begin, count, buffer);
-    for (int64_t lane = 0; lane < count; ++lane) {
-      if (buffer[lane] == 0.0) continue;
-      keys.push_back(-static_cast<float>(std::fabs((static_cast<double>(row[begin + lane]) - max) - mean)));
+    float logits[kWide];
+    for (int64_t lane = 0; lane < kWide; ++lane) logits[lane] = lane < count ? row[begin + lane] : kMinusInfinity;
+    const HalfFloats distances = distances_of(widen(logits), weigher.max, mean);
+    const auto far = distances > HalfFloats{} + depth;
+    int64_t all_far = -1;
+    for (int64_t lane = 0; lane < kWide; ++lane) all_far &= far[lane];
+    if (all_far) continue;
+    double buffer[kWide];
+    weigher.weigh(logits, kWide, buffer);
+    for (int64_t lane = 0; lane < kWide; ++lane) {
+      if (far[lane] || buffer[lane] == 0.0) continue;
+      keys.push_back(-distances[lane]);
       weights.push_back(buffer[lane]);
       total += buffer[lane];
     }
   }
-  const float furthest = -key_at(keys, weights, share * total).first;
-  for (int64_t token = 0; token < size; ++token) {
-    const float distance = static_cast<float>(std::fabs((static_cast<double>(row[token]) - max) - mean));
-    if (distance > furthest) row[token] = kMinusInfinity;
+  return total;
+}
+
+// Keeps the tokens whose x is nearest to its weighted mean, until they weigh `share` of the whole; of equally near ones all.
+// Few tokens carry the weight as a rule, so the search begins near the mean.
+void cut_untypical(float* row, int64_t size, double max, double share) {
+  thread_local std::vector<float> keys;
+  thread_local std::vector<double> weights;
+  const Moments moments = moments_of(row, size, max, true);
+  const Weigher weigher{max, 1.0, 1.0};
+  const double mass = share * moments.total;
+  constexpr float kAll = std::numeric_limits<float>::infinity();
+  for (float depth : {0.5f, 2.0f, 6.0f, kAll}) {
+    if (gather_near(weigher, row, size, moments.mean, depth, keys, weights) >= mass || depth == kAll) break;
+  }
+  const float furthest = -key_at(keys, weights, mass).first;
+  int64_t token = 0;
+  for (; token + kWide <= size; token += kWide) {
+    const HalfFloats distances = distances_of(widen(row + token), max, moments.mean);
+    for (int64_t lane = 0; lane < kWide; ++lane) {
+      row[token + lane] = distances[lane] > furthest ? kMinusInfinity : row[token + lane];
+    }
+  }
+  for (; token < size; ++token) {
+    const Doubles logit = Doubles{} + static_cast<double>(row[token]);
+    if (distances_of(logit, max, moments.mean)[0] > furthest) row[token] = kMinusInfinity;
   }
 }
 

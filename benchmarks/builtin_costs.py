@@ -274,12 +274,14 @@ def sides(batch: Batch, contest: Contest) -> tuple[dict[str, Callable[[], object
     """Both sides' calls by name, and what comes before each of them unmeasured."""
     rival = contest.rival(batch)
     calls: dict[str, Callable[[], object]] = {"ours": batch.step, contest.against: lambda: rival(batch.torch_logits)}
-    restore = batch.restore if contest.restores else _leave
-    return calls, {"ours": lambda: (restore(), batch.go_on()), contest.against: restore}
 
+    def go_on() -> None:
+        # Before either side's call, so that both find the caches alike.
+        if contest.restores:
+            batch.restore()
+        batch.go_on()
 
-def _leave() -> None:
-    """Nothing has to be made new."""
+    return calls, dict.fromkeys(calls, go_on)
 
 
 def require_same_result(batch: Batch, contest: Contest) -> None:

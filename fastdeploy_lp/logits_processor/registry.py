@@ -30,6 +30,22 @@ _BUILTIN_MODULES = {
     "ThinkingBudget": "thinking_budget",
     "TriggerPhrase": "trigger_phrase",
     "Watermark": "watermark",
+    "SequenceBias": "sequence_bias",
+    "AllowedTokens": "allowed_tokens",
+    "BadWords": "bad_words",
+    "MinTokens": "min_tokens",
+    "RepetitionPenalty": "repetition_penalty",
+    "PresencePenalty": "presence_penalty",
+    "FrequencyPenalty": "frequency_penalty",
+    "NoRepeatNGram": "no_repeat_ngram",
+    "DRY": "dry",
+    "ExponentialLengthDecay": "exponential_length_decay",
+    "MinP": "min_p",
+    "TopNSigma": "top_n_sigma",
+    "TypicalP": "typical_p",
+    "EpsilonCutoff": "epsilon_cutoff",
+    "EtaCutoff": "eta_cutoff",
+    "XTC": "xtc",
 }
 BUILTIN: dict[str, str] = {
     f"{name}LogitsProcessor": f"fastdeploy_lp.logits_processor.builtin.{module}:{name}LogitsProcessor"

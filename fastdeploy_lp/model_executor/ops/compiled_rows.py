@@ -39,6 +39,10 @@ class CompiledRowOps(RowOps):
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._paddle = PaddleRowOps()
+        # The places of the last ban with their addresses: finding these takes as long as the ban, which often comes
+        # again.
+        self._places: tuple[Int64s, Int64s] | None = None
+        self._place_addresses: tuple[int, ...] = ()
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
@@ -91,7 +95,9 @@ class CompiledRowOps(RowOps):
         if not _is_plain(logits):
             self._paddle.ban(logits, rows, tokens)
             return
-        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, tokens))
+        if self._places is None or self._places[0] is not rows or self._places[1] is not tokens:
+            self._places, self._place_addresses = (rows, tokens), _addresses(rows, tokens)
+        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *self._place_addresses)
 
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """As the interface says."""

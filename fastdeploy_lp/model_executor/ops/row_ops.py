@@ -72,6 +72,18 @@ class Penalties:
     presence: Floats
     frequency: Floats
 
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[int],
+        counted: Sequence[tuple[Int64s, Int64s]],
+        rates: Sequence[tuple[float, float, float]],
+    ) -> Penalties:
+        """For each row its distinct tokens with their counts, and its repetition, presence and frequency penalty."""
+        repetition, presence, frequency = np.array(rates, np.float32).T.copy()
+        lists = TokenLists.of(rows, [tokens for tokens, _ in counted])
+        return cls(lists, np.concatenate([counts for _, counts in counted]), repetition, presence, frequency)
+
 
 @dataclass(frozen=True)
 class RowLogprobs:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.logits_processor.sequence_state.bad_words import BadWords
+from fastdeploy_lp.logits_processor.sequence_state.token_counts import TokenCounts
 from fastdeploy_lp.model_executor.ops.row_ops import Int64s, Penalties, RowOps, TokenLists
-from fastdeploy_lp.worker.sampler.bad_words import BadWords
-from fastdeploy_lp.worker.sampler.token_counts import TokenCounts
 from fastdeploy_lp.worker.sequence import Sequence
 
 NO_TOKENS = np.empty(0, np.int64)
@@ -58,12 +58,9 @@ class RowEdits:
 
     def _penalize(self, logits: Tensor, edited: list[tuple[int, SlotEdits]]) -> None:
         counted = [(row, edits.counts.catch_up(), edits.rates) for row, edits in edited if edits.counts is not None]
-        if not counted:
-            return
-        repetition, presence, frequency = np.array([rates for _, _, rates in counted], np.float32).T.copy()
-        counts = np.concatenate([counts for _, (_, counts), _ in counted])
-        lists = TokenLists.of([row for row, _, _ in counted], [tokens for _, (tokens, _), _ in counted])
-        self._ops.penalize(logits, Penalties(lists, counts, repetition, presence, frequency))
+        if counted:
+            rows, counts, rates = zip(*counted, strict=True)
+            self._ops.penalize(logits, Penalties.of(rows, counts, rates))
 
     def _ban(self, logits: Tensor, edited: list[tuple[int, SlotEdits]]) -> None:
         banned = [(row, tokens) for row, edits in edited if (tokens := edits.banned()).size]

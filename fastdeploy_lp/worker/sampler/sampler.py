@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
-from fastdeploy_lp.worker.sampler.uniform import seeded_uniform
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 

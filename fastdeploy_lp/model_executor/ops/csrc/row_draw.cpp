@@ -8,6 +8,7 @@
 
 #include "exports.h"
 #include "row_scan.h"
+#include "row_select.h"
 #include "row_weights.h"
 
 namespace fdlp {
@@ -138,35 +139,7 @@ std::pair<float, double> logit_at(Scratch& gathered, double mass) {
     logits.push_back(gathered.logits[at]);
     weights.push_back(gathered.weights[at]);
   }
-  double before = 0.0;
-  size_t begin = 0, end = logits.size();
-  while (true) {
-    const float a = logits[begin], b = logits[begin + (end - begin) / 2], c = logits[end - 1];
-    const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
-    size_t greater = begin, at = begin, less = end;
-    double greater_weight = 0.0, equal_weight = 0.0;
-    while (at < less) {
-      if (logits[at] > pivot) {
-        greater_weight += weights[at];
-        std::swap(logits[at], logits[greater]);
-        std::swap(weights[at++], weights[greater++]);
-      } else if (logits[at] < pivot) {
-        --less;
-        std::swap(logits[at], logits[less]);
-        std::swap(weights[at], weights[less]);
-      } else {
-        equal_weight += weights[at++];
-      }
-    }
-    if (before + greater_weight >= mass) {
-      end = greater;
-    } else if (before + greater_weight + equal_weight >= mass || less == end) {
-      return {pivot, before + greater_weight};
-    } else {
-      before += greater_weight + equal_weight;
-      begin = less;
-    }
-  }
+  return key_at(logits, weights, mass);
 }
 
 void keep_top_p(Scratch& gathered, double mass) {

@@ -1,5 +1,6 @@
 // Changes of single logits, in place. Lists of several rows stand one after the other: those of row rows[i] are entries
 // offsets[i] to offsets[i + 1].
+#include <algorithm>
 #include <vector>
 
 #include "exports.h"
@@ -33,12 +34,13 @@ FDLP_EXPORT void fdlp_ban(float* logits, int64_t size, int64_t count, const int6
 // -inf for every token of the rows but the listed ones.
 FDLP_EXPORT void fdlp_allow_only(float* logits, int64_t size, int64_t lists, const int64_t* rows, const int64_t* offsets,
                                  const int64_t* tokens) {
-  std::vector<float> kept;
+#pragma omp parallel for schedule(dynamic, 1) if (lists > 1)
   for (int64_t i = 0; i < lists; ++i) {
+    thread_local std::vector<float> kept;
     float* row = logits + rows[i] * size;
     kept.clear();
     for (int64_t at = offsets[i]; at < offsets[i + 1]; ++at) kept.push_back(row[tokens[at]]);
-    for (int64_t token = 0; token < size; ++token) row[token] = fdlp::kMinusInfinity;
+    std::fill(row, row + size, fdlp::kMinusInfinity);
     for (int64_t at = offsets[i]; at < offsets[i + 1]; ++at) row[tokens[at]] = kept[at - offsets[i]];
   }
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastdeploy_lp.model_executor.ops.row_ops import Int64s
+Int64s = NDArray[np.int64]
 
 
 class BadWords:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.worker.sampler.uniform import seeded_uniform
+from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 
 uint64 = st.integers(0, 2**64 - 1)
 

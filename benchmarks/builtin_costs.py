@@ -1,0 +1,296 @@
+"""What each builtin processor costs a step in which every request uses it, beside the same work in torch.
+
+The other side is Hugging Face's class where there is one that is not slower than vLLM's way, else vLLM's algorithm,
+written anew from its description, else that of the project that brought the idea up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+import torch
+from paddle import Tensor
+from transformers.generation import logits_process as hf
+
+from fastdeploy_lp import SamplingParams, config
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.worker.sequence import Sequence as Running
+from fastdeploy_lp.worker.share_inputs import ShareInputs
+
+PROMPT, OUTPUT, MAX_MODEL_LEN = 512, 128, 4096
+EOS = (2, 7)
+# How many tokens of a row may be cut by one side alone: float32 probabilities are rounded, ours are not.
+MAX_DIFFERENCE = 1e-4
+# vLLM's own LogitBias took 88 µs where torch's index_put_ took 31 µs; what it does for MinTokens is the same.
+VLLM_PER_TORCH = 88 / 31
+
+Edit = Callable[[torch.Tensor], torch.Tensor]
+"""Logits [rows, vocab_size] to what the other side makes of them, in place or not."""
+
+
+class Batch:
+    """A real chain of one builtin and real slots, whose requests all use it, with logits as a model gives them."""
+
+    def __init__(self, rows: int, vocab_size: int, name: str, args: Mapping[str, Any]) -> None:
+        self.rows, self.args, self._random = rows, args, np.random.default_rng(0)
+        self._pristine = 2 * self._random.standard_normal((rows, vocab_size), np.float32)
+        likely = self._random.integers(0, vocab_size, (rows, 20))
+        np.put_along_axis(self._pristine, likely, self._random.uniform(12, 18, (rows, 20)).astype(np.float32), axis=1)
+        self.logits = paddle.to_tensor(self._pristine)
+        # Both sides work on the same memory: a tensor of torch's own could lie in smaller pages.
+        self.torch_logits = torch.from_dlpack(self.logits)
+        self.share_inputs = ShareInputs(rows, MAX_MODEL_LEN)
+        self.chain = LogitsProcessorChain(load_processors([name]), _fd_config(rows, vocab_size, name))
+        # Of few different tokens, as texts are.
+        self.tokens = self._random.integers(0, 400, (rows, PROMPT + OUTPUT))
+        self.running = [self._enter(slot) for slot in range(rows)]
+        self.share_inputs.set_active(np.arange(rows))
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """Prompt and output of every request, int64 [rows, tokens]."""
+        return torch.from_numpy(self.tokens)
+
+    def restore(self) -> None:
+        """The logits as the model gave them."""
+        np.copyto(np.from_dlpack(self.logits), self._pristine)
+
+    def go_on(self) -> None:
+        """Every request has generated one more token."""
+        generated = self._random.integers(0, 400, self.rows)
+        self.share_inputs.append_tokens(np.arange(self.rows), generated)
+        for running, token in zip(self.running, generated.tolist(), strict=True):
+            running.output_token_ids.append(token)
+
+    def step(self) -> Tensor:
+        """What the chain does in one step."""
+        self.chain.update_state(self.share_inputs)
+        return self.chain.apply(self.logits, all_greedy=False, recompute=self.logits.clone)
+
+    def _enter(self, slot: int) -> Running:
+        selection = Selection(flat=dict(self.args))
+        tokens = self.tokens[slot].tolist()
+        request = AddRequest(str(slot), tokens[:PROMPT], SamplingParams(seed=slot), selection)
+        running = Running.from_request(request, eos_token_ids=EOS, max_model_len=MAX_MODEL_LEN)
+        running.slot, running.output_token_ids = slot, tokens[PROMPT:]
+        self.share_inputs.assign(running)
+        self.chain.enter(slot, selection)
+        return running
+
+
+def _fd_config(rows: int, vocab_size: int, name: str) -> config.FDConfig:
+    return config.FDConfig(
+        config.ModelConfig("none", "", "none", vocab_size, max_model_len=MAX_MODEL_LEN, eos_token_ids=EOS),
+        config.SchedulerConfig(rows),
+        config.CacheConfig(block_size=16, num_blocks=1 + rows),
+        config.ParallelConfig(),
+        config.StructuredOutputsConfig((name,)),
+    )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A builtin with arguments, and who else does this.
+
+    `rival` makes the other side's edit for a batch.
+    """
+
+    noun: str
+    args: Mapping[str, Any]
+    against: str
+    rival: Callable[[Batch], Edit]
+    factor: float = 1.0
+    """How many times what was measured the other side takes as a whole, where only its operator is measured."""
+    restores: bool = True
+    """Whether the logits have to be made new before each call, for a second one would find something else."""
+
+    @property
+    def name(self) -> str:
+        """What the chain calls it."""
+        return f"{self.noun}LogitsProcessor"
+
+
+def _hugging_face(make: Callable[[], Any]) -> Callable[[Batch], Edit]:
+    return lambda batch: partial(make(), batch.input_ids)
+
+
+def _masked_fill(batch: Batch) -> Edit:
+    """vLLM's: a mask that is ready."""
+    mask = torch.ones(batch.torch_logits.shape, dtype=torch.bool)
+    mask[:, batch.args["allowed_token_ids"]] = False
+    return lambda logits: logits.masked_fill_(mask, -math.inf)
+
+
+def _bad_words(batch: Batch) -> Edit:
+    outputs = [running.output_token_ids for running in batch.running]
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row, output in enumerate(outputs):
+            for *beginning, last in batch.args["bad_words_token_ids"]:
+                if len(beginning) <= len(output) and output[len(output) - len(beginning) :] == beginning:
+                    logits[row, last] = -math.inf
+        return logits
+
+    return edit
+
+
+def _min_tokens(batch: Batch) -> Edit:
+    """The operator alone, with indices that are ready."""
+    rows = torch.arange(batch.rows).repeat_interleave(len(EOS))
+    tokens, banned = torch.tensor(EOS).repeat(batch.rows), torch.tensor(-math.inf)
+    return lambda logits: logits.index_put_((rows, tokens), banned)
+
+
+def _min_p(batch: Batch) -> Edit:
+    shares = torch.full((batch.rows, 1), batch.args["min_p"])
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        probability = torch.softmax(logits, dim=-1)
+        least = probability.amax(dim=-1, keepdim=True).mul_(shares)
+        return logits.masked_fill_(probability < least, -math.inf)
+
+    return edit
+
+
+def _counted_penalty(batch: Batch) -> Edit:
+    """vLLM's: counts of all tokens in every step."""
+    output = torch.from_numpy(batch.tokens[:, PROMPT:].copy())
+    presence = torch.full((batch.rows, 1), batch.args.get("presence_penalty", 0.0))
+    frequency = torch.full((batch.rows, 1), batch.args.get("frequency_penalty", 0.0))
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros(logits.shape, dtype=torch.long).scatter_add_(1, output, torch.ones_like(output))
+        logits -= frequency * counts
+        logits -= presence * (counts > 0)
+        return logits
+
+    return edit
+
+
+def _dry(batch: Batch) -> Edit:
+    """text-generation-webui's: goes back from every place that holds the last token."""
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        for row, tokens in enumerate(batch.tokens.tolist()):
+            longest: dict[int, int] = {}
+            for place in (batch.input_ids[row, :-1] == tokens[-1]).nonzero().flatten().tolist():
+                length = 1
+                while length <= place and tokens[place - length] == tokens[-1 - length]:
+                    length += 1
+                longest[tokens[place + 1]] = max(longest.get(tokens[place + 1], 0), length)
+            for token, length in longest.items():
+                if length >= 2:
+                    logits[row, token] -= batch.args["dry_multiplier"] * 1.75 ** (length - 2)
+        return logits
+
+    return edit
+
+
+def _xtc(batch: Batch) -> Edit:
+    """text-generation-webui's: sorts, and looks at each next token."""
+
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        ordered, order = torch.sort(logits, descending=True)
+        probability = ordered.softmax(dim=-1)
+        removed = torch.zeros_like(probability, dtype=torch.bool)
+        removed[:, :-1] = probability[:, 1:] >= batch.args["xtc_threshold"]
+        return logits.masked_fill_(removed.scatter(1, order, removed), -math.inf)
+
+    return edit
+
+
+def _top_n_sigma(batch: Batch) -> Edit:
+    def edit(logits: torch.Tensor) -> torch.Tensor:
+        least = logits.amax(dim=-1, keepdim=True) - batch.args["top_n_sigma"] * logits.std(dim=-1, keepdim=True)
+        return logits.masked_fill_(logits < least, -math.inf)
+
+    return edit
+
+
+def _sequences(random: np.random.Generator) -> list[list[int]]:
+    """Eight, of one to three tokens."""
+    return [random.integers(0, 400, 1 + at % 3).tolist() for at in range(8)]
+
+
+_WORDS = _sequences(np.random.default_rng(1))
+_EOS = list(EOS)
+CONTESTS = (
+    Contest(
+        "SequenceBias",
+        {"sequence_bias": [[word, 2.5] for word in _WORDS]},
+        "Hugging Face",
+        _hugging_face(lambda: hf.SequenceBiasLogitsProcessor([[word, 2.5] for word in _WORDS])),
+    ),
+    Contest("AllowedTokens", {"allowed_token_ids": list(range(100, 400))}, "vLLM's way", _masked_fill),
+    Contest("BadWords", {"bad_words_token_ids": _WORDS}, "vLLM's way", _bad_words),
+    Contest(
+        "MinTokens",
+        {"min_tokens": MAX_MODEL_LEN},
+        "vLLM, from torch index_put_",
+        _min_tokens,
+        factor=VLLM_PER_TORCH,
+        restores=False,
+    ),
+    Contest("MinP", {"min_p": 0.05}, "vLLM's way", _min_p),
+    Contest(
+        "RepetitionPenalty",
+        {"repetition_penalty": 1.2},
+        "Hugging Face",
+        _hugging_face(lambda: hf.RepetitionPenaltyLogitsProcessor(1.2)),
+    ),
+    Contest("PresencePenalty", {"presence_penalty": 0.5}, "vLLM's way", _counted_penalty),
+    Contest("FrequencyPenalty", {"frequency_penalty": 0.5}, "vLLM's way", _counted_penalty),
+    Contest(
+        "NoRepeatNGram",
+        {"no_repeat_ngram_size": 2},
+        "Hugging Face",
+        _hugging_face(lambda: hf.NoRepeatNGramLogitsProcessor(2)),
+    ),
+    Contest("DRY", {"dry_multiplier": 0.8}, "text-generation-webui's way", _dry),
+    Contest("XTC", {"xtc_probability": 1.0, "xtc_threshold": 0.05}, "text-generation-webui's way", _xtc),
+    Contest("TypicalP", {"typical_p": 0.9}, "Hugging Face", _hugging_face(lambda: hf.TypicalLogitsWarper(0.9))),
+    Contest("TopNSigma", {"top_n_sigma": 1.0}, "the paper's way", _top_n_sigma),
+    Contest("EtaCutoff", {"eta_cutoff": 3e-4}, "Hugging Face", _hugging_face(lambda: hf.EtaLogitsWarper(3e-4))),
+    Contest(
+        "EpsilonCutoff", {"epsilon_cutoff": 3e-4}, "Hugging Face", _hugging_face(lambda: hf.EpsilonLogitsWarper(3e-4))
+    ),
+    Contest(
+        "ExponentialLengthDecay",
+        {"exponential_decay_length_penalty": [16, 1.01]},
+        "Hugging Face",
+        _hugging_face(lambda: hf.ExponentialDecayLengthPenalty((16, 1.01), _EOS, PROMPT)),
+    ),
+)
+
+
+def sides(batch: Batch, contest: Contest) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[], object]]]:
+    """Both sides' calls by name, and what comes before each of them unmeasured."""
+    rival = contest.rival(batch)
+    calls: dict[str, Callable[[], object]] = {"ours": batch.step, contest.against: lambda: rival(batch.torch_logits)}
+
+    def go_on() -> None:
+        # Before either side's call, so that both find the caches alike.
+        if contest.restores:
+            batch.restore()
+        batch.go_on()
+
+    return calls, dict.fromkeys(calls, go_on)
+
+
+def require_same_result(batch: Batch, contest: Contest) -> None:
+    """Raise RuntimeError if the other side computes something else."""
+    theirs = contest.rival(batch)(batch.torch_logits).numpy().copy()
+    batch.restore()
+    ours = batch.step().numpy()
+    cut = np.isneginf(ours)
+    different = np.mean(cut != np.isneginf(theirs))
+    both = ~cut & np.isfinite(theirs)
+    if different > MAX_DIFFERENCE or not np.allclose(ours[both], theirs[both], rtol=1e-5, atol=1e-5):
+        raise RuntimeError(f"{contest.name} and {contest.against} compute something different: {different:.2%} cut")

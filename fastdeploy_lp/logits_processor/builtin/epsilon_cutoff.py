@@ -1,0 +1,34 @@
+"""Leaves out tokens below a fixed probability."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.builtin.row_cut import RowCutProcessor
+
+Probability = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
+
+
+class EpsilonCutoffParams(BaseModel):
+    """`epsilon_cutoff`: the probability that a token needs, from 0 to below 1; 0 leaves all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    epsilon_cutoff: Probability | None = None
+
+
+class EpsilonCutoffLogitsProcessor(RowCutProcessor):
+    """`{"epsilon_cutoff": p}` leaves out tokens less likely than p; the most likely ones stay.
+
+    p of 3e-4 to 9e-4 are usual. From Hewitt et al., 2022, "Truncation Sampling as Language Model Desmoothing"
+    (arXiv:2210.15191); the probabilities are those before the temperature.
+    """
+
+    Params = EpsilonCutoffParams
+    argument, cut, off = "epsilon_cutoff", "EPSILON", 0.0
+
+    def is_argmax_invariant(self) -> bool:
+        """The most likely tokens always stay."""
+        return True

@@ -1,0 +1,34 @@
+"""Makes tokens of the output less likely."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.builtin.token_penalty import Rates, TokenPenaltyProcessor
+
+Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-2, le=2)]
+
+
+class PresencePenaltyParams(BaseModel):
+    """`presence_penalty`: -2 to 2; 0 changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    presence_penalty: Rate | None = None
+
+
+class PresencePenaltyLogitsProcessor(TokenPenaltyProcessor):
+    """`{"presence_penalty": rate}` takes rate off the logits of tokens that the output holds.
+
+    The sampler's and OpenAI's field of this name, at its place in the chain.
+    """
+
+    Params = PresencePenaltyParams
+    argument, off = "presence_penalty", 0.0
+
+    @staticmethod
+    def rates(rate: float) -> Rates:
+        """As the base class says."""
+        return 1.0, rate, 0.0

@@ -1,0 +1,58 @@
+"""What builtin processors with a state for each request have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates, State
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+
+class SlotProcessor(LogitsProcessor, Generic[State]):
+    """Keeps a state for each request that uses it, and edits rows with the operators of the platform.
+
+    Each step it prepares its edits on the host, and makes them in place. A step without a row to edit touches no
+    tensor.
+    """
+
+    only_with_args = True
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        # Here, not above: the API process reads Params from these modules and has no use for Paddle.
+        from fastdeploy_lp.model_executor.ops.compiled_cuts import row_cuts
+        from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
+
+        self._eos_token_ids = fd_config.model_config.eos_token_ids
+        self._ops, self._cuts = row_ops(), row_cuts()
+        self._slots: SlotStates[State] = SlotStates(self._build)
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Follow the slots, and prepare the edits of this step."""
+        changed = self._slots.follow(share_inputs)
+        if changed or self._slots.states:
+            self._prepare(share_inputs, changed=changed)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Make the edits, in place."""
+        if self._slots.states:
+            self._edit(logits)
+        return logits
+
+    @abstractmethod
+    def _build(self, request: SlotRequest) -> State | None:
+        """The state of a request that has entered a slot, None if it does not use this processor."""
+
+    @abstractmethod
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:
+        """Get this step's edits ready; `changed` says whether the rows are others than in the last step."""
+
+    @abstractmethod
+    def _edit(self, logits: Tensor) -> None:
+        """Make them on logits [rows, vocab_size]; more than once where another processor of the chain has failed."""

@@ -1,0 +1,31 @@
+"""Keeps the tokens that are as surprising as the row makes one expect."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fastdeploy_lp.logits_processor.builtin.row_cut import RowCutProcessor
+
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
+
+
+class TypicalPParams(BaseModel):
+    """`typical_p`: how much probability the kept tokens reach together, above 0, to 1; 1 leaves all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    typical_p: Share | None = None
+
+
+class TypicalPLogitsProcessor(RowCutProcessor):
+    """`{"typical_p": p}` keeps the tokens whose surprise is nearest to the entropy, until they reach p.
+
+    The surprise is -log(probability). Of equally near ones all stay. The most likely token can be left out.
+    From Meister et al., 2022, "Locally Typical Sampling" (arXiv:2202.00666); the probabilities are those before
+    the temperature.
+    """
+
+    Params = TypicalPParams
+    argument, cut, off = "typical_p", "TYPICAL", 1.0

@@ -1,0 +1,1 @@
+"""What follows the tokens of requests through steps and slots; the sampler and the builtin processors share it."""

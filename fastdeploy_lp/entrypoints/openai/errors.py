@@ -61,7 +61,9 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
     if isinstance(error, RequestAbortedError):
         # Not a status that clients answer by sending the request again by themselves.
-        return CLIENT_CLOSED_REQUEST, ErrorInfo(message=str(error), type="server_error", code="request_aborted")
+        return CLIENT_CLOSED_REQUEST, ErrorInfo(
+            message=str(error), type="invalid_request_error", code="request_aborted"
+        )
     if isinstance(error, RequestFailedError):
         return 500, ErrorInfo(message=str(error), type="server_error", code="request_failed")
     logger.error("unexpected error", exc_info=error)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from support.clients.answer import Answer
@@ -68,6 +67,7 @@ class AsyncWays:
     def close(self) -> None:
         """End the connections and the loop."""
         self._loop.run_until_complete(self.client.close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     async def _gather(self, answers: list[Any]) -> list[Answer]:
@@ -84,7 +84,7 @@ def async_ways(served: ServerProcess) -> Iterator[AsyncWays]:
 @pytest.fixture(scope="module")
 def document(root: openai.Client) -> dict[str, Any]:
     """What the server says of itself."""
-    found: dict[str, Any] = root.get("/openapi.json", cast_to=httpx.Response).json()
+    found: dict[str, Any] = json.loads(root.get("/openapi.json", cast_to=str))
     return found
 
 
@@ -119,11 +119,10 @@ def test_an_option_of_embeddings_does_what_it_says(
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} {json.dumps(call.body)[:40]}")
 def test_other_routes_by_the_clients_get_and_post(call: Call, root: openai.Client) -> None:
     if call.method == "GET":
-        response = root.get(call.path, cast_to=httpx.Response)
+        text = root.get(call.path, cast_to=str)
     else:
-        response = root.post(call.path, body=call.body, cast_to=httpx.Response)
-    assert response.status_code == 200
-    call.check(content_of(response))
+        text = root.post(call.path, body=call.body, cast_to=str)
+    call.check(content_of(text))
 
 
 @pytest.mark.parametrize(("route", "param", "fields"), REFUSED)

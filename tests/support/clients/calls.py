@@ -91,7 +91,7 @@ CALLS = [
     Call(
         "POST /v1/logits_processors/{name}/reset",
         "/v1/logits_processors/RaisesOnBoom/reset",
-        has(name="RaisesOnBoom", state="active"),
+        has(name="RaisesOnBoom", state="ok"),
     ),
     Call(TOKENIZE, "/tokenize", spells_tokens, {"prompt": "the dog", "return_token_strs": True, "model": "default"}),
     Call(TOKENIZE, "/tokenize", counts_tokens, {"prompt": "the dog", "add_special_tokens": False}),

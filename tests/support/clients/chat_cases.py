@@ -40,9 +40,7 @@ CONVERSATION = [
     {"role": "user", "content": "Thanks."},
 ]
 SHOWS_ALL = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.name }}{{ m.tool_call_id }};{% endfor %}"
-SHOWN = (
-    "system:Be brief.;developer:Very brief.;user:Weather?Ann;assistant:;tool:22 Ccall_1;assistant:22 C.;user:Thanks.;"
-)
+SHOWN = "system:Be brief.;system:Very brief.;user:Weather?Ann;assistant:;tool:22 Ccall_1;assistant:22 C.;user:Thanks.;"
 
 
 def called(times: int) -> Any:

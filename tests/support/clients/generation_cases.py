@@ -5,21 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from support.clients.answer import Answer
-from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, text_is, tokens_are
+from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, tokens_are
 
 # A token of the served model, and two others.
 A, B, C = 70, 71, 72
-END = 2
+BEGIN, END = 1, 2
 TEXT = "one two three"
 RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 ONLY_A: dict[str, Any] = {"logit_bias": {str(A): 100.0}}
+HOT: dict[str, Any] = {"temperature": 2.0}
+LONGER: dict[str, Any] = {"max_tokens": 24}
 IDS: dict[str, Any] = {"return_token_ids": True}
 
 
 def same_as_greedy(answer: Answer, asker: Asker) -> None:
     """However hot it is, there is one token to choose from."""
     assert answer.texts == asker.answer().texts
-    assert answer.texts != asker.answer(**RANDOM, **HOT).texts
+    assert answer.texts != asker.answer(**RANDOM | HOT).texts
+
+
+def another_text_in_the_end(answer: Answer, asker: Asker) -> None:
+    """It takes a while until a token comes again."""
+    assert answer.texts != asker.answer(**LONGER).texts
 
 
 def seed_is_kept(answer: Answer, asker: Asker) -> None:
@@ -92,11 +99,21 @@ def usage_at_the_end(answer: Answer, asker: Asker) -> None:
     assert answer == asker.answer()
 
 
-HOT: dict[str, Any] = {"temperature": 2.0}
+def begin_is_shown(answer: Answer, _: Asker) -> None:
+    assert "<s>" in answer.choice.text
+
+
+def begin_is_not_shown(answer: Answer, _: Asker) -> None:
+    assert "<s>" not in answer.choice.text
+    assert answer.num_output_tokens == 4
+
+
+SAYS_BEGIN: dict[str, Any] = {"logits_processors_args": {"forced_tokens": [A, BEGIN, B]}}
 GENERATION = [
     Case("model", {"model": "default"}, same_as_ever),
-    Case("stream", {"stream": True}, no_usage, streamed=True),
+    Case("stream", {"stream": True}, same_as_ever, streamed=True),
     Case("stream", {"stream": False}, same_as_ever, streamed=False),
+    Case("stream_options", {"stream_options": {"include_usage": False}}, no_usage, streamed=True),
     Case("stream_options", {"stream_options": {"include_usage": True}}, usage_at_the_end, streamed=True),
     Case(
         "stream_options",
@@ -111,9 +128,9 @@ GENERATION = [
     Case("top_p", {"top_p": 1e-6, **RANDOM, **HOT}, same_as_greedy),
     Case("top_k", {"top_k": 1, **RANDOM, **HOT}, same_as_greedy),
     Case("min_p", {"min_p": 1.0, **RANDOM, **HOT}, same_as_greedy),
-    Case("repetition_penalty", {"repetition_penalty": 2.0}, another_text),
-    Case("presence_penalty", {"presence_penalty": 2.0}, another_text),
-    Case("frequency_penalty", {"frequency_penalty": 2.0}, another_text),
+    Case("repetition_penalty", {"repetition_penalty": 2.0, **LONGER}, another_text_in_the_end),
+    Case("presence_penalty", {"presence_penalty": 2.0, **LONGER}, another_text_in_the_end),
+    Case("frequency_penalty", {"frequency_penalty": 2.0, **LONGER}, another_text_in_the_end),
     Case("bad_words", {"bad_words": ["two"]}, without_the_word, says=TEXT),
     Case("bad_words_token_ids", {"bad_words_token_ids": [[A]], **ONLY_A, **IDS}, without(A)),
     Case("allowed_token_ids", {"allowed_token_ids": [A, B], **IDS}, among_two),
@@ -129,7 +146,8 @@ GENERATION = [
         stopped_by("wo", "one two"),
         says=TEXT,
     ),
-    Case("skip_special_tokens", {"skip_special_tokens": False}, text_is(f"{TEXT}</s>"), says=TEXT),
+    Case("skip_special_tokens", {"skip_special_tokens": False, **SAYS_BEGIN}, begin_is_shown),
+    Case("skip_special_tokens", {"skip_special_tokens": True, **SAYS_BEGIN}, begin_is_not_shown),
     Case("ignore_eos", {"ignore_eos": True, "max_tokens": 40}, num_tokens_is(40, "length"), says="one"),
     Case("logit_bias", {**ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),
     Case("logits_processors_args", {"logits_processors_args": ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),

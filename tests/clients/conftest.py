@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 from support.clients.calls import MODEL_NAME
-from support.clients.case import Route
+from support.clients.case import BASE, Route
 from support.clients.failures import CLIENT_KEY, MAX_BODY_SIZE
 from support.clients.python_client import PythonAsker
 from support.server import TESTS, ServerProcess
@@ -47,4 +47,4 @@ def root(served: ServerProcess) -> Iterator[openai.Client]:
 @pytest.fixture(scope="session")
 def asker_of(sdk: openai.Client, root: openai.Client) -> Callable[[Route], PythonAsker]:
     """Asks what answers are compared with."""
-    return lambda route: PythonAsker(sdk, root, route)
+    return {route: PythonAsker(sdk, root, route) for route in BASE}.__getitem__

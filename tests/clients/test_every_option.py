@@ -12,8 +12,8 @@ import pytest
 from support.clients.answer import Answer
 from support.clients.calls import ABORT, CALLS, EMBEDDING_BASE, EMBEDDING_CASES, Call, EmbeddingCase, vectors_of
 from support.clients.case import BASE, CHAT, COMPLETIONS, STREAMED, Case, Route
-from support.clients.chat_cases import CHAT_CASES, CHAT_REFUSED
-from support.clients.completion_cases import COMPLETION_CASES, COMPLETION_REFUSED
+from support.clients.chat_cases import CHAT_CASES
+from support.clients.completion_cases import COMPLETION_CASES
 from support.clients.failures import CLIENT_KEY
 from support.clients.python_client import (
     PythonAsker,
@@ -28,6 +28,7 @@ from support.clients.python_client import (
     streamed,
 )
 from support.clients.schema import all_fields, body_schemas, fields_of, operations
+from support.clients.tables import CASES, REFUSED
 from support.server import ServerProcess
 
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
@@ -36,14 +37,6 @@ from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 
 AskerOf = Callable[[Route], PythonAsker]
 EMBEDDINGS = "/v1/embeddings"
-CASES: list[tuple[Route, Case]] = [
-    *((CHAT, case) for case in CHAT_CASES),
-    *((COMPLETIONS, case) for case in COMPLETION_CASES),
-]
-REFUSED: list[tuple[Route, str, dict[str, Any]]] = [
-    *((CHAT, *refused) for refused in CHAT_REFUSED),
-    *((COMPLETIONS, *refused) for refused in COMPLETION_REFUSED),
-]
 BODIES: dict[Route, type[GenerationRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 
 

@@ -10,23 +10,15 @@ import openai
 import pytest
 from support.clients.answer import answer_of
 from support.clients.calls import CALLS, EMBEDDING_BASE, EMBEDDING_CASES, vectors_of
-from support.clients.case import BASE, CHAT, COMPLETIONS, STREAMED, USER, Case, Route
-from support.clients.chat_cases import CALL, CHAT_CASES, CHAT_REFUSED, WEATHER
-from support.clients.completion_cases import COMPLETION_CASES, COMPLETION_REFUSED
+from support.clients.case import BASE, CHAT, STREAMED, USER, Case, Route
+from support.clients.chat_cases import CALL, WEATHER
 from support.clients.failures import CLIENT_KEY, FAILURES, Failure
 from support.clients.programs import CLIENTS, NODE_MODULES, require, told_by
 from support.clients.python_client import PythonAsker, dumped, plain
+from support.clients.tables import CASES, REFUSED
 from support.server import ServerProcess, free_port
 
 AskerOf = Callable[[Route], PythonAsker]
-CASES: list[tuple[Route, Case]] = [
-    *((CHAT, case) for case in CHAT_CASES),
-    *((COMPLETIONS, case) for case in COMPLETION_CASES),
-]
-REFUSED: list[tuple[Route, str, dict[str, Any]]] = [
-    *((CHAT, *refused) for refused in CHAT_REFUSED),
-    *((COMPLETIONS, *refused) for refused in COMPLETION_REFUSED),
-]
 ALL_FAILURES = [
     *FAILURES,
     *(Failure("BadRequestError", 400, None, param, route, BASE[route] | fields) for route, param, fields in REFUSED),

@@ -4,6 +4,8 @@
 import OpenAI from "openai";
 import { readFileSync } from "node:fs";
 
+// As many as the server takes at once, whatever number of choices they ask for.
+const TOGETHER = 4;
 const plan = JSON.parse(readFileSync(0, "utf8"));
 const options = { apiKey: plan.key, maxRetries: 0 };
 const client = new OpenAI({ ...options, baseURL: `${plan.url}/v1` });
@@ -22,13 +24,17 @@ async function gathered(stream) {
   return chunks;
 }
 
+async function read({ route, body }) {
+  const answer = await CREATE[route](body);
+  return body.stream ? gathered(answer) : [answer];
+}
+
 async function answers() {
-  const read = [];
-  for (const { route, body } of plan.bodies) {
-    const answer = await CREATE[route](body);
-    read.push(body.stream ? await gathered(answer) : [answer]);
+  const all = [];
+  for (let start = 0; start < plan.bodies.length; start += TOGETHER) {
+    all.push(...(await Promise.all(plan.bodies.slice(start, start + TOGETHER).map(read))));
   }
-  return read;
+  return all;
 }
 
 async function calls() {

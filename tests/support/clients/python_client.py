@@ -75,10 +75,14 @@ class PythonAsker:
         self._client = client
         self._root = root
         self._route = route
+        self._answers: dict[str, Answer] = {}
 
     def answer(self, **fields: Any) -> Answer:
-        """A plain answer to the route's base body with these fields."""
-        return plain(self._client, self._route, BASE[self._route] | fields)
+        """A plain answer to the route's base body with these fields; asked for once."""
+        key = json.dumps(fields)
+        if key not in self._answers:
+            self._answers[key] = plain(self._client, self._route, BASE[self._route] | fields)
+        return self._answers[key]
 
     def encode(self, text: str) -> list[int]:
         """The served model's tokens."""

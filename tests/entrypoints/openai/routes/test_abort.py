@@ -60,8 +60,8 @@ def test_embeddings_end_with_an_error_since_there_is_no_part_of_one(server: Serv
     before, taken = metric(server, "request_aborted_total"), metric(server, "requests_number_total")
     body = {"input": [[index + 1, 5] * 400 for index in range(32)], "pooling": "mean"}
 
-    def embed(request_id: str, **fields: Any) -> httpx.Response:
-        headers = {"X-Request-Id": request_id}
+    def embed(header: str, **fields: Any) -> httpx.Response:
+        headers = {"X-Request-Id": header}
         url = f"{server.url}/v1/embeddings"
         return httpx.post(url, json=body | fields, headers=headers, timeout=REQUEST_SECONDS)
 

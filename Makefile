@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test lint types bench-smoke clean
+.PHONY: help serve test test-clients lint types bench-smoke clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -31,6 +31,23 @@ serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcess
 test: $(VENV)/dev.done ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# Clients that are no part of our own environment: they ask for versions of their own.
+$(VENV)/clients.done: tests/clients/requirements.txt | $(VENV)/dev.done
+	@echo "Setting up LangChain and LlamaIndex in $(VENV)/clients"
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+$(VENV)/npm.done: tests/clients/node/package-lock.json | $(VENV)/dev.done
+	npm ci --silent --no-audit --no-fund --prefix tests/clients/node
+	@touch $@
+
+# What is there has to pass; without npm its client is left out, and pytest says so.
+NPM := $(shell command -v npm)
+test-clients: $(VENV)/dev.done $(VENV)/clients.done $(if $(NPM),$(VENV)/npm.done) ## run LangChain, LlamaIndex and npm's openai against a server
+	FASTDEPLOY_LP_NEEDED_CLIENTS="python $(if $(NPM),npm)" $(BIN)/python -m pytest \
+	    tests/clients/test_frameworks.py tests/clients/test_node_client.py $(PYTEST_ARGS)
+
 lint: $(VENV)/dev.done ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,4 +59,4 @@ bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that th
 	$(BIN)/python benchmarks/smoke.py
 
 clean: ## remove the environment and caches of tools
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

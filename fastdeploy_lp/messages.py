@@ -96,7 +96,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
     `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
     `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
-    `pooled` is all that a pooled prompt gets: its vector [hidden_size] as little-endian float32.
+    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these.
     """
 
     request_id: str

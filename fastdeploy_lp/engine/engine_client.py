@@ -153,11 +153,13 @@ class EngineClient:
         if bounded:
             self._require_room(len(requests))
         poolings = [Pooling(request, on_close=self._close_pooling) for request in requests]
-        self._poolings |= {pooling.request_id: pooling for pooling in poolings}
+        for pooling in poolings:
+            pooling.serial = next(self._serials)
+        self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
         for pooling in poolings:
             self.metrics.request_came(len(pooling.prompt.token_ids), 1, None)
             kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
-            self._worker.send(AddPooling(pooling.request_id, pooling.prompt.token_ids, kind))
+            self._worker.send(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind))
         return poolings
 
     async def reset_processor(self, name: str) -> None:
@@ -226,8 +228,10 @@ class EngineClient:
             self.metrics.failed.inc()
             pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
             return
+        (times,) = pooling.times
+        times.scheduled = step.scheduled_at
         pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - pooling.arrival)
+        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - times.arrival)
 
     def _require_room(self, count: int) -> None:
         """A request larger than all the room there is gets in when it is alone, or it never would."""
@@ -282,9 +286,9 @@ class EngineClient:
         self._abort(sequence_ids)
 
     def _close_pooling(self, pooling: Pooling) -> None:
-        if self._poolings.pop(pooling.request_id, None) is not None:
+        if self._poolings.pop(_pooling_id(pooling), None) is not None:
             self.metrics.aborted.inc()
-            self._abort([pooling.request_id])
+            self._abort([_pooling_id(pooling)])
 
     def _drop(self, generation: Generation) -> list[str]:
         ids = [_sequence_id(generation, completion) for completion in generation.completions]
@@ -316,3 +320,7 @@ class EngineClient:
 def _sequence_id(generation: Generation, completion: Completion) -> str:
     # Clients choose ids and may use one again while the worker still tells of the last request that had it.
     return f"{generation.request_id}-{completion.index}-{generation.serial}"
+
+
+def _pooling_id(pooling: Pooling) -> str:
+    return f"{pooling.request_id}-{pooling.serial}"

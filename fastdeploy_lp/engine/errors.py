@@ -17,6 +17,10 @@ class RequestFailedError(RuntimeError):
     """This request could not go on; others are not concerned."""
 
 
+class RequestAbortedError(RequestFailedError):
+    """Somebody ended this request, and there is nothing to give of what it was to be."""
+
+
 class QueueFullError(RuntimeError):
     """As many sequences run and wait as the operator allows; the same request may be taken later."""
 

@@ -52,12 +52,22 @@ class Generation:
     @property
     def finished(self) -> bool:
         """Whether every completion has ended."""
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return None not in self.finish_reasons
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that were found in the prefix cache: by the first completion, which runs first."""
         return self.completions[0].num_cached_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that all completions have so far."""
+        return sum(completion.num_tokens for completion in self.completions)
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """One for each completion, None while it runs."""
+        return [completion.finish_reason for completion in self.completions]
 
     def notify(self) -> None:
         """Completions were fed."""

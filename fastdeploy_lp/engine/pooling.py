@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
 from fastdeploy_lp.pooling_params import PoolingParams
 
@@ -27,23 +28,45 @@ class PoolingRequest:
 
 
 class Pooling:
-    """What the engine answers once and one caller waits for."""
+    """What the engine answers once and one caller waits for.
+
+    `serial` tells requests of one engine apart. `times` has one entry and `processors` none: nothing is sampled.
+    """
 
     def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
         self.request_id = request.request_id
+        self.serial = 0
         self.prompt = request.prompt
         self.params = request.params
-        self.arrival = time.monotonic()
+        self.times = [SequenceTimes(time.monotonic())]
+        self.processors: list[str] = []
+        self.num_cached_tokens = 0
         self._on_close = on_close
         self._ended = asyncio.Event()
         self._output: PoolingRequestOutput | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a vector or an error."""
+        return self._ended.is_set()
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Nothing is generated."""
+        return 0
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """One entry: the reason is "stop" once there is a vector, None before."""
+        return [None if self._output is None else "stop"]
 
     def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
         """The worker's vector [hidden_size], little-endian float32."""
         vector = np.frombuffer(pooled, "<f4").astype(np.float32)
         data = cut_and_normalized(vector, self.params)
         token_ids = self.prompt.token_ids
+        self.num_cached_tokens = num_cached_tokens
         self._output = PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, num_cached_tokens)
         self._ended.set()
 
@@ -53,9 +76,9 @@ class Pooling:
         self._ended.set()
 
     def abort(self) -> None:
-        """End the request; who waits for it gets a RequestFailedError."""
+        """End the request; who waits for it gets a RequestAbortedError."""
         if not self._ended.is_set():
-            self.fail(RequestFailedError("the request was aborted"))
+            self.fail(RequestAbortedError("the request was aborted"))
         self._on_close(self)
 
     def close(self) -> None:

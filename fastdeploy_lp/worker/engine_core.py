@@ -116,6 +116,7 @@ class EngineCore:
             [],
             "stop",
             num_cached_tokens=sequence.num_cached_tokens,
+            scheduled_at=sequence.scheduled_at,
             pooled=vector.astype("<f4").tobytes(),
         )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, cut_and_normalized
 from fastdeploy_lp.pooling_params import PoolingParams
@@ -51,11 +51,13 @@ def test_who_waits_gets_the_workers_vector() -> None:
         asked = asyncio.ensure_future(waiting.pooling.result())
         await asyncio.sleep(0)
         assert not asked.done()
+        assert (waiting.pooling.finished, waiting.pooling.finish_reasons) == (False, [None])
         waiting.pooling.finish(VECTOR.astype("<f4").tobytes(), 7)
         output = await asked
         assert output.outputs.data.tolist() == [3.0, -4.0]
         assert (output.request_id, output.prompt_token_ids) == ("r", [5, 6])
         assert (output.num_cached_tokens, output.finished) == (7, True)
+        assert (waiting.pooling.finished, waiting.pooling.finish_reasons) == (True, ["stop"])
         assert waiting.closed == ["r"]
 
     asyncio.run(run())
@@ -86,7 +88,8 @@ def test_abort_ends_the_waiting_and_an_answer_that_is_there_stays() -> None:
     async def run() -> None:
         waiting = Waiting()
         waiting.pooling.abort()
-        with pytest.raises(RequestFailedError, match="aborted"):
+        assert (waiting.pooling.finished, waiting.pooling.finish_reasons) == (True, [None])
+        with pytest.raises(RequestAbortedError, match="aborted"):
             await waiting.pooling.result()
         answered = Waiting()
         answered.pooling.finish(VECTOR.tobytes(), 0)

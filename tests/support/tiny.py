@@ -66,16 +66,21 @@ def tiny_fd_config(
     )
 
 
-def write_tiny_checkpoint(folder: Path, name: str = "tiny-llama") -> Path:
-    """One of the tiny models with a byte-level tokenizer and a chat template, which a server can load."""
+def write_tiny_checkpoint(folder: Path, name: str = "tiny-llama", *, context: int | None = None) -> Path:
+    """One of the tiny models with a byte-level tokenizer and a chat template, which a server can load.
+
+    `context`: in place of the model's own number of positions.
+    """
     for file in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name / file, folder / file)
-    vocab_size = json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"]
+    hf_config = json.loads((folder / "config.json").read_text())
+    if context is not None:
+        (folder / "config.json").write_text(json.dumps(hf_config | {"max_position_embeddings": context}))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=hf_config["vocab_size"],
         special_tokens=["<pad>", "<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

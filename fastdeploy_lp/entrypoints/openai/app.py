@@ -18,6 +18,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsI
 from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
@@ -79,7 +80,7 @@ def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> API
         record = record_of(request)
         record.adopt(body.request_id)
         generations = await completion.start(body)
-        record.admitted(generations[0].request_id.rpartition("-")[0], generations)
+        record.admitted(shared_id(generations[0].request_id), generations)
         if body.stream:
             return EventStream(completion.stream(generations, body))
         outputs = await results_unless_disconnected(generations, request)

@@ -13,8 +13,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
     TextChoice,
-    shared_id,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, usage_of
 from fastdeploy_lp.outputs import CompletionDelta

@@ -35,7 +35,14 @@ async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], req
 
 
 async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
-    return list(await asyncio.gather(*(each.result() for each in in_flight)))
+    tasks = [asyncio.ensure_future(each.result()) for each in in_flight]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        # When one fails, nobody is going to wait for the others.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:

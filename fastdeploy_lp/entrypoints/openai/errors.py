@@ -18,8 +18,10 @@ from fastdeploy_lp.engine.errors import (
     InvalidRequestError,
     ProcessorUnavailableError,
     QueueFullError,
+    RequestAbortedError,
     RequestFailedError,
 )
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,11 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
+    if isinstance(error, RequestAbortedError):
+        # Not a status that clients answer by sending the request again by themselves.
+        return CLIENT_CLOSED_REQUEST, ErrorInfo(
+            message=str(error), type="invalid_request_error", code="request_aborted"
+        )
     if isinstance(error, RequestFailedError):
         return 500, ErrorInfo(message=str(error), type="server_error", code="request_failed")
     logger.error("unexpected error", exc_info=error)

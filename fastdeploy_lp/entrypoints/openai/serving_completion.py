@@ -18,9 +18,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionResponse,
     TextChoice,
     new_completion_id,
-    shared_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import (
     Serving,
     each_prompt,

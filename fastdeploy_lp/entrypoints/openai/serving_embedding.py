@@ -17,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
     EmbeddingUsage,
     new_embedding_id,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
 from fastdeploy_lp.outputs import PoolingRequestOutput
 
@@ -37,7 +38,7 @@ class ServingEmbedding:
             raise invalid_field(error) from None
         params = engine.inputs.settle_pooling(params)
         prompts = [engine.inputs.pooling_prompt(prompt, path) for path, prompt in each_prompt("input", request.input)]
-        request_id = new_embedding_id()
+        request_id = new_embedding_id(request.request_id)
         return await engine.pool(
             [PoolingRequest(f"{request_id}-{index}", prompt, params) for index, prompt in enumerate(prompts)]
         )
@@ -48,7 +49,7 @@ class ServingEmbedding:
         vectors = [output.outputs.data for output in outputs]
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         return EmbeddingResponse(
-            id=outputs[0].request_id.rpartition("-")[0],
+            id=shared_id(outputs[0].request_id),
             model=self._serving.model,
             data=[
                 Embedding(index=index, embedding=_in_base64(vector) if in_base64 else vector.tolist())

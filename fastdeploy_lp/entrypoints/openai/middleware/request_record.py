@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request
 
-from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.log_format import REQUEST_ID
 
 STATE_KEY = "record"
@@ -19,9 +20,44 @@ STATE_KEY = "record"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
+class EngineWork(Protocol):
+    """A prompt that the engine works on, be it continued (`Generation`) or pooled (`Pooling`)."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """What came."""
+
+    @property
+    def processors(self) -> Sequence[str]:
+        """The logits processors in use, by name."""
+
+    @property
+    def times(self) -> Sequence[SequenceTimes]:
+        """One entry a sequence."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens so far."""
+
+    @property
+    def finish_reasons(self) -> Sequence[str | None]:
+        """One a sequence, None while it runs."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+
+    def abort(self) -> None:
+        """End it; who waits gets what there is so far, or an error when there is nothing."""
+
+
 @dataclass(eq=False, slots=True)
 class RequestRecord:
-    """One HTTP request; `response_id` and `generations` are set once the engine has taken it.
+    """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
     status: of the response, once it has begun; `answered` once its last byte was handed over.
     """
@@ -33,7 +69,7 @@ class RequestRecord:
     status: int | None = None
     answered: bool = False
     response_id: str | None = None
-    generations: Sequence[Generation] = ()
+    work: Sequence[EngineWork] = ()
 
     @property
     def names(self) -> set[str | None]:
@@ -46,9 +82,9 @@ class RequestRecord:
             self.request_id = request_id
             REQUEST_ID.set(request_id)
 
-    def admitted(self, response_id: str, generations: Sequence[Generation]) -> None:
+    def admitted(self, response_id: str, work: Sequence[EngineWork]) -> None:
         """The engine has taken the request."""
-        self.response_id, self.generations = response_id, generations
+        self.response_id, self.work = response_id, work
 
 
 class RequestsInFlight:
@@ -65,11 +101,9 @@ class RequestsInFlight:
         """It is over."""
         del self._records[id(record)]
 
-    def generating(self) -> Iterator[RequestRecord]:
+    def running(self) -> Iterator[RequestRecord]:
         """Those that the engine works on."""
-        yield from [
-            record for record in self._records.values() if any(not each.finished for each in record.generations)
-        ]
+        yield from [record for record in self._records.values() if any(not each.finished for each in record.work)]
 
 
 def record_of(request: Request) -> RequestRecord:

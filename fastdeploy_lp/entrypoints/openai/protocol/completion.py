@@ -96,11 +96,6 @@ def new_completion_id(request_id: str | None = None) -> str:
     return f"cmpl-{(request_id or uuid.uuid4().hex).removeprefix('cmpl-')}"
 
 
-def shared_id(request_id: str) -> str:
-    """The answer's id, of which each prompt's request has its own."""
-    return request_id.rpartition("-")[0]
-
-
 class TextChoice(BaseModel):
     """One text completion, or one piece of it in a stream."""
 

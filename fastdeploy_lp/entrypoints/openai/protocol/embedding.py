@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel
 from fastdeploy_lp.pooling_params import PoolingParams
 
 
 class EmbeddingRequest(RequestModel):
     """Body of POST /v1/embeddings; a list of texts or of token-id lists gives one embedding each, in order.
 
-    `pooling` and `normalize` are not OpenAI's.
+    `pooling`, `normalize` and `request_id` are not OpenAI's.
     """
 
     input: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
@@ -25,15 +25,16 @@ class EmbeddingRequest(RequestModel):
     user: str | None = None
     pooling: Literal["mean", "last"] | None = None
     normalize: bool = True
+    request_id: RequestId | None = None
 
     def pooling_params(self) -> PoolingParams:
         """Raises ValueError naming the field."""
         return PoolingParams(pooling=self.pooling, dimensions=self.dimensions, normalize=self.normalize)
 
 
-def new_embedding_id() -> str:
-    """An id for an embedding request."""
-    return f"embd-{uuid.uuid4().hex}"
+def new_embedding_id(request_id: str | None = None) -> str:
+    """An id for an answer with embeddings, made from the request's own if it has one."""
+    return f"embd-{(request_id or uuid.uuid4().hex).removeprefix('embd-')}"
 
 
 class Embedding(BaseModel):

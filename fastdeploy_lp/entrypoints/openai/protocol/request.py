@@ -13,6 +13,11 @@ from fastdeploy_lp.sampling_params import SamplingParams
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 
 
+def shared_id(request_id: str) -> str:
+    """The id of an answer to several prompts, each of which has a request of its own."""
+    return request_id.rpartition("-")[0]
+
+
 class RequestModel(BaseModel):
     """A body that is taken literally: no type coercion, and no field is ignored.
 

@@ -20,9 +20,9 @@ def abort_routes(in_flight: RequestsInFlight) -> APIRouter:
 
     @router.post("/v1/abort_requests")
     async def abort_requests(body: AbortRequestsRequest, request: Request) -> AbortRequestsResponse:
-        """End requests; their clients get what there is so far, with the finish reason "abort"."""
+        """End requests; their clients get what there is so far, with the finish reason "abort"; embeddings fail."""
         wanted = set(body.req_ids or ())
-        found = [each for each in in_flight.generating() if body.abort_all or each.names & wanted]
+        found = [each for each in in_flight.running() if body.abort_all or each.names & wanted]
         known = {name for record in found for name in record.names}
         result = AbortResult(
             aborted=[_abort(record, wanted) for record in found],
@@ -34,9 +34,8 @@ def abort_routes(in_flight: RequestsInFlight) -> APIRouter:
 
 
 def _abort(record: RequestRecord, wanted: set[str]) -> AbortedRequest:
-    completions = [completion for generation in record.generations for completion in generation.completions]
-    for generation in record.generations:
-        generation.abort()
+    for each in record.work:
+        each.abort()
     # By the name that was asked for; of those that nobody named, the client's own is better known than the response's.
     name = next((each for each in sorted(filter(None, record.names)) if each in wanted), record.request_id)
-    return AbortedRequest(request_id=name, output_token_count=sum(each.num_tokens for each in completions))
+    return AbortedRequest(request_id=name, output_token_count=sum(each.num_output_tokens for each in record.work))

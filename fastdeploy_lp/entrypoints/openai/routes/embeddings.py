@@ -9,20 +9,24 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
 def embedding_routes(engine: EngineClient, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Prompts to vectors."""
-    router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=route_class)
+    router = APIRouter(responses=failures(400, 404, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingEmbedding(engine)
 
     @router.post("/v1/embeddings", response_model=EmbeddingResponse)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embeddings of one or many inputs."""
-        record_of(request).adopt(getattr(body, "request_id", None))
-        outputs = await results_unless_disconnected(await serving.start(body), request)
+        record = record_of(request)
+        record.adopt(body.request_id)
+        poolings = await serving.start(body)
+        record.admitted(shared_id(poolings[0].request_id), poolings)
+        outputs = await results_unless_disconnected(poolings, request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(serving.response(outputs, body).model_dump_json(), media_type="application/json")

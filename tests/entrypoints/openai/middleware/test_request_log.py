@@ -48,6 +48,29 @@ def test_a_completions_line_counts_all_its_prompts(guarded_server: ServerProcess
     assert line["response_id"] == answer.json()["id"]
 
 
+def test_an_embeddings_line_tells_what_there_is(guarded_server: ServerProcess) -> None:
+    body = {"input": [[5, 6, 7], [8, 9]]}
+    answer = ask(guarded_server, "/v1/embeddings", body, "pooled-0")
+    again = ask(guarded_server, "/v1/embeddings", {**body, "request_id": "pooled-1"}, "unused")
+    line, named = request_line(guarded_server, "pooled-0"), request_line(guarded_server, "pooled-1")
+    assert (line["response_id"], named["response_id"]) == (answer.json()["id"], "embd-pooled-1")
+    assert again.headers["x-request-id"] == "pooled-1"
+    assert (line["prompt_tokens"], line["output_tokens"], line["cached_tokens"]) == (5, 0, 0)
+    assert (line["finish_reasons"], line["processors"], line["ttft"]) == (["stop", "stop"], [], None)
+    assert 0 <= line["queue"] <= line["seconds"]
+
+
+def test_embeddings_that_nobody_waits_for_are_told(guarded_server: ServerProcess) -> None:
+    with httpx.Client(base_url=guarded_server.url, headers={**AUTH, "X-Request-Id": "gone-pooled"}) as client:
+        body = {"input": [[index % 500 + 1] * 60 for index in range(100)], "pooling": "mean"}
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/embeddings", json=body, timeout=httpx.Timeout(60.0, read=0.01))
+    line = request_line(guarded_server, "gone-pooled")
+    assert (line["status"], len(line["finish_reasons"])) == (499, 100)
+    assert set(line["finish_reasons"]) <= {"stop", "abort"}
+    assert "abort" in line["finish_reasons"]
+
+
 def test_cached_tokens_are_told(guarded_server: ServerProcess) -> None:
     body = {"prompt": list(range(3, 103)), "max_tokens": 1}
     for request_id in ("cold", "warm"):

@@ -56,6 +56,33 @@ def test_only_the_named_plain_request_ends(server: ServerProcess) -> None:
     wait_until(lambda: metric(server, "request_aborted_total") == before + 2, 10.0)
 
 
+def test_embeddings_end_with_an_error_since_there_is_no_part_of_one(server: ServerProcess) -> None:
+    before, taken = metric(server, "request_aborted_total"), metric(server, "requests_number_total")
+    body = {"input": [[index + 1, 5] * 400 for index in range(32)], "pooling": "mean"}
+
+    def embed(header: str, **fields: Any) -> httpx.Response:
+        headers = {"X-Request-Id": header}
+        url = f"{server.url}/v1/embeddings"
+        return httpx.post(url, json=body | fields, headers=headers, timeout=REQUEST_SECONDS)
+
+    with ThreadPoolExecutor(2) as pool:
+        by_header, by_body = pool.submit(embed, "pooled"), pool.submit(embed, "unused", request_id="chosen")
+        wait_until(lambda: metric(server, "requests_number_total") == taken + 2 * 32, REQUEST_SECONDS)
+        told = abort(server, req_ids=["pooled", "embd-chosen"]).json()["result"]
+        answers = [each.result(REQUEST_SECONDS) for each in (by_header, by_body)]
+    aborted = {each["request_id"]: each["output_token_count"] for each in told["aborted"]}
+    assert (aborted, told["not_found"]) == ({"pooled": 0, "embd-chosen": 0}, [])
+    for answer in answers:
+        error = check_error(answer, 499)
+        assert error["code"] == "request_aborted"
+    wait_until(lambda: waiting_or_running(server) == 0, 10.0)
+    assert metric(server, "request_aborted_total") > before
+
+
+def waiting_or_running(server: ServerProcess) -> float:
+    return metric(server, "num_requests_running") + metric(server, "num_requests_waiting")
+
+
 def test_nothing_runs_so_nothing_is_found(server: ServerProcess) -> None:
     wait_for_running(server, 0)
     assert abort(server, abort_all=True).json()["result"] == {"aborted": [], "not_found": []}

@@ -1,0 +1,29 @@
+"""Waiting for several answers of which one fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fastdeploy_lp.engine.errors import RequestFailedError
+from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.entrypoints.openai.disconnect import _all_results
+from fastdeploy_lp.pooling_params import PoolingParams
+
+
+def test_a_failure_leaves_nobody_waiting_for_the_others() -> None:
+    async def run() -> None:
+        closed: list[str] = []
+        requests = [PoolingRequest(name, Prompt([5], "a"), PoolingParams()) for name in "abc"]
+        poolings = [Pooling(each, on_close=lambda pooling: closed.append(pooling.request_id)) for each in requests]
+        asked = asyncio.ensure_future(_all_results(poolings))
+        await asyncio.sleep(0)
+        poolings[1].fail(RequestFailedError("no"))
+        with pytest.raises(RequestFailedError, match="no"):
+            await asked
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert sorted(closed) == ["a", "b", "c"]
+
+    asyncio.run(run())

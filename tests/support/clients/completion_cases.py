@@ -1,0 +1,59 @@
+"""Fields of text completions alone, and bodies that are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.clients.answer import Answer
+from support.clients.case import PROMPT, Asker, Case, prompt_has
+from support.clients.generation_cases import GENERATION, RANDOM
+
+
+def number_of_choices(count: int) -> Any:
+    def check(answer: Answer, asker: Asker) -> None:
+        assert len(answer.choices) == count
+        assert answer.num_output_tokens == 8 * count
+
+    return check
+
+
+def same_as_the_text(answer: Answer, asker: Asker) -> None:
+    assert answer.texts == asker.answer(prompt="dog").texts
+
+
+def rated(answer: Answer, _: Asker) -> None:
+    found = answer.choice.logprobs
+    assert set(found) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert {len(values) for values in found.values()} == {answer.num_output_tokens}
+
+
+def echoed(answer: Answer, asker: Asker) -> None:
+    assert answer.choice.text == PROMPT + asker.answer().choice.text
+
+
+def best_is_one_of_them(answer: Answer, asker: Asker) -> None:
+    assert answer.choice.text in asker.answer(n=4, **RANDOM).texts
+    assert answer.num_output_tokens == 4 * 8
+
+
+COMPLETION_CASES = [
+    *GENERATION,
+    Case("prompt", {"prompt": ["dog", "fox", "dog"]}, number_of_choices(3)),
+    Case("prompt", {"prompt": [70, 71, 72, 73]}, prompt_has(4)),
+    Case("prompt", {"prompt": [[70], [71, 72]]}, number_of_choices(2)),
+    Case("prompt_token_ids", {"prompt_token_ids": [70, 71, 72], "prompt": ""}, prompt_has(3)),
+    Case("prompt_token_ids", {"prompt_token_ids": [[70], [71, 72]], "prompt": ""}, number_of_choices(2)),
+    Case("logprobs", {"logprobs": 2}, rated),
+    Case("echo", {"echo": True}, echoed),
+    Case("best_of", {"best_of": 4, "n": 1, **RANDOM}, best_is_one_of_them, streamed=False),
+]
+
+COMPLETION_REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("suffix", {"suffix": "and so on"}),
+    ("best_of", {"best_of": 1, "n": 2}),
+    ("store", {"store": True}),
+    ("service_tier", {"service_tier": "flex"}),
+    ("spaces_between_special_tokens", {"spaces_between_special_tokens": False}),
+    ("logprobs", {"logprobs": -1}),
+    ("never_heard_of", {"never_heard_of": 1}),
+]

@@ -1,0 +1,171 @@
+"""Fields that chats and completions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.clients.answer import Answer
+from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, tokens_are
+
+# A token of the served model, and two others.
+A, B, C = 70, 71, 72
+BEGIN, END = 1, 2
+TEXT = "one two three"
+RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+ONLY_A: dict[str, Any] = {"logit_bias": {str(A): 100.0}}
+HOT: dict[str, Any] = {"temperature": 2.0}
+LONGER: dict[str, Any] = {"max_tokens": 24}
+IDS: dict[str, Any] = {"return_token_ids": True}
+
+
+def same_as_greedy(answer: Answer, asker: Asker) -> None:
+    """However hot it is, there is one token to choose from."""
+    assert answer.texts == asker.answer().texts
+    assert answer.texts != asker.answer(**RANDOM | HOT).texts
+
+
+def another_text_in_the_end(answer: Answer, asker: Asker) -> None:
+    """It takes a while until a token comes again."""
+    assert answer.texts != asker.answer(**LONGER).texts
+
+
+def seed_is_kept(answer: Answer, asker: Asker) -> None:
+    """The same again with the same seed, and something else with another."""
+    assert answer == asker.answer(**RANDOM)
+    assert answer.texts != asker.answer(**RANDOM | {"seed": 6}).texts
+
+
+def choices_differ(answer: Answer, _: Asker) -> None:
+    """Each choice has a seed of its own."""
+    assert len(set(answer.texts)) == len(answer.choices) == 3
+    assert answer.num_output_tokens == 3 * 8
+
+
+def without(token: int) -> Any:
+    def check(answer: Answer, _: Asker) -> None:
+        assert answer.choice.token_ids
+        assert token not in answer.choice.token_ids
+
+    return check
+
+
+def without_the_word(answer: Answer, _: Asker) -> None:
+    assert "two" not in answer.choice.text
+
+
+def among_two(answer: Answer, _: Asker) -> None:
+    assert set(answer.choice.token_ids) <= {A, B}
+
+
+def ids_are_there(answer: Answer, _: Asker) -> None:
+    assert answer.prompt_token_ids is not None
+    assert len(answer.prompt_token_ids) == answer.num_prompt_tokens
+    assert len(answer.choice.token_ids) == answer.num_output_tokens
+
+
+def prompt_is_rated(answer: Answer, _: Asker) -> None:
+    assert answer.prompt_logprobs is not None
+    assert len(answer.prompt_logprobs) == answer.num_prompt_tokens
+    assert answer.prompt_logprobs[0] is None
+
+
+def id_is_made_of_it(answer: Answer, _: Asker) -> None:
+    assert answer.id in ("chatcmpl-of-a-client", "cmpl-of-a-client")
+
+
+def stopped_by(reason: str, text: str) -> Any:
+    def check(answer: Answer, _: Asker) -> None:
+        choice = answer.choice
+        assert (choice.text, choice.finish_reason, choice.stop_reason) == (text, "stop", reason)
+
+    return check
+
+
+def usage_in_every_chunk(answer: Answer, _: Asker) -> None:
+    counts = [body["usage"]["completion_tokens"] for body in answer.bodies]
+    assert counts == sorted(counts)
+    assert counts[-1] == 8
+
+
+def no_usage(answer: Answer, _: Asker) -> None:
+    assert not any(body.get("usage") for body in answer.bodies)
+    assert all(body["choices"] for body in answer.bodies)
+
+
+def usage_at_the_end(answer: Answer, asker: Asker) -> None:
+    *parts, last = answer.bodies
+    assert not any(body.get("usage") for body in parts)
+    assert last["choices"] == []
+    assert answer == asker.answer()
+
+
+def begin_is_shown(answer: Answer, _: Asker) -> None:
+    assert "<s>" in answer.choice.text
+
+
+def begin_is_not_shown(answer: Answer, _: Asker) -> None:
+    assert "<s>" not in answer.choice.text
+    assert answer.num_output_tokens == 4
+
+
+SAYS_BEGIN: dict[str, Any] = {"logits_processors_args": {"forced_tokens": [A, BEGIN, B]}}
+GENERATION = [
+    Case("model", {"model": "default"}, same_as_ever),
+    Case("stream", {"stream": True}, same_as_ever, streamed=True),
+    Case("stream", {"stream": False}, same_as_ever, streamed=False),
+    Case("stream_options", {"stream_options": {"include_usage": False}}, no_usage, streamed=True),
+    Case("stream_options", {"stream_options": {"include_usage": True}}, usage_at_the_end, streamed=True),
+    Case(
+        "stream_options",
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        usage_in_every_chunk,
+        streamed=True,
+    ),
+    Case("max_tokens", {"max_tokens": 3}, num_tokens_is(3, "length")),
+    Case("n", {"n": 3, **RANDOM}, choices_differ),
+    Case("temperature", RANDOM, another_text),
+    Case("temperature", {"temperature": 0.0, "seed": 6}, same_as_ever),
+    Case("top_p", {"top_p": 1e-6, **RANDOM, **HOT}, same_as_greedy),
+    Case("top_k", {"top_k": 1, **RANDOM, **HOT}, same_as_greedy),
+    Case("min_p", {"min_p": 1.0, **RANDOM, **HOT}, same_as_greedy),
+    Case("repetition_penalty", {"repetition_penalty": 2.0, **LONGER}, another_text_in_the_end),
+    Case("presence_penalty", {"presence_penalty": 2.0, **LONGER}, another_text_in_the_end),
+    Case("frequency_penalty", {"frequency_penalty": 2.0, **LONGER}, another_text_in_the_end),
+    Case("bad_words", {"bad_words": ["two"]}, without_the_word, says=TEXT),
+    Case("bad_words_token_ids", {"bad_words_token_ids": [[A]], **ONLY_A, **IDS}, without(A)),
+    Case("allowed_token_ids", {"allowed_token_ids": [A, B], **IDS}, among_two),
+    Case("min_tokens", {"min_tokens": 40, "max_tokens": 40}, num_tokens_is(40, "length"), says="one"),
+    Case("prompt_logprobs", {"prompt_logprobs": 1}, prompt_is_rated, streamed=False),
+    Case("seed", RANDOM, seed_is_kept),
+    Case("stop", {"stop": "wo t"}, stopped_by("wo t", "one t"), says=TEXT),
+    Case("stop", {"stop": ["zero", "hre"]}, stopped_by("hre", "one two t"), says=TEXT),
+    Case("stop_token_ids", {"stop_token_ids": [A], **ONLY_A}, num_tokens_is(1, "stop")),
+    Case(
+        "include_stop_str_in_output",
+        {"include_stop_str_in_output": True, "stop": "wo"},
+        stopped_by("wo", "one two"),
+        says=TEXT,
+    ),
+    Case("skip_special_tokens", {"skip_special_tokens": False, **SAYS_BEGIN}, begin_is_shown),
+    Case("skip_special_tokens", {"skip_special_tokens": True, **SAYS_BEGIN}, begin_is_not_shown),
+    Case("ignore_eos", {"ignore_eos": True, "max_tokens": 40}, num_tokens_is(40, "length"), says="one"),
+    Case("logit_bias", {**ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),
+    Case("logits_processors_args", {"logits_processors_args": ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),
+    Case(
+        "logits_processors",
+        {"logits_processors": {"ForcesTokens": {"forced_tokens": [C, A]}}, **IDS},
+        tokens_are(C, A, END),
+    ),
+    Case(
+        "logits_processors",
+        {"logits_processors": [{"name": "LogitBiasLogitsProcessor", "params": ONLY_A}], **IDS, "max_tokens": 2},
+        tokens_are(A, A),
+    ),
+    Case("vllm_xargs", {"vllm_xargs": {"forced_tokens": [B, C]}, **IDS}, tokens_are(B, C, END)),
+    Case("return_token_ids", IDS, ids_are_there),
+    Case("request_id", {"request_id": "of-a-client"}, id_is_made_of_it),
+    Case("user", {"user": "somebody"}, same_as_ever),
+    Case("metadata", {"metadata": {"for": "something"}}, same_as_ever),
+    Case("safety_identifier", {"safety_identifier": "somebody"}, same_as_ever),
+    Case("prompt_cache_key", {"prompt_cache_key": "something"}, same_as_ever),
+]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -49,24 +49,22 @@ class CiteFromPromptLogitsProcessor(LogitsProcessor):
     def __init__(self, fd_config: FDConfig) -> None:
         self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
         self._states = SlotStates(self._state_of)
-        self._batch: list[tuple[int, _Citing]] = []
         self._entries: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] | None = None
         self._conditional: list[tuple[int, NDArray[np.int64], float]] = []
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Follow the batch; its entries are put together anew only when it has changed."""
-        batch = self._states.follow(share_inputs)
-        if batch is not self._batch:
-            self._batch, self._entries = batch, None
-        following = ((row, state.following(), state.conditional) for row, state in batch if state.conditional)
+        if self._states.follow(share_inputs):
+            self._entries = None
+        following = ((row, state.following(), state.conditional) for row, state in self._states if state.conditional)
         self._conditional = [entry for entry in following if entry[1].size]
 
     def apply(self, logits: Tensor) -> Tensor:
         """Add in place."""
-        if not self._batch:
+        if not self._states.states:
             return logits
         if self._entries is None:
-            self._entries = _entries([(row, state.tokens, state.boost) for row, state in self._batch])
+            self._entries = _entries([(row, state.tokens, state.boost) for row, state in self._states])
         rows = LogitRows(logits)
         rows.add(*self._entries)
         if self._conditional:

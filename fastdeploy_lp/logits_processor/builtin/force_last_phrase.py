@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.builtin.watched_phrase import (
     WatchedPhraseProcessor,
     WatchedRequest,
     greatest_is_one_of,
 )
 from fastdeploy_lp.logits_processor.phrase import Phrase
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fastdeploy_lp.logits_processor.builtin.forcing import ForcingProcessor, ForcingState
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.phrase import Phrase
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 
 class ForcedSequenceParams(BaseModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -45,7 +45,8 @@ class ForcingProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Take in the tokens of the last step."""
         self._rows, self._tokens = [], []
-        for row, state in self._states.follow(share_inputs):
+        self._states.follow(share_inputs)
+        for row, state in self._states:
             token = state.forced()
             if token is not None:
                 self._rows.append(row)

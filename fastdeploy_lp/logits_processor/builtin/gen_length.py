@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
 from fastdeploy_lp.logits_processor.phrase import Phrase, SentenceEnds
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -51,20 +51,18 @@ class GenLengthLogitsProcessor(LogitsProcessor):
     def __init__(self, fd_config: FDConfig) -> None:
         self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
         self._states = SlotStates(self._state_of)
-        self._batch: list[tuple[int, _Length]] = []
         # Row and token of each entry, and how many each request has.
         self._rows = self._tokens = self._counts = np.empty(0, np.int64)
         self._biases = np.empty(0, np.float64)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Settle what is added; to which tokens, only when the batch has changed."""
-        batch = self._states.follow(share_inputs)
-        if batch is not self._batch:
-            self._batch = batch
-            self._counts = np.array([len(state.tokens) for _, state in batch], np.int64)
-            self._rows = np.repeat(np.array([row for row, _ in batch], np.int64), self._counts)
-            self._tokens = np.array([token for _, state in batch for token in state.tokens], np.int64)
-        self._biases = np.fromiter((state.bias() for _, state in batch), np.float64, len(batch))
+        changed, states = self._states.follow(share_inputs), self._states.states
+        if changed:
+            self._counts = np.array([len(state.tokens) for state in states], np.int64)
+            self._rows = np.repeat(self._states.rows, self._counts)
+            self._tokens = np.array([token for state in states for token in state.tokens], np.int64)
+        self._biases = np.fromiter((state.bias() for state in states), np.float64, len(states))
 
     def apply(self, logits: Tensor) -> Tensor:
         """Add in place."""

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.builtin.watched_phrase import WatchedPhraseProcessor, WatchedRequest
 from fastdeploy_lp.logits_processor.phrase import Phrase
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.forcing import ForcingProcessor, ForcingState
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.phrase import SentenceEnds
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 
 class MaxTimeParams(BaseModel):

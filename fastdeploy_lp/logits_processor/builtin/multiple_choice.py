@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
 from fastdeploy_lp.logits_processor.phrase import Phrase, PhraseForms
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -56,7 +56,8 @@ class MultipleChoiceLogitsProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Go on with the tokens of the last step."""
         self._rows, self._allowed, self._boosts = [], [], []
-        for row, state in self._states.follow(share_inputs):
+        self._states.follow(share_inputs)
+        for row, state in self._states:
             allowed = state.allowed()
             if allowed.size:
                 self._rows.append(row)

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.forcing import ForcingProcessor, ForcingState
 from fastdeploy_lp.logits_processor.builtin.marker_finder import MarkerFinder
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.phrase import Marker, Phrase
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 
 class ThinkingBudgetParams(BaseModel):

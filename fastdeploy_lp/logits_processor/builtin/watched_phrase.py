@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -118,7 +118,8 @@ class WatchedPhraseProcessor(LogitsProcessor):
         """Take in what the last step saw and sampled."""
         self._end_step()
         self._forced, self._watched = [], []
-        for row, state in self._states.follow(share_inputs):
+        self._states.follow(share_inputs)
+        for row, state in self._states:
             token = state.forced()
             if token is not None:
                 self._forced.append((row, token))

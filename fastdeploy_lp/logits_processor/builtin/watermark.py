@@ -19,7 +19,7 @@ from fastdeploy_lp.logits_processor.builtin.green_list import (
     token_hashes,
 )
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -64,9 +64,8 @@ class WatermarkLogitsProcessor(LogitsProcessor):
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Settle what stands for each row's context."""
-        self._marked = [
-            (row, state, state.greens.mixers(state.context())) for row, state in self._states.follow(share_inputs)
-        ]
+        self._states.follow(share_inputs)
+        self._marked = [(row, state, state.greens.mixers(state.context())) for row, state in self._states]
 
     def apply(self, logits: Tensor) -> Tensor:
         """Add in place."""

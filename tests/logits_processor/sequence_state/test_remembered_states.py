@@ -4,7 +4,7 @@ from typing import Any
 
 from support.churned import SLOTS, Slots
 
-from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 
 class Recorded:
@@ -13,27 +13,9 @@ class Recorded:
 
 
 def states_of(slots: Slots, states: SlotStates[Recorded], active: Any = None) -> dict[int, Recorded]:
-    slots.processor = type("Follower", (), {"update_state": lambda _, view: found.extend(states.follow(view))})()  # type: ignore[assignment]
-    found: list[tuple[int, Recorded]] = []
+    slots.processor = type("Follower", (), {"update_state": lambda _, view: states.follow(view)})()  # type: ignore[assignment]
     slots.update(active)
-    return dict(found)
-
-
-def test_states_follow_their_requests_and_are_made_once() -> None:
-    slots, states = Slots(lambda _: None), SlotStates(Recorded)  # type: ignore[arg-type, return-value]
-    slots.enter(1, [5], {"a": 1})
-    slots.enter(3, [6], {})
-    first = states_of(slots, states)
-    assert set(first) == {0}
-    assert first[0].request.prompt == [5]
-    slots.enter(0, [7], {"a": 1})
-    second = states_of(slots, states)
-    assert second[1] is first[0]
-    assert states_of(slots, states, active=[3, 1]) == {0: first[0]}
-    made = slots.leave(1)
-    assert states_of(slots, states) == {0: second[0]}
-    slots.take(2, made)
-    assert states_of(slots, states)[1] is not first[0]
+    return dict(states)
 
 
 def test_a_remembered_state_comes_back_with_its_request_alone() -> None:
@@ -58,4 +40,4 @@ def test_no_more_is_remembered_than_was_asked_for() -> None:
         left += [slots.leave(slot) for slot in range(SLOTS)]
         states_of(slots, states)
     assert len(states._left) == 2
-    assert states._by_slot == {}
+    assert states._held == {}

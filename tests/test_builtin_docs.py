@@ -1,4 +1,4 @@
-"""The tables of builtins in docs/logits-processors.md against the code."""
+"""The tables of builtins in docs/builtin-processors.md against the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.server import REPOSITORY
 
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors
 
-DOCUMENT = (REPOSITORY / "docs" / "logits-processors.md").read_text()
+DOCUMENT = (REPOSITORY / "docs" / "builtin-processors.md").read_text()
 ROWS = re.findall(r"^\| `(\w+LogitsProcessor)` \|([^|]*)\|", DOCUMENT, re.MULTILINE)
 DOCUMENTED = {name: arguments for name, arguments in ROWS if "**" in arguments}
 

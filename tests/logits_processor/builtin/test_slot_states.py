@@ -4,6 +4,7 @@ from typing import Any
 
 from support.churned import SLOTS, Slots
 
+from fastdeploy_lp.logits_processor import ProcessorArgs
 from fastdeploy_lp.logits_processor.builtin.slot_states import SlotRequest, SlotStates
 
 
@@ -34,6 +35,15 @@ def test_states_follow_their_requests_and_are_made_once() -> None:
     assert states_of(slots, states) == {0: second[0]}
     slots.take(2, made)
     assert states_of(slots, states)[1] is not first[0]
+
+
+def test_other_arguments_make_another_state() -> None:
+    slots, states = Slots(lambda _: None), SlotStates(Recorded)  # type: ignore[arg-type, return-value]
+    slots.enter(0, [5], {"a": 1})
+    (first,) = states_of(slots, states).values()
+    slots.view.set_args(0, ProcessorArgs({"a": 2}))
+    (second,) = states_of(slots, states).values()
+    assert (first.request.args, second.request.args) == ({"a": 1}, {"a": 2})
 
 
 def test_a_remembered_state_comes_back_with_its_request_alone() -> None:

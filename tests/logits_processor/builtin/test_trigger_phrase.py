@@ -111,6 +111,17 @@ def test_a_new_instance_knows_from_the_output_where_phrases_were_written_behind_
         assert slots.forces() == [expected]
 
 
+def test_a_trigger_that_begins_in_the_written_phrase_is_none() -> None:
+    slots = Slots(TriggerPhraseLogitsProcessor)
+    args = {"trigger_phrase": [7, 2], "trigger_on": [[2, 3]], "trigger_after": True, "trigger_count": 2}
+    slots.enter(0, [5], args)
+    forced = []
+    for token in (2, 3, 7, 2, 3, 2, 3):
+        forced += slots.forces()
+        slots.sample({0: token})
+    assert [*forced, *slots.forces()] == [None, None, 7, 2, None, None, None, 7]
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [

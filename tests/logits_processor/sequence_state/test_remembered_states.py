@@ -4,6 +4,7 @@ from typing import Any
 
 from support.churned import SLOTS, Slots
 
+from fastdeploy_lp.logits_processor import ProcessorArgs
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
 
 
@@ -16,6 +17,15 @@ def states_of(slots: Slots, states: SlotStates[Recorded], active: Any = None) ->
     slots.processor = type("Follower", (), {"update_state": lambda _, view: states.follow(view)})()  # type: ignore[assignment]
     slots.update(active)
     return dict(states)
+
+
+def test_other_arguments_make_another_state() -> None:
+    slots, states = Slots(lambda _: None), SlotStates(Recorded)  # type: ignore[arg-type, return-value]
+    slots.enter(0, [5], {"a": 1})
+    (first,) = states_of(slots, states).values()
+    slots.view.set_args(0, ProcessorArgs({"a": 2}))
+    (second,) = states_of(slots, states).values()
+    assert (first.request.args, second.request.args) == ({"a": 1}, {"a": 2})
 
 
 def test_a_remembered_state_comes_back_with_its_request_alone() -> None:

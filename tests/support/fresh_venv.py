@@ -44,7 +44,16 @@ class FreshVenv:
         """Its commands first, a pip that needs no network, and of the installed processors those named."""
         paths = os.pathsep.join([str(self._bin), os.environ["PATH"]])
         pip = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_QUIET": "1"}
-        return {**os.environ, **pip, "PATH": paths, "PYTHONPATH": "", "FASTDEPLOY_LP_PLUGINS": ",".join(plugins)}
+        # Other packages' plugins would take longer to load than most of the tests take.
+        addopts = {"PYTEST_ADDOPTS": "-p no:schemathesis -p no:hypothesispytest -p no:anyio"}
+        return {
+            **os.environ,
+            **pip,
+            **addopts,
+            "PATH": paths,
+            "PYTHONPATH": "",
+            "FASTDEPLOY_LP_PLUGINS": ",".join(plugins),
+        }
 
     def run(self, *command: str, cwd: Path, plugins: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """What a command of it did."""

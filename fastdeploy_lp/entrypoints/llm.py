@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
@@ -208,9 +208,7 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         # All are settled before the first one is sent, so that a bad one does not leave the others running.
-        settled = self._loop.run(
-            _all_or_none([self._engine.settle(*each) for each in zip(params, prompts, strict=True)])
-        )
+        settled = self._loop.run(self._settle_all(prompts, params))
         requests = [
             EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, each)
             for prompt, each in zip(prompts, settled, strict=True)
@@ -219,6 +217,9 @@ class LLM:
             return self._loop.iterate(self._stream_all(requests, raise_on_error))
         with _progress(use_tqdm, len(requests), "generating") as progress:
             return self._loop.run(self._generate_all(requests, progress, raise_on_error))
+
+    async def _settle_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Settled]:
+        return [await self._engine.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
 
     async def _generate_all(
         self, requests: Sequence[EngineRequest], progress: Any, raise_on_error: bool

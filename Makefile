@@ -35,7 +35,7 @@ test: $(VENV)/dev.done ## run the tests
 $(VENV)/clients.done: tests/clients/requirements.txt | $(VENV)/dev.done
 	@echo "Setting up LangChain and LlamaIndex in $(VENV)/clients"
 	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --requirement $<
 	@touch $@
 
 $(VENV)/npm.done: tests/clients/node/package-lock.json | $(VENV)/dev.done

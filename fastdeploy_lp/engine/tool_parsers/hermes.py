@@ -27,6 +27,7 @@ class HermesToolParser(ToolParser):
         self._space = ""
         self._announced = False
         self._behind_call = False
+        self._closed = True
         self._num_calls = 0
         self._content = ""
         self._calls: list[ToolCallDelta] = []
@@ -49,8 +50,10 @@ class HermesToolParser(ToolParser):
 
     def _read_text(self) -> bool:
         """Take answer up to the next call; False when more text is needed."""
-        if self._behind_call and not self._close():
+        # A second end marker is answer, also when it comes in a piece of its own.
+        if not self._closed and not self._close():
             return False
+        self._closed = True
         text, found, rest = cut_at(self._waiting, BEGIN)
         shown = text.rstrip()
         if found:
@@ -88,6 +91,7 @@ class HermesToolParser(ToolParser):
         if not self._announced:
             self._content += self._space + BEGIN + body.text
         self._behind_call = self._announced
+        self._closed = not self._announced
         self._body = None
         return True
 

@@ -105,6 +105,7 @@ def test_pieces_give_what_the_whole_text_gives_valid_or_not(parts: list[str], si
     ("text", "content", "calls"),
     [
         ('<tool_call>{"name": "f"}</tool_call> Done.', "Done.", [("f", "{}")]),
+        ('<tool_call>{"name": "f"}</tool_call></tool_call>', "</tool_call>", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
         ('<tool_call>{"name": "f", "arguments": {}}', "", [("f", "{}")]),
@@ -122,7 +123,7 @@ def test_pieces_give_what_the_whole_text_gives_valid_or_not(parts: list[str], si
     ],
 )
 def test_what_is_missing_or_broken(text: str, content: str, calls: Calls) -> None:
-    assert read([text]) == (content, calls)
+    assert read([text]) == read(list(text)) == (content, calls)
 
 
 def test_the_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_are_written() -> None:

@@ -29,7 +29,7 @@ class SlotRequest:
 
 
 class SlotStates(Generic[State]):
-    """A state for every request that uses a processor, made from all its tokens when the request enters a slot.
+    """A state for every request that uses a processor, made from all its tokens when the request first has a row.
 
     After `follow`, `states[i]` is about the request in slot `slots[i]`, whose logits are row `rows[i]`; int64 [n] both.
     A request that was preempted comes back with its output, from which its state is made anew; where a state holds what
@@ -65,7 +65,7 @@ class SlotStates(Generic[State]):
         active = ~stop_flags[:, 0]
         # A mapping without the chain's own field shows every request to the processor.
         using = share_inputs.get("using_slots")
-        self._read(share_inputs, np.flatnonzero(active).tolist() if using is None else using)
+        self._read(share_inputs, [slot for slot in np.flatnonzero(active).tolist() if using is None or slot in using])
         found = [(slot, state) for slot in sorted(self._held) if (state := self._held[slot].state) is not None]
         found = [(slot, state) for slot, state in found if active[slot]]
         self.slots = np.array([slot for slot, _ in found], np.int64)

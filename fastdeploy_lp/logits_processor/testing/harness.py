@@ -15,7 +15,7 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
-from fastdeploy_lp.logits_processor.testing.loading import Processor, load, standalone_fd_config
+from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
 from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ class ProcessorHarness:
         self.requests: dict[int, Occupant] = {}
         self._held: set[int] = set()
         self._seed = seed
-        self._validator = RequestArgsValidator([declared], self.vocab_size)
+        self._validator = RequestArgsValidator([declared], self.vocab_size, phrase_encoder(self.fd_config))
 
     def enter(
         self,

@@ -25,6 +25,7 @@ from fastdeploy_lp.config import (
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.phrase import Encode
 from fastdeploy_lp.logits_processor.registry import load_processor, quiet_paddle
 
 Processor = str | type | Mapping[str, Any]
@@ -98,3 +99,17 @@ def resized(
         model_config=dataclasses.replace(model, vocab_size=vocab_size or model.vocab_size, max_model_len=length),
         scheduler_config=dataclasses.replace(fd_config.scheduler_config, max_num_seqs=max_num_seqs),
     )
+
+
+def phrase_encoder(fd_config: FDConfig) -> Encode | None:
+    """Tokenizes arguments that are texts, with the tokenizer of the model's directory; None if there is none."""
+    path = Path(fd_config.model_config.directory) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode

@@ -13,7 +13,6 @@ from support.clients.case import (
     num_tokens_is,
     prompt_has,
     prompt_is,
-    same_as_ever,
     text_is,
 )
 from support.clients.generation_cases import GENERATION, IDS
@@ -26,8 +25,12 @@ WEATHER: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+STRICT_WEATHER: dict[str, Any] = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+NAMED_CHOICE: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
 ARGUMENTS = {"city": "Köln"}
 CALL = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(ARGUMENTS, ensure_ascii=False)}}}</tool_call>'
+# The frame to which a grammar holds calls.
+FRAMED_CALL = CALL.replace("<tool_call>", "<tool_call>\n").replace("</tool_call>", "\n</tool_call>")
 THOUGHT = "<think>Hm.</think>Yes."
 CALLED = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}, "index": 0}
 CONVERSATION = [
@@ -82,7 +85,9 @@ CHAT_CASES = [
     Case("tool_choice", {"tools": [WEATHER], "tool_choice": "none"}, text_is(CALL), says=CALL),
     Case("tool_choice", {"tools": [WEATHER], "tool_choice": "auto"}, called(1), says=CALL),
     Case("parallel_tool_calls", {"tools": [WEATHER], "parallel_tool_calls": False}, called(1), says=CALL + CALL),
-    Case("response_format", {"response_format": {"type": "text"}}, same_as_ever),
+    Case("tools", {"tools": [STRICT_WEATHER]}, called(1), says=FRAMED_CALL),
+    Case("tool_choice", {"tools": [WEATHER], "tool_choice": "required"}, called(1), says=FRAMED_CALL),
+    Case("tool_choice", {"tools": [WEATHER], "tool_choice": NAMED_CHOICE}, called(1), says=FRAMED_CALL),
     Case("chat_template", {"chat_template": "Say {{ messages[0].content }}", **IDS}, prompt_is("Say Hello!")),
     Case(
         "chat_template_kwargs",
@@ -130,14 +135,12 @@ CHAT_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("moderation", {"moderation": {"model": "some"}}),
     ("prompt_cache_options", {"prompt_cache_options": {}}),
     ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
-    ("response_format.type", {"response_format": {"type": "json_object"}}),
-    ("response_format.type", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
-    ("tool_choice", {"tools": [WEATHER], "tool_choice": "required"}),
     (
-        "tool_choice",
-        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        "response_format.json_schema.schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}},
     ),
-    ("tools.0.function.strict", {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("guided_json", {"guided_json": {}, "guided_regex": "a"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("top_logprobs", {"top_logprobs": 2}),
     ("temperature", {"temperature": -1}),

@@ -55,5 +55,6 @@ COMPLETION_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("service_tier", {"service_tier": "flex"}),
     ("spaces_between_special_tokens", {"spaces_between_special_tokens": False}),
     ("logprobs", {"logprobs": -1}),
+    ("guided_regex", {"guided_regex": "("}),
     ("never_heard_of", {"never_heard_of": 1}),
 ]

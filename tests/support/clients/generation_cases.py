@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from support.clients.answer import Answer
-from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, tokens_are
+from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, text_is, tokens_are
 
 # A token of the served model, and two others.
 A, B, C = 70, 71, 72
@@ -108,8 +109,43 @@ def begin_is_not_shown(answer: Answer, _: Asker) -> None:
     assert answer.num_output_tokens == 4
 
 
+def matches(pattern: str) -> Any:
+    """The whole text, when it may be long enough."""
+
+    def check(answer: Answer, _: Asker) -> None:
+        assert re.fullmatch(pattern, answer.choice.text), answer.choice.text
+        assert answer.choice.finish_reason == "stop"
+
+    return check
+
+
+def begins_an_object(answer: Answer, _: Asker) -> None:
+    """A model that knows nothing need not come to its end."""
+    assert answer.choice.text.lstrip().startswith("{")
+
+
+ROOM: dict[str, Any] = {"max_tokens": 24}
+COLOURS: dict[str, Any] = {"enum": ["red", "blue"]}
+COLOUR = '"(red|blue)"'
+TAG: dict[str, Any] = {"structures": [{"begin": "<c>", "schema": COLOURS, "end": "</c>"}], "triggers": ["<c"]}
+TAGGED = 'I say <c>"blue"</c>'
+NAMED: dict[str, Any] = {"name": "colour", "description": "One of two", "schema": COLOURS, "strict": True}
+JSON_SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": NAMED}
+GUIDED = [
+    Case("response_format", {"response_format": {"type": "text"}}, same_as_ever),
+    Case("response_format", {"response_format": {"type": "json_object"}}, begins_an_object),
+    Case("response_format", {"response_format": JSON_SCHEMA, **ROOM}, matches(COLOUR)),
+    Case("response_format", {"response_format": {"type": "structural_tag", **TAG}}, text_is(TAGGED), says=TAGGED),
+    Case("guided_json", {"guided_json": COLOURS, **ROOM}, matches(COLOUR)),
+    Case("guided_json_object", {"guided_json_object": True}, begins_an_object),
+    Case("guided_regex", {"guided_regex": "[ab]{3}", **ROOM}, matches("[ab]{3}")),
+    Case("guided_choice", {"guided_choice": ["yes", "no"], **ROOM}, matches("yes|no")),
+    Case("guided_grammar", {"guided_grammar": 'start: "ab" "cd"', **ROOM}, matches("abcd")),
+    Case("structural_tag", {"structural_tag": TAG}, text_is(TAGGED), says=TAGGED),
+]
 SAYS_BEGIN: dict[str, Any] = {"logits_processors_args": {"forced_tokens": [A, BEGIN, B]}}
 GENERATION = [
+    *GUIDED,
     Case("model", {"model": "default"}, same_as_ever),
     Case("stream", {"stream": True}, same_as_ever, streamed=True),
     Case("stream", {"stream": False}, same_as_ever, streamed=False),

@@ -273,7 +273,8 @@ async def _create(kind: type[Result], *arguments: Any) -> Result:
 
 def _shutdown(loop: LoopThread, engine: EngineClient) -> None:
     if loop.is_current:  # the garbage collector may run in any thread, and this one must not wait for itself
-        threading.Thread(target=_shutdown, args=(loop, engine)).start()
+        # A thread that a daemon starts would be one, too, and the interpreter's exit waits for no daemon.
+        threading.Thread(target=_shutdown, args=(loop, engine), daemon=False).start()
         return
     loop.run(engine.shutdown())
     loop.close()

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import paddle
 import torch
-from builtin_costs import CONTESTS, VLLM_PER_TORCH, sides
-from builtin_costs import Batch as BuiltinBatch
+from builtin_batch import Batch as BuiltinBatch
+from builtin_costs import CONTESTS, EOS, VLLM_PER_TORCH, sides
 from builtin_costs import require_same_result as require_same_edit
 from paddle import Tensor
 
@@ -275,7 +275,7 @@ def measure_builtins(sizes: Sizes) -> dict[str, dict[str, float]]:
     for rows, vocab_size, turns in sizes.builtin_shapes:
         print(f"\n{f'{rows} x {vocab_size}, used by all rows':<28}{'us':>10}{'theirs':>10}{'ratio':>8}")
         for contest in CONTESTS:
-            batch = BuiltinBatch(rows, vocab_size, contest.name, contest.args)
+            batch = BuiltinBatch(rows, vocab_size, contest.name, contest.args, eos=EOS)
             require_same_edit(batch, contest)
             calls, before = sides(batch, contest)
             us = measure(calls, turns, before)

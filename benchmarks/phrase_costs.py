@@ -25,82 +25,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import paddle
 import torch
+from builtin_batch import PROMPT, Batch, Edit
 from chain import measure
-from paddle import Tensor
 from transformers.generation import logits_process as hf
 
-from fastdeploy_lp import SamplingParams, config
-from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.worker.sequence import Sequence as Running
-from fastdeploy_lp.worker.share_inputs import ShareInputs
-
-PROMPT, OUTPUT, MAX_MODEL_LEN = 512, 64, 1024
+OUTPUT = 64
 EOS = (2,)
 PHRASE = [5, 6, 7, 8]
 # With which every prompt ends, so that reasoning is open.
 THINK = 400
 SHAPES = ((32, 49152, 10), (256, 151936, 2))
 SMOKE_SHAPES = ((4, 512, 1),)
-
-Edit = Callable[[torch.Tensor], torch.Tensor]
-"""Logits [rows, vocab_size] to what the other side makes of them, in place or not."""
-
-
-class Batch:
-    """A real chain of one builtin and real slots, whose requests all use it and do not go on."""
-
-    def __init__(self, rows: int, vocab_size: int, contest: Contest) -> None:
-        self.rows, self.args = rows, contest.args
-        random = np.random.default_rng(0)
-        self._pristine = 2 * random.standard_normal((rows, vocab_size), np.float32)
-        self.logits = paddle.to_tensor(self._pristine)
-        # Both sides work on the same memory: a tensor of torch's own could lie in smaller pages.
-        self.torch_logits = torch.from_dlpack(self.logits)
-        self.share_inputs = ShareInputs(rows, MAX_MODEL_LEN)
-        self.chain = LogitsProcessorChain(load_processors([contest.name]), _fd_config(rows, vocab_size, contest.name))
-        # Of few different tokens, as texts are; none of them ends the output.
-        self.tokens = random.integers(10, 400, (rows, PROMPT + contest.output))
-        self.tokens[:, PROMPT - 1] = THINK
-        for slot in range(rows):
-            self._enter(slot)
-        self.share_inputs.set_active(np.arange(rows))
-
-    @property
-    def input_ids(self) -> torch.Tensor:
-        """Prompt and output of every request, int64 [rows, tokens]."""
-        return torch.from_numpy(self.tokens)
-
-    def restore(self) -> None:
-        """The logits as the model gave them."""
-        np.copyto(np.from_dlpack(self.logits), self._pristine)
-
-    def step(self) -> Tensor:
-        """What the chain does in one step."""
-        self.chain.update_state(self.share_inputs)
-        return self.chain.apply(self.logits, all_greedy=False, recompute=self.logits.clone)
-
-    def _enter(self, slot: int) -> None:
-        selection = Selection(flat=dict(self.args))
-        tokens = self.tokens[slot].tolist()
-        request = AddRequest(str(slot), tokens[:PROMPT], SamplingParams(), selection)
-        running = Running.from_request(request, eos_token_ids=EOS, max_model_len=MAX_MODEL_LEN)
-        running.slot, running.output_token_ids = slot, tokens[PROMPT:]
-        self.share_inputs.assign(running)
-        self.chain.enter(slot, selection)
-
-
-def _fd_config(rows: int, vocab_size: int, name: str) -> config.FDConfig:
-    return config.FDConfig(
-        config.ModelConfig("none", "", "none", vocab_size, max_model_len=MAX_MODEL_LEN, eos_token_ids=EOS),
-        config.SchedulerConfig(rows),
-        config.CacheConfig(block_size=16, num_blocks=1 + rows),
-        config.ParallelConfig(),
-        config.StructuredOutputsConfig((name,)),
-    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +171,16 @@ def measure_shape(rows: int, vocab_size: int, turns: int) -> dict[str, float]:
     print(f"\n{f'{rows} x {vocab_size}, used by all rows':<28}{'us':>10}{'theirs':>10}{'ratio':>8}")
     ratios: dict[str, float] = {}
     for contest in CONTESTS:
-        batch = Batch(rows, vocab_size, contest)
+        batch = Batch(
+            rows,
+            vocab_size,
+            contest.name,
+            contest.args,
+            eos=EOS,
+            sure=False,
+            output=contest.output,
+            prompt_end=THINK,
+        )
         rival = contest.rival(batch)
         calls: dict[str, Callable[[], object]] = {"ours": batch.step, "theirs": partial(rival, batch.torch_logits)}
         us = measure(calls, turns, dict.fromkeys(calls, batch.restore))

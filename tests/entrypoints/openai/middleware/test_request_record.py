@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextvars import copy_context
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,8 @@ def test_made_ids_differ() -> None:
 @given(given_id=st.text(max_size=200) | st.from_regex(FIT, fullmatch=True))
 def test_the_bodys_id_goes_before_the_headers_if_it_is_fit(given_id: str) -> None:
     record = record_with(b"from-the-header")
-    record.adopt(given_id)
+    # The log's lines get the adopted id too, for as long as the context lives.
+    copy_context().run(record.adopt, given_id)
     assert record.request_id == (given_id if FIT.fullmatch(given_id) else "from-the-header")
     record.adopt(None)
     assert FIT.fullmatch(record.request_id)

@@ -56,7 +56,7 @@ class StepResult:
 
 
 class ModelRunner:
-    """Owns the model, its KV cache, `share_inputs`, the mask, the chain and the sampler.
+    """Owns the model, its KV cache, `share_inputs`, the mask, the chain, the sampler and what traces their work.
 
     `mask` is guided decoding; it is applied before the chain and again behind it.
     """
@@ -74,7 +74,7 @@ class ModelRunner:
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
         )
         self._pooling = PromptPooling()
-        self._tracing = Tracing(self._sampler.ops)
+        self.tracing = Tracing(self._sampler.ops)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -87,7 +87,7 @@ class ModelRunner:
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
-        self._tracing.enter(sequence)
+        self.tracing.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
@@ -98,7 +98,7 @@ class ModelRunner:
         self._sampler.leave(slot)
         self._prompt_logprobs.leave(slot)
         self._pooling.leave(slot)
-        self._tracing.leave(slot)
+        self.tracing.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
@@ -151,7 +151,7 @@ class ModelRunner:
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
-        trace = self._tracing.begin(slots)
+        trace = self.tracing.begin(slots)
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self._process(hidden, slots, trace, all_greedy=all_greedy)
         shadows = self._shadow_draws(logits, slots, all_greedy=all_greedy)

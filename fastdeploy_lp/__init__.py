@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.outputs import RequestOutput
     from fastdeploy_lp.pooling_params import PoolingParams
     from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
+    from fastdeploy_lp.trace_params import TraceParams
 
 # Inside another program the library speaks up only when something is wrong; the server turns this up.
 logging.getLogger(__name__).setLevel(logging.WARNING)
@@ -30,6 +31,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "TraceParams",
     "__version__",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = {
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "TraceParams": "trace_params",
 }
 
 

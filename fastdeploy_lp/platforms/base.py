@@ -25,6 +25,9 @@ class Platform(ABC):
     runs_compiled_ops: bool = False
     """Whether the operators of `model_executor/ops` compute here rather than Paddle's own."""
 
+    computes_on_host: bool = False
+    """Whether the model runs on the host's own cores, so that what the host does meanwhile slows it down."""
+
     @abstractmethod
     def worker_environment(self) -> dict[str, str]:
         """Environment variables that have to be set before the worker process imports Paddle."""

@@ -42,6 +42,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     runs_compiled_ops = True
+    computes_on_host = True
 
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""

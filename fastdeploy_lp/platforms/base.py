@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from paddle import Tensor
 
+PADDLE_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.paddle_attention:PaddleAttentionBackend"
+
 
 class Platform(ABC):
     """One kind of device: its Paddle name and what a worker on it needs.
@@ -40,3 +42,7 @@ class Platform(ABC):
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """A large tensor of zeros on the device, of which only a part may ever be used."""
+
+    def get_attention_backend(self) -> str:
+        """The attention backend of models that Paddle's operators compute, as "module:Class"."""
+        return PADDLE_ATTENTION

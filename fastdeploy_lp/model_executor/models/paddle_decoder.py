@@ -43,6 +43,10 @@ class PaddleDecoder:
         self._norm = RMSNorm(weights.norm, dims.rms_norm_eps)
         self._lm_head = Linear(weights.lm_head or LinearWeights(weights.embedding), digits=digits)
 
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `DecoderForCausalLM.initialize_cache`."""
+        self._attention.initialize_cache(num_blocks)
+
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
         batch = self._attention.prepare(chunks)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
+    from fastdeploy_lp.model_executor.models.registry import ModelRegistry
     from fastdeploy_lp.outputs import RequestOutput
     from fastdeploy_lp.pooling_params import PoolingParams
     from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
@@ -26,6 +27,7 @@ __all__ = [
     "FDConfig",
     "GuidedDecodingParams",
     "LogitsProcessor",
+    "ModelRegistry",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -40,6 +42,7 @@ _HOMES = {
     "FDConfig": "config",
     "GuidedDecodingParams": "guided_decoding.params",
     "LogitsProcessor": "logits_processor",
+    "ModelRegistry": "model_executor.models.registry",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

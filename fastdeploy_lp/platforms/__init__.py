@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -11,17 +10,21 @@ from fastdeploy_lp.platforms.base import Platform
 from fastdeploy_lp.platforms.cpu import CpuPlatform
 from fastdeploy_lp.platforms.gpu import GpuPlatform
 from fastdeploy_lp.platforms.host_memory import in_host_memory
+from fastdeploy_lp.platforms.selection import current_platform, find_platform, platform_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-__all__ = ["CpuPlatform", "GpuPlatform", "Platform", "current_platform", "in_host_memory", "to_device"]
-
-
-@functools.cache
-def current_platform() -> Platform:
-    """The platform that this installation serves on: the GPU where there is one that Paddle can use."""
-    return GpuPlatform() if GpuPlatform.is_available() else CpuPlatform()
+__all__ = [
+    "CpuPlatform",
+    "GpuPlatform",
+    "Platform",
+    "current_platform",
+    "find_platform",
+    "in_host_memory",
+    "platform_of",
+    "to_device",
+]
 
 
 def to_device(host: NDArray[Any]) -> Tensor:

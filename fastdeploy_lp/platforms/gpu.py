@@ -46,7 +46,7 @@ class GpuPlatform(Platform):
     default_block_size = 64
 
     @classmethod
-    def is_available(cls) -> bool:
+    def is_supported(cls) -> bool:
         """Whether a CUDA build of Paddle is installed and the driver shows a device; imports no Paddle."""
         return _cuda_build_is_installed() and Nvml.device_count() > 0
 
@@ -106,7 +106,7 @@ class GpuPlatform(Platform):
         return self.model_dtype
 
     def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
-        """Raises ValueError for an option or a model that the operators have no kernel for."""
+        """As it is; raises ValueError for an option or a model that the operators have no kernel for."""
         cache, quantization = fd_config.cache_config, fd_config.model_config.quantization
         if cache.block_size not in BLOCK_SIZES:
             allowed = ", ".join(map(str, BLOCK_SIZES))

@@ -54,6 +54,10 @@ class PaddleDecoder:
         sizes = bucket_sizes(max_num_seqs)
         self._decode_graphs = DecodeGraphs.record(sizes, self._attention, self._compute, capture)
 
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `DecoderForCausalLM.initialize_cache`."""
+        self._attention.initialize_cache(num_blocks)
+
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
         graphs = self._decode_graphs

@@ -49,7 +49,7 @@ class AttentionLayer(Protocol):
 
 
 class AttentionBackend(ABC):
-    """Attention of a whole model, with a KV cache of `cache_config.num_blocks` blocks that it allocates layer by layer.
+    """Attention of a whole model, with a KV cache that `initialize_cache` allocates when all layers are there.
 
     Built as `cls(fd_config, dims, rotary)`; `Platform.get_attention_backend` names the class. A token's result depends
     on its own sequence alone.
@@ -64,7 +64,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def layer(self, weights: LayerWeights) -> AttentionLayer:
-        """The next layer's attention, with its own cache.
+        """The next layer's attention, with its own part of the cache.
 
         Takes `q_proj`, `k_proj` and `v_proj` and, where the family has them, `q_norm` and `k_norm`.
         """
@@ -72,3 +72,7 @@ class AttentionBackend(ABC):
     def decode_batch(self, size: int) -> DecodeBatch | None:  # noqa: ARG002
         """A pass of `size` rows that can be repeated in place; None where passes are laid out anew each time."""
         return None
+
+    @abstractmethod
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate every layer's cache: `num_blocks` blocks, the null block 0 included. Once, before the first pass."""

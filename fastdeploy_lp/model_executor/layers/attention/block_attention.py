@@ -69,6 +69,7 @@ class BlockAttentionBackend(AttentionBackend):
         self._operator = operator
         self._block_size = fd_config.cache_config.block_size
         self._max_model_len = fd_config.model_config.max_model_len
+        self._layers: list[BlockAttentionLayer] = []
         self._prefix = PrefixAttention(dims, rotary, self._block_size)
         # Both halves of a head turn by the same angles, which stand there twice.
         tables = np.stack([np.tile(rotary.cos, 2), np.tile(rotary.sin, 2)])
@@ -92,11 +93,18 @@ class BlockAttentionBackend(AttentionBackend):
 
     def layer(self, weights: LayerWeights) -> BlockAttentionLayer:
         """As the interface says."""
-        dims, cache = self._dims, self._fd_config.cache_config
-        shape = [cache.num_blocks, dims.num_kv_heads, self._block_size, dims.head_dim]
+        made = BlockAttentionLayer(self, weights, self._fd_config.model_config.quantization)
+        self._layers.append(made)
+        return made
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """As the interface says; a second call replaces the cache, which a pass to measure memory by makes use of."""
+        shape = [num_blocks, self._dims.num_kv_heads, self._block_size, self._dims.head_dim]
         platform = current_platform()
-        keys, values = (platform.zeros(shape, platform.model_dtype) for _ in range(2))
-        return BlockAttentionLayer(self, weights, self._fd_config.model_config.quantization, keys, values)
+        for layer in self._layers:
+            layer.cache = None
+        for layer in self._layers:
+            layer.cache = (platform.zeros(shape, platform.model_dtype), platform.zeros(shape, platform.model_dtype))
 
     def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: BlockBatch) -> Tensor:
         """Attended values [tokens, heads * head_dim] of projections [tokens, (heads + 2 kv_heads) * head_dim].
@@ -156,12 +164,9 @@ class BlockAttentionLayer:
         backend: BlockAttentionBackend,
         weights: LayerWeights,
         quantization: str | None,
-        keys: Tensor,
-        values: Tensor,
     ) -> None:
         self._backend = backend
-        self._keys = keys
-        self._values = values
+        self.cache: tuple[Tensor, Tensor] | None = None
         self._qkv_proj = linear(merged([weights.q_proj, weights.k_proj, weights.v_proj]), quantization)
         eps = backend.dims.rms_norm_eps
         self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, eps)
@@ -169,8 +174,9 @@ class BlockAttentionLayer:
 
     def __call__(self, hidden: Tensor, batch: BlockBatch) -> Tensor:
         """As the interface says."""
-        qkv = self._normed(self._qkv_proj(hidden))
-        return self._backend.attend(qkv, self._keys, self._values, batch)
+        if self.cache is None:
+            raise RuntimeError("attention runs before initialize_cache has made a cache for it")
+        return self._backend.attend(self._normed(self._qkv_proj(hidden)), *self.cache, batch)
 
     def _normed(self, qkv: Tensor) -> Tensor:
         if self._q_norm is None or self._k_norm is None:

@@ -38,6 +38,7 @@ class PaddleAttentionBackend(AttentionBackend):
         self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
         self._rotary = RotaryEmbedding(rotary)
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, self._cache.block_size)
+        self._layer_caches: list[LayerKVCache] = []
 
     def prepare(self, chunks: Sequence[SequenceChunk]) -> PaddleBatch:
         """Packed in ascending length, whatever the chunks' order."""
@@ -47,10 +48,14 @@ class PaddleAttentionBackend(AttentionBackend):
     def layer(self, weights: LayerWeights) -> PaddleAttentionLayer:
         """As the interface says."""
         cache, dims = self._cache, self._dims
-        layer_cache = LayerKVCache(
-            cache.num_blocks, dims.num_kv_heads, cache.block_size, dims.head_dim, half=cache.dtype == "float16"
-        )
+        layer_cache = LayerKVCache(dims.num_kv_heads, cache.block_size, dims.head_dim, half=cache.dtype == "float16")
+        self._layer_caches.append(layer_cache)
         return PaddleAttentionLayer(weights, dims, self._rotary, layer_cache, digits=self._digits)
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """As the interface says."""
+        for cache in self._layer_caches:
+            cache.allocate(num_blocks)
 
 
 class PaddleAttentionLayer:

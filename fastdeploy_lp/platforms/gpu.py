@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
 
 BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention:BlockAttentionBackend"
+WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
 BLOCK_SIZES = (32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
 # What a step sends to the device fits several times.
@@ -96,6 +97,10 @@ class GpuPlatform(Platform):
         graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def get_worker_class(self) -> str:
+        """The worker that measures what memory is left for the cache."""
+        return WORKER
 
     def get_attention_backend(self) -> str:
         """The backend on Paddle's own operator."""

@@ -197,6 +197,7 @@ class StaticDecodeBatch(BlockBatch):
     def __init__(self, size: int, block_size: int, max_model_len: int) -> None:
         width = -(-max_model_len // block_size)
         layout = BlockLayout(size, size, size, size, size, width)
+        self._block_size = block_size
         self._host = np.zeros(layout.size, np.int32)
         self._views = layout.views(self._host)
         # New prompts have position 0, as rows without a sequence do: nothing but the pasts ever changes here.
@@ -216,7 +217,8 @@ class StaticDecodeBatch(BlockBatch):
         views["seq_lens_decoder"][:count, 0] = [chunk.start for chunk in chunks]
         views["seq_lens_decoder"][count:] = 0
         for row, chunk in zip(views["block_tables"], chunks, strict=False):
-            row[: len(chunk.block_table)] = chunk.block_table[: len(row)]
+            held = chunk.start // self._block_size + 1
+            row[:held] = chunk.block_table[:held]
         current_platform().write(self._device, self._host)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
+CUDA_BUILD = "paddlepaddle-gpu"
 BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention:BlockAttentionBackend"
 WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
 BLOCK_SIZES = (32, 64, 128)
@@ -49,7 +50,14 @@ class GpuPlatform(Platform):
     @classmethod
     def is_supported(cls) -> bool:
         """Whether a CUDA build of Paddle is installed and the driver shows a device; imports no Paddle."""
-        return _cuda_build_is_installed() and Nvml.device_count() > 0
+        return cls.what_is_missing() is None
+
+    @classmethod
+    def what_is_missing(cls) -> str | None:
+        """What keeps this machine or installation from it; None if nothing does."""
+        if not _cuda_build_is_installed():
+            return f"the package {CUDA_BUILD} is not installed"
+        return None if Nvml.device_count() > 0 else "NVIDIA's driver shows no device"
 
     def worker_environment(self) -> dict[str, str]:
         """Paddle's flags that CUDA graphs and grouped heads need; they are not left to the caller's environment."""
@@ -134,7 +142,7 @@ def _head_dim(hf_config: dict[str, Any]) -> int:
 @functools.cache
 def _cuda_build_is_installed() -> bool:
     try:
-        importlib.metadata.distribution("paddlepaddle-gpu")
+        importlib.metadata.distribution(CUDA_BUILD)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True

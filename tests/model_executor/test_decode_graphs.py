@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,9 +29,7 @@ class Emulated(BlockAttentionBackend):
     """With the operator's emulation; knows what it has given out."""
 
     def __init__(self) -> None:
-        super().__init__(
-            SETTING.fd_config(SHAPE), SHAPE.dimensions, rotary(SHAPE, SETTING), block_multihead_attention
-        )
+        super().__init__(SETTING.fd_config(SHAPE), SHAPE.dimensions, rotary(SHAPE, SETTING), block_multihead_attention)
         self.batches: list[StaticDecodeBatch] = []
 
     def decode_batch(self, size: int) -> StaticDecodeBatch:
@@ -106,7 +105,7 @@ def test_no_pass_is_filled_up_to_more_than_twice_its_size(max_num_seqs: int) -> 
     sizes = bucket_sizes(max_num_seqs)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_num_seqs
-    for smaller, larger in zip(sizes[:-1], sizes[1:], strict=True):
+    for smaller, larger in itertools.pairwise(sizes):
         assert larger < 2 * (smaller + 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -97,7 +98,7 @@ def test_a_prompt_may_be_cut_at_any_place(cuts: list[int]) -> None:
     shape, setting = Shape(), Setting(block_size=16, max_model_len=64)
     seats = one_sequence(45, setting)
     bounds = [0, *cuts, 45]
-    schedule = [[Piece(0, start, stop, stop - start)] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    schedule = [[Piece(0, start, stop, stop - start)] for start, stop in itertools.pairwise(bounds)]
     (found,) = run_schedule(block_decoder(shape, setting), seats, schedule)
     (expected,) = run_alone(paddle_decoder(shape, setting), seats)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)

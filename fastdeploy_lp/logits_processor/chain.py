@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -164,7 +165,7 @@ class LogitsProcessorChain:
 
         active = np.sort(np.concatenate([group.active_slots() for group in self._groups.values()]))
         for group in self._groups.values():
-            rows = paddle.to_tensor(np.searchsorted(active, group.active_slots()))
+            rows = to_device(np.searchsorted(active, group.active_slots()))
             if not rows.size:
                 continue
             part = self._apply_group(group, paddle.gather(logits, rows), all_greedy=all_greedy)

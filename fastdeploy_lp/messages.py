@@ -128,7 +128,8 @@ class CacheStats(msgspec.Struct, array_like=True):
 class StepOutputs(msgspec.Struct, tag=True):
     """One step of the whole batch, with the load after it.
 
-    `processors` are the logits processors' counters, sent when something but their seconds has changed.
+    `processors` are the logits processors' counters, sent when something but their seconds has changed; `step_time` is
+    how many seconds the step took, 0 if the message tells of the load alone.
     """
 
     steps: list[SequenceStep]
@@ -136,6 +137,7 @@ class StepOutputs(msgspec.Struct, tag=True):
     num_waiting: int
     processors: list[ProcessorStats] | None = None
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
+    step_time: float = 0.0
 
 
 ToWorker = AddRequest | AddPooling | AbortRequests | ResetProcessor | Shutdown

@@ -22,6 +22,7 @@ FORBIDDEN = {
     "model_executor": ["engine", "entrypoints", "worker"],
     "logits_processor": ["engine", "worker", "entrypoints", "model_executor"],
     "platforms": ["engine", "worker", "entrypoints", "model_executor"],
+    "plugins": ["engine", "worker", "entrypoints", "model_executor", "logits_processor", "platforms"],
     "checkpoint": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
     "entrypoints": ["worker", "model_executor"],
     "guided_decoding": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
@@ -45,6 +46,7 @@ WITHOUT_PADDLE = (
     "logits_processor",
     "openai",
     "platforms",
+    "plugins",
     "checkpoint",
 )
 

@@ -10,6 +10,8 @@ from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
+from fastdeploy_lp.plugins import load_general_plugins
+from fastdeploy_lp.plugins.general import warn_of_unknown_names
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,14 @@ def declare(model: str, logits_processors: Sequence[str | type], options: dict[s
 
 
 def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine:
-    """The same from `EngineArgs`; processors first, since finding the model may take a conversion."""
+    """The same from `EngineArgs`; processors first, since finding the model may take a conversion.
+
+    Plugins are loaded before anything is settled. Raises PluginError, a ValueError, for one that ends the start.
+    """
     if args.vllm_compat:
         vllm_compat.install()
+    warn_of_unknown_names()
+    load_general_plugins()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
     if args.reasoning_parser is not None:

@@ -36,6 +36,7 @@ from fastdeploy_lp.messages import (
     encode,
 )
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.kv_events import CachePortError, KVEventPublisher
 
@@ -101,6 +102,7 @@ class WorkerProcess:
     def _start_engine(self) -> EngineCore:
         began = time.monotonic()
         paddle.set_device(current_platform().name)
+        load_general_plugins()
         fd_config = self._start.fd_config
         engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
         # What a worker starts with stays: no collection need ever look at it again.

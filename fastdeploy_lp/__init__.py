@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
     from fastdeploy_lp.outputs import RequestOutput
+    from fastdeploy_lp.plugins.io_processor import IOProcessor
+    from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
     from fastdeploy_lp.pooling_params import PoolingParams
     from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
@@ -25,11 +27,13 @@ __all__ = [
     "EngineArgs",
     "FDConfig",
     "GuidedDecodingParams",
+    "IOProcessor",
     "LogitsProcessor",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StatLoggerBase",
     "__version__",
 ]
 
@@ -39,11 +43,13 @@ _HOMES = {
     "EngineArgs": "config",
     "FDConfig": "config",
     "GuidedDecodingParams": "guided_decoding.params",
+    "IOProcessor": "plugins.io_processor",
     "LogitsProcessor": "logits_processor",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "StatLoggerBase": "plugins.stat_logger",
 }
 
 

@@ -38,7 +38,10 @@ class AddRequest(msgspec.Struct, tag=True):
 
 
 class AddPooling(msgspec.Struct, tag=True):
-    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`. Nothing is sampled."""
+    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
+
+    Nothing is sampled.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -96,7 +99,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
     `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
     `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
-    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these.
+    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these;
+    `pooled` has a vector for each token, [tokens, hidden_size], if it asked for "all".
     """
 
     request_id: str

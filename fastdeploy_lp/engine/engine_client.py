@@ -46,6 +46,7 @@ from fastdeploy_lp.messages import (
     WorkerFailed,
 )
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.stats import ABORT, ERROR, IterationStats
 
@@ -174,7 +175,9 @@ class EngineClient:
         self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
         for pooling in poolings:
             self.stats.arrived(len(pooling.prompt.token_ids))
-            kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
+            params = pooling.params
+            kind = params.pooling or self.fd_config.model_config.pooling_type
+            kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
             self._worker.send(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind))
         return poolings
 

@@ -5,35 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.plugins.stat_logger_source import ENGINE_INDEX
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 logger = logging.getLogger(__name__)
-
-ENGINE_INDEX = 0
-
-
-@dataclass(frozen=True)
-class NamedStatLogger:
-    """What makes a stat logger, under the name of its entry point or class."""
-
-    name: str
-    make: StatLoggerFactory
-
-    def build(self, fd_config: FDConfig) -> StatLoggerBase:
-        """The logger; raises ValueError that names it for one that cannot be made, whose cause is in the log."""
-        try:
-            made = self.make(fd_config, ENGINE_INDEX)
-        except Exception as error:
-            logger.exception("stat logger %s cannot be made", self.name)
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"stat logger {self.name} cannot be made: {cause}") from error
-        if not isinstance(made, StatLoggerBase):
-            raise ValueError(f"stat logger {self.name} must make a StatLoggerBase, not {type(made).__name__}")
-        return made
 
 
 class StatLoggers:

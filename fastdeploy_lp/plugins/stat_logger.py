@@ -9,8 +9,6 @@ from typing import TypeAlias
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
-GROUP = "fastdeploy_lp.stat_logger_plugins"
-
 
 class StatLoggerBase(ABC):
     """Told of every iteration of one engine, in the API process and on its event loop: no method may wait.
@@ -26,7 +24,7 @@ class StatLoggerBase(ABC):
     def record(
         self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, engine_idx: int = 0
     ) -> None:
-        """Both after each step of the worker; one alone when something happens between two steps.
+        """Both after each message of the worker; one alone when something happens between two.
 
         What is given is not to be changed.
         """

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
+    from fastdeploy_lp.model_executor.models.registry import ModelRegistry
     from fastdeploy_lp.outputs import RequestOutput
     from fastdeploy_lp.plugins.io_processor import IOProcessor
     from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
@@ -29,6 +30,7 @@ __all__ = [
     "GuidedDecodingParams",
     "IOProcessor",
     "LogitsProcessor",
+    "ModelRegistry",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -45,6 +47,7 @@ _HOMES = {
     "GuidedDecodingParams": "guided_decoding.params",
     "IOProcessor": "plugins.io_processor",
     "LogitsProcessor": "logits_processor",
+    "ModelRegistry": "model_executor.models.registry",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
 from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
+from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -85,6 +86,20 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class DeviceConfig:
+    """Which classes run the model, each named "module:Class"; None asks the platform for its own.
+
+    platform: the name of the platform that has settled the configuration; None before it has.
+    """
+
+    platform: str | None = None
+    worker_class: str | None = None
+    model_runner_class: str | None = None
+    attention_backend: str | None = None
+    communicator_class: str | None = None
+
+
+@dataclass(frozen=True)
 class StructuredOutputsConfig:
     """The chain: one SPEC a logits processor, in execution order, and what happens when one fails.
 
@@ -150,6 +165,7 @@ class FDConfig:
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
 
 @dataclass
@@ -377,12 +393,16 @@ class EngineArgs:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
 
     def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
-        """Find the model (converting a GGUF file once) and settle every open default.
+        """Find the model (converting a GGUF file once) and settle every open default, the platform's wishes included.
 
         Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
-        fit it.
+        fit it or the platform.
         """
         files = resolve_model(self.model, show_progress=show_progress)
+        settled = settled_by(current_platform(), self._fd_config(files))
+        return replace(settled, cache_config=self._with_blocks(files, settled))
+
+    def _fd_config(self, files: ModelFiles) -> FDConfig:
         config = files.config
         max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
         return FDConfig(
@@ -403,7 +423,13 @@ class EngineArgs:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_waiting_requests=self.max_waiting_requests,
             ),
-            cache_config=self._cache_config(files, max_model_len),
+            cache_config=CacheConfig(
+                self.block_size,
+                num_blocks=0,
+                cache_queue_port=self.cache_queue_port,
+                dtype=self._settle_kv_cache_dtype(),
+                enable_prefix_caching=self.enable_prefix_caching,
+            ),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
@@ -428,18 +454,18 @@ class EngineArgs:
             observability_config=ObservabilityConfig(self.log_stats_interval),
         )
 
-    def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
-        dtype = self._settle_kv_cache_dtype()
+    def _with_blocks(self, files: ModelFiles, settled: FDConfig) -> CacheConfig:
+        cache = settled.cache_config
         num_blocks = settle_num_blocks(
             files,
-            block_size=self.block_size,
-            max_model_len=max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            dtype=dtype,
-            override=self.num_gpu_blocks_override,
+            block_size=cache.block_size,
+            max_model_len=settled.model_config.max_model_len,
+            max_num_seqs=settled.scheduler_config.max_num_seqs,
+            dtype=cache.dtype,
+            override=cache.num_blocks or self.num_gpu_blocks_override,
             memory_share=self.gpu_memory_utilization,
         )
-        return CacheConfig(self.block_size, num_blocks, self.cache_queue_port, dtype, self.enable_prefix_caching)
+        return replace(cache, num_blocks=num_blocks)
 
     def _settle_kv_cache_dtype(self) -> str:
         if self.kv_cache_dtype != "auto":
@@ -452,6 +478,20 @@ class EngineArgs:
         if self.max_model_len > model_limit:
             raise ValueError(f"max_model_len: {self.max_model_len} is more than the model's own {model_limit}")
         return self.max_model_len
+
+
+def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
+    """The configuration that `check_and_update_config` of the platform makes of this one, under the platform's name.
+
+    Raises ValueError when it gives no configuration back.
+    """
+    settled = platform.check_and_update_config(fd_config)
+    if not isinstance(settled, FDConfig):
+        given = type(settled).__name__
+        raise ValueError(
+            f"platform {platform.name}: check_and_update_config returned {given}; it must return the FDConfig"
+        )
+    return replace(settled, device_config=replace(settled.device_config, platform=platform.name))
 
 
 def spec_of(given: str | type) -> str:

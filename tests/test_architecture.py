@@ -47,6 +47,7 @@ WITHOUT_PADDLE = (
     "openai",
     "platforms",
     "plugins",
+    "model_executor/models/registry.py",
     "checkpoint",
 )
 

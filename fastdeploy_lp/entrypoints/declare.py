@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,14 @@ from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
+from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.plugins.general import warn_of_unknown_names
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
 from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def declare_engine(
         vllm_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
+    platform = current_platform()
+    logger.info("platform %s: %s", platform.name, platform.device_name)
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
     if args.reasoning_parser is not None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.distribution import write_distribution
+from support.distributions import import_folder, install
 from support.io_processors import Hasty, Lengths
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.plugins import PluginError, UnknownPluginError
 from fastdeploy_lp.plugins.io_processor_source import find_io_processor
 
-GROUP = "fastdeploy_lp.io_processor_plugins"
+GROUP = "io_processor_plugins"
 MODULE = "made_io_processors"
 SOURCE = '''
 """Entry points of a test."""
@@ -66,15 +67,13 @@ BAD = {
 
 
 @pytest.fixture(autouse=True)
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(tmp_path: Path) -> Iterator[None]:
     """Two distributions, one of them for another release."""
     points = GOOD | {name: value for name, (value, _) in BAD.items()} | {"broken": f"{MODULE}:Broken"}
-    write_distribution(tmp_path, "made-processors", {GROUP: points}, {MODULE: SOURCE})
-    later = {"later": "made_never:f"}
-    write_distribution(tmp_path, "made-later", {GROUP: later}, requires="fastdeploy-lp>=99")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, MODULE, raising=False)
-    monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", ",".join([*points, *later]))
+    with import_folder(tmp_path, only=",".join([*points, "later"])):
+        install(tmp_path, "made_processors", {GROUP: points}, modules={MODULE: SOURCE})
+        install(tmp_path, "made_later", {GROUP: {"later": "made_never:f"}}, requires=["fastdeploy-lp>=99"])
+        yield
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -89,7 +88,7 @@ def test_every_form_of_an_entry_point_leads_to_the_class(name: str) -> None:
 def test_what_is_no_io_processor_is_told_by_name(name: str) -> None:
     with pytest.raises(PluginError) as error:
         find_io_processor(name)
-    assert str(error.value).startswith(f"IO-processor plugin {name} (made-processors 1.0): ")
+    assert str(error.value).startswith(f"IO-processor plugin {name} (made_processors 1.0): ")
     assert BAD[name][1] in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -115,5 +114,5 @@ def test_the_filter_holds_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_for_another_release_is_not_imported() -> None:
-    with pytest.raises(PluginError, match=r"plugin later \(made-later 1.0\): needs fastdeploy-lp>=99"):
+    with pytest.raises(PluginError, match=r"plugin later \(made_later 1.0\): needs fastdeploy-lp>=99"):
         find_io_processor("later")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.distribution import write_distribution
+from support.distributions import import_folder, install
 from support.stat_loggers import Keeps
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.plugins import PluginError
 from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
 
-GROUP = "fastdeploy_lp.stat_logger_plugins"
+GROUP = "stat_logger_plugins"
 MODULE = "made_stat_loggers"
 SOURCE = '''
 """Entry points of a test."""
@@ -41,47 +42,44 @@ BAD = {
 }
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, requires: str = "fastdeploy-lp", **points: str) -> None:
-    """A distribution with these entry points, all of which may load."""
-    write_distribution(folder, "made-loggers", {GROUP: points}, {MODULE: SOURCE}, requires)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", ",".join(points))
+@contextmanager
+def installed(folder: Path, requires: str = "fastdeploy-lp", **points: str) -> Iterator[None]:
+    """Inside, there is a distribution with these entry points, all of which may load."""
+    with import_folder(folder, only=",".join(points)):
+        install(folder, "made_loggers", {GROUP: points}, requires=[requires], modules={MODULE: SOURCE})
+        yield
 
 
 def test_all_that_may_load_are_built_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, one="support.stat_loggers:Keeps", two="support.stat_loggers:Keeps")
     config = tiny_fd_config()
-    built = [source.build(config) for source in installed_stat_loggers()]
-    assert [(name, type(made)) for name, made in built] == [("one", Keeps), ("two", Keeps)]
-    monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "two")
-    assert [source.name for source in installed_stat_loggers()] == ["two"]
-    monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "")
-    assert installed_stat_loggers() == []
+    with installed(tmp_path, one="support.stat_loggers:Keeps", two="support.stat_loggers:Keeps"):
+        built = [source.build(config) for source in installed_stat_loggers()]
+        assert [(name, type(made)) for name, made in built] == [("one", Keeps), ("two", Keeps)]
+        monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "two")
+        assert [source.name for source in installed_stat_loggers()] == ["two"]
+        monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "")
+        assert installed_stat_loggers() == []
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_stat_logger_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    install(tmp_path, monkeypatch, mine=f"{MODULE}:{name}")
-    with pytest.raises(PluginError) as error:
+def test_what_is_no_stat_logger_is_told_by_name(tmp_path: Path, name: str) -> None:
+    with installed(tmp_path, mine=f"{MODULE}:{name}"), pytest.raises(PluginError) as error:
         installed_stat_loggers()
-    assert str(error.value).startswith("stat-logger plugin mine (made-loggers 1.0): ")
+    assert str(error.value).startswith("stat-logger plugin mine (made_loggers 1.0): ")
     assert BAD[name] in str(error.value)
 
 
-def test_a_constructor_that_raises_ends_the_start_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(tmp_path, monkeypatch, mine=f"{MODULE}:Broken")
-    (source,) = installed_stat_loggers()
-    with pytest.raises(PluginError, match=r"plugin mine .*: cannot be made: OSError: disk full"):
-        source.build(tiny_fd_config())
+def test_a_constructor_that_raises_ends_the_start_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with installed(tmp_path, mine=f"{MODULE}:Broken"):
+        (source,) = installed_stat_loggers()
+        with pytest.raises(PluginError, match=r"plugin mine .*: cannot be made: OSError: disk full"):
+            source.build(tiny_fd_config())
     assert "Traceback" in caplog.text
 
 
-def test_one_for_another_release_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "fastdeploy-lp>=99", mine="made_never:Logger")
-    with pytest.raises(PluginError, match=r"plugin mine \(made-loggers 1.0\): needs fastdeploy-lp>=99"):
+def test_one_for_another_release_is_not_imported(tmp_path: Path) -> None:
+    refused = pytest.raises(PluginError, match=r"plugin mine \(made_loggers 1.0\): needs fastdeploy-lp>=99")
+    with installed(tmp_path, "fastdeploy-lp>=99", mine="made_never:Logger"), refused:
         installed_stat_loggers()
 
 

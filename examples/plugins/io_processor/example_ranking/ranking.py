@@ -42,9 +42,7 @@ class Ranking(IOProcessor[Question, list[Place]]):
         """The query's prompt, then one a text."""
         return [prompt.query, *prompt.texts]
 
-    def post_process(
-        self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None
-    ) -> list[Place]:
+    def post_process(self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None) -> list[Place]:
         """`model_output` is in the order of the prompts."""
         query, *texts = [each.outputs.data.astype(np.float64) for each in model_output]
         places = [Place(index=index, score=float(query @ text)) for index, text in enumerate(texts)]

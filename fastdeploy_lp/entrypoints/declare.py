@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,6 @@ from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, v
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.plugins.general import warn_of_unknown_names
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine
         vllm_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
-    platform = current_platform()
-    logger.info("platform %s: %s", platform.name, platform.device_name)
+    current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
     if args.reasoning_parser is not None:

@@ -213,10 +213,9 @@ def test_a_platform_of_a_package_of_its_own_serves(platform_server: ServerProces
 
 def test_its_classes_are_those_that_run(platform_server: ServerProcess) -> None:
     tokens_of(platform_server, [1, 2, 3])
-    told = "platform example: the CPU, as an example"
-    api, worker = lines_with(platform_server, told)
-    assert "worker:" not in api
-    assert f"worker: ExampleWorker on {told}" in worker
+    told = "worker: ExampleWorker on platform example: the CPU, as an example, "
+    (line,) = lines_with(platform_server, told)
+    assert line.endswith(f", {EXAMPLE_BLOCKS + 1} blocks of 8 tokens")
     for message in ("the example worker is warm", "the example model runner takes its first step"):
         (line,) = lines_with(platform_server, message)
         assert "worker:" in line

@@ -23,7 +23,7 @@ def install(
     requires: Sequence[str] = (),
     modules: Mapping[str, str] | None = None,
 ) -> None:
-    """`entry_points` maps the end of a group's name ("general_plugins") to names and values, `modules` names to code."""
+    """`entry_points`: by the end of a group's name ("general_plugins"), names and values; `modules`: code by name."""
     info = folder / f"{distribution}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]

@@ -60,9 +60,7 @@ def reference(prompt: list[int]) -> np.ndarray:
 def pooled_prompts(count: int) -> list[AddPooling]:
     rng = random.Random(3)
     return [
-        pooling(
-            f"p{i}", [rng.randrange(512) for _ in range(rng.choice([1, 3, 4, 5, 16, 31, 32]))], KINDS[i % 3]
-        )
+        pooling(f"p{i}", [rng.randrange(512) for _ in range(rng.choice([1, 3, 4, 5, 16, 31, 32]))], KINDS[i % 3])
         for i in range(count)
     ]
 

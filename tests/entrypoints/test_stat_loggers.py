@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.stat_loggers import Keeps
 from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, AsyncLLM, PoolingParams, SamplingParams
+from fastdeploy_lp.engine.errors import EngineDeadError
 from fastdeploy_lp.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
 BIAS = "LogitBiasLogitsProcessor"
@@ -38,7 +40,7 @@ class Made:
         options: dict[str, Any] = {"max_model_len": CONTEXT, "max_num_seqs": 2}
         self.llm = LLM(
             model,
-            logits_processors=[BIAS, "support.faulty:Native"],
+            logits_processors=[BIAS, "support.served_faults:RaisesOnBoom"],
             logits_processors_max_faults=0,
             stat_loggers=[self._raises, self._keeps],
             **options,
@@ -139,7 +141,7 @@ def test_the_workers_account_comes_with_every_step(made: Made, keeps: Keeps) -> 
     assert steps[-1].num_running_reqs == steps[-1].num_waiting_reqs == 0
     assert 0 < max(each.kv_cache_usage for each in steps) <= 1
     assert steps[-1].prefix_cache_queries - before.prefix_cache_queries >= len(prompt)
-    assert [each.name for each in steps[-1].processors] == [BIAS, "Native"]
+    assert [each.name for each in steps[-1].processors] == [BIAS, "RaisesOnBoom"]
     assert steps[-1].processors[0].requests == before.processors[0].requests + 1
     assert steps[-1].processors[0].seconds > before.processors[0].seconds
     made.llm.generate([prompt], biased, use_tqdm=False)
@@ -149,12 +151,12 @@ def test_the_workers_account_comes_with_every_step(made: Made, keeps: Keeps) -> 
 
 
 def test_a_request_that_cannot_go_on_is_told_as_an_error(made: Made, keeps: Keeps) -> None:
-    faulty = SamplingParams(max_tokens=5, logits_processors_args={"fail": True})
+    faulty = SamplingParams(max_tokens=5, logits_processors_args={"boom": 0})
     (output,) = made.llm.generate("the dog", faulty, use_tqdm=False, raise_on_error=False)
     assert output.error_code == 500
     (finished,) = keeps.finished
     assert (finished.finish_reason, finished.num_generation_tokens) == ("error", 0)
-    assert "Native" in finished.processors
+    assert "RaisesOnBoom" in finished.processors
     assert finished.e2e_latency is None
     assert keeps.scheduler[-1].processors[1].faults > 0
 
@@ -186,17 +188,16 @@ def test_aborts_the_log_and_the_end_are_told(model: str) -> None:
 
     async def run() -> None:
         async with AsyncLLM(model, max_num_seqs=1, stat_loggers=[make], log_stats_interval=3600) as llm:
-            endless = SamplingParams(max_tokens=100_000, ignore_eos=True)
-            llm_options = {"prompt": [5, 6], "sampling_params": endless}
-            async for _ in llm.generate(request_id="left", **llm_options):
-                break
+            endless = SamplingParams(ignore_eos=True)
+            async with aclosing(llm.generate([5, 6], endless, "left")) as outputs:  # type: ignore[type-var]
+                await anext(outputs)
             left = [each for each in kept[0].finished if each.finish_reason == "abort"]
             assert [each.request_id.startswith("left") for each in left] == [True]
             assert left[0].num_generation_tokens >= 1
-            running = llm.generate(request_id="killed", **llm_options)
-            await anext(aiter(running))
+            running = llm.generate([5, 6], endless, "killed")
+            await anext(running)
             await llm.shutdown()
-            with pytest.raises(RuntimeError, match="shutting down"):
+            with pytest.raises(EngineDeadError, match="shutting down"):
                 async for _ in running:
                     pass
 

@@ -23,7 +23,7 @@ def install(
     requires: Sequence[str] = (),
     modules: Mapping[str, str] | None = None,
 ) -> None:
-    """`entry_points`: by the end of a group's name ("general_plugins"), names and values; `modules`: code by name."""
+    """`entry_points`: the end of a group's name ("general_plugins") to names and values. `modules`: names to code."""
     info = folder / f"{distribution}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
@@ -42,7 +42,8 @@ def install(
 def import_folder(folder: Path, *, only: str | None = None) -> Iterator[Path]:
     """Inside, the folder is on the import path and `FASTDEPLOY_LP_PLUGINS` is `only`, or not set.
 
-    Afterwards its modules, and what general plugins came to, are forgotten.
+    Afterwards its modules, and what general plugins came to, are forgotten. A fixture that uses it must not ask for
+    `monkeypatch`, which would put a test's variables back after this has.
     """
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:

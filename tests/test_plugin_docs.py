@@ -22,6 +22,11 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
 from fastdeploy_lp.model_executor.models.registry import METHODS, model_class
 from fastdeploy_lp.platforms import CpuPlatform, Platform, find_platform
 from fastdeploy_lp.plugins import PluginGroup, allowed_plugins, call, load, load_general_plugins
+from fastdeploy_lp.plugins.io_processor import IOProcessor
+from fastdeploy_lp.plugins.io_processor_source import find_io_processor
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.plugins.stat_logger_source import installed_stat_loggers
+from fastdeploy_lp.stats import FinishedRequestStats, IterationStats, SchedulerStats
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.worker_base import WorkerBase
 
@@ -103,10 +108,25 @@ def test_members_of_platforms_workers_and_models() -> None:
         assert hasattr(WorkerBase, name), name
 
 
+def test_methods_of_io_processors_and_stat_loggers() -> None:
+    for heading, base in (("IO processors", IOProcessor), ("Stat loggers", StatLoggerBase)):
+        rows = DOCUMENT.partition(f"## {heading}\n")[2].partition("| method |")[2].partition("\n\n")[0].splitlines()
+        methods = {re.sub(r"\(.*", "", code(row)[0]) for row in rows[2:]}
+        public = {name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))}
+        assert public - {f"{name}_async" for name in methods} == methods
+
+
+@pytest.mark.parametrize("stats", [SchedulerStats, IterationStats, FinishedRequestStats])
+def test_every_field_of_the_statistics_is_there(stats: type) -> None:
+    rows = DOCUMENT.partition(f"| `{stats.__name__}` |")[2].partition("\n\n")[0].splitlines()[2:]
+    fields = {*stats.__dataclass_fields__, *(name for name, each in vars(stats).items() if isinstance(each, property))}
+    assert {name for row in rows for name in code(row.split("|")[1])} == fields
+
+
 # Mistakes
 
 MODULE = """
-    from fastdeploy_lp import ModelRegistry
+    from fastdeploy_lp import IOProcessor, ModelRegistry, StatLoggerBase
     from fastdeploy_lp.openai.logits_processor import LogitsProcessor
     from fastdeploy_lp.platforms import CpuPlatform, Platform
 
@@ -148,6 +168,15 @@ MODULE = """
         def update_state(self, share_inputs): ...
         def __call__(self, logits):
             return logits
+
+    class HalfAnIOProcessor(IOProcessor):
+        def parse_request(self, data):
+            return data
+
+    class HalfALogger(StatLoggerBase):
+        def record(self, scheduler_stats, iteration_stats, engine_idx=0): ...
+
+    ABSENT = "mine:Absent"
 
     class Built(LogitsProcessor):
         def __init__(self): ...
@@ -200,6 +229,22 @@ def processor(name: str) -> Callable[[Path], str]:
     return make
 
 
+def io_processor(value: str, name: str = "mine") -> Callable[[Path], str]:
+    def make(site: Path) -> str:
+        install(site, "first", {"io_processor_plugins": {"mine": f"mine:{value}"}})
+        return raising(lambda: find_io_processor(name))
+
+    return make
+
+
+def stat_logger(value: str) -> Callable[[Path], str]:
+    def make(site: Path) -> str:
+        install(site, "first", {"stat_logger_plugins": {"mine": f"mine:{value}"}})
+        return raising(installed_stat_loggers)
+
+    return make
+
+
 def module_as_function(site: Path) -> str:
     install(site, "first", {"platform_plugins": {"mine": "mine"}})
     (plugin,) = allowed_plugins(PluginGroup.PLATFORM)
@@ -238,6 +283,12 @@ MISTAKES: dict[str, Callable[[Path], str]] = {
     "a processor without `update_state`": processor("NoUpdate"),
     "a processor with `__call__` in place of `apply`": processor("Called"),
     "a processor with another constructor": processor("Built"),
+    "an IO processor's name that leads nowhere": io_processor("ABSENT"),
+    "an IO processor that derives from nothing": io_processor("NoProcessor"),
+    "an IO processor that lacks a method": io_processor("HalfAnIOProcessor"),
+    "a misspelt `--io-processor-plugin`": io_processor("HalfAnIOProcessor", "rankin"),
+    "a function in place of a stat logger's class": stat_logger("itself"),
+    "a stat logger that lacks a method": stat_logger("HalfALogger"),
 }
 
 

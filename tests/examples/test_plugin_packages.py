@@ -161,6 +161,13 @@ def test_its_arguments_are_checked_in_the_api_process(bigram_server: ServerProce
     assert "no_immediate_repeat" in answer.json()["error"]["message"]
 
 
+def test_it_keeps_the_contract(fresh: FreshVenv, tmp_path: Path) -> None:
+    command = ["fastdeploy-lp", "check", "example_processor", "--strict", "--skip", "speed"]
+    params = json.dumps({"no_immediate_repeat": True})
+    done = fresh.run(*command, "--params", params, cwd=tmp_path, plugins=("example_processor",))
+    assert done.returncode == 0, done.stdout
+
+
 # What fails
 
 

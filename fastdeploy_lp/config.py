@@ -34,10 +34,9 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16")
 class ModelConfig:
     """The model that is served.
 
-    `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
-    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`;
-    `logprobs_mode` says which numbers requests for logprobs get, `pooling_type` how embeddings are pooled unless a
-    request says otherwise ("mean" or "last").
+    `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
+    (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
+    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last").
     """
 
     model: str
@@ -66,7 +65,8 @@ class SchedulerConfig:
 class CacheConfig:
     """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0.
 
-    dtype: the element type of keys and values, "float32" or "float16".
+    dtype: the element type of keys and values, "float32" or "float16"; on a GPU that of the model.
+    gpu_memory_utilization: the share of the device's free memory that weights and cache may take.
     enable_prefix_caching: sequences that begin alike share blocks.
     cache_queue_port: where changes of the shared blocks are published; None for nowhere.
     """
@@ -76,6 +76,7 @@ class CacheConfig:
     cache_queue_port: int | None = None
     dtype: str = "float32"
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,10 @@ class EngineArgs:
             "help": "let requests that begin alike share what was computed of their prompts",
         },
     )
-    block_size: int = field(default=16, metadata={"group": "KV cache", "help": "tokens in one block of the KV cache"})
+    block_size: int | None = field(
+        default=None,
+        metadata={"group": "KV cache", "help": "tokens in one block of the KV cache (default: 16; on a GPU 64)"},
+    )
     num_gpu_blocks_override: int | None = field(
         default=None,
         metadata={
@@ -378,10 +382,10 @@ class EngineArgs:
         if not self.guided_decoding_timeout > 0:
             raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", *guided):
+        for name in ("max_num_seqs", "max_num_batched_tokens", *guided):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
-        for name in ("max_model_len", "num_gpu_blocks_override"):
+        for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 _require_at_least(1, name, getattr(self, name))
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -413,6 +417,7 @@ class EngineArgs:
                 vocab_size=int(config["vocab_size"]),
                 max_model_len=max_model_len,
                 eos_token_ids=_eos_token_ids(config, files.directory),
+                dtype=current_platform().model_dtype,
                 quantization=self.quantization,
                 hf_config=config,
                 logprobs_mode=self.logprobs_mode,
@@ -424,11 +429,12 @@ class EngineArgs:
                 max_waiting_requests=self.max_waiting_requests,
             ),
             cache_config=CacheConfig(
-                self.block_size,
+                self.block_size or current_platform().default_block_size,
                 num_blocks=0,
                 cache_queue_port=self.cache_queue_port,
                 dtype=self._settle_kv_cache_dtype(),
                 enable_prefix_caching=self.enable_prefix_caching,
+                gpu_memory_utilization=self.gpu_memory_utilization,
             ),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
@@ -470,7 +476,7 @@ class EngineArgs:
     def _settle_kv_cache_dtype(self) -> str:
         if self.kv_cache_dtype != "auto":
             return self.kv_cache_dtype
-        return "float32" if self.quantization is None else "float16"
+        return current_platform().kv_cache_dtype(self.quantization)
 
     def _settle_max_model_len(self, model_limit: int) -> int:
         if self.max_model_len is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -30,6 +30,18 @@ class Platform(ABC):
 
     runs_compiled_ops: bool = False
     """Whether the operators of `model_executor/ops` compute here rather than Paddle's own."""
+
+    computes_on_host: bool = False
+    """Whether the model runs on the host's own cores, so that what the host does meanwhile slows it down."""
+
+    model_dtype: str = "float32"
+    """Element type of weights and activations that Paddle's operators compute with."""
+
+    weight_only_int8: bool = False
+    """Whether `--quantization` means Paddle's own product with 8-bit weights."""
+
+    default_block_size: int = 16
+    """Tokens in a block of the KV cache unless the operator says otherwise."""
 
     @classmethod
     def is_supported(cls) -> bool:
@@ -90,3 +102,21 @@ class Platform(ABC):
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """A large tensor of zeros on the device, of which only a part may ever be used."""
+
+    def to_device(self, host: NDArray[Any]) -> Tensor:
+        """A new tensor with the array's elements; the host does not wait for the device, and may change the array."""
+        import paddle
+
+        return paddle.to_tensor(host)
+
+    def write(self, target: Tensor, host: NDArray[Any]) -> None:
+        """The array's elements into a contiguous tensor of its size and type, in place; otherwise as `to_device`."""
+        target.copy_(self.to_device(host).reshape(target.shape), True)
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:  # noqa: ARG002
+        """What asks the device for the same work as `run` at less cost, in the same memory; None if nothing does."""
+        return None
+
+    def kv_cache_dtype(self, quantization: str | None) -> str:
+        """The element type of keys and values that `--kv-cache-dtype auto` stands for."""
+        return "float32" if quantization is None else "float16"

@@ -24,6 +24,7 @@ PLATFORM_VARIABLE = "FASTDEPLOY_LP_PLATFORM"
 
 # In the order in which they are asked whether they fit.
 PLATFORMS: dict[str, str] = {
+    "gpu": "fastdeploy_lp.platforms.gpu:GpuPlatform",
     "cpu": "fastdeploy_lp.platforms.cpu:CpuPlatform",
 }
 

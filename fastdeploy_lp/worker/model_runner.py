@@ -13,8 +13,9 @@ from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
@@ -58,6 +59,12 @@ class ModelRunner(ModelRunnerBase):
         """The model's own cache."""
         with paddle.no_grad():
             self._model.initialize_cache(num_blocks)
+
+    def warm_up(self) -> None:
+        """The model's own preparation, if it has any."""
+        if isinstance(self._model, WarmsUp):
+            with paddle.no_grad():
+                self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -119,7 +126,7 @@ class ModelRunner(ModelRunnerBase):
             if taker is not None:
                 taker.take(chunk.sequence.slot, hidden[end - part.num_outputs : end])
         sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        return paddle.gather(hidden, paddle.to_tensor(ends[sampling] - 1)) if sampling else hidden
+        return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
 
     def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
         """Who takes the chunk's hidden states before any is sampled from."""
@@ -156,7 +163,7 @@ class ModelRunner(ModelRunnerBase):
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
         # A processor must not bring back a token that the mask rules out.
-        return self.mask.apply(logits, slots)
+        return self.mask.apply(logits, slots) if self.chain.ran() else logits
 
     def _why_nothing_is_left(self, slot: int) -> str:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]

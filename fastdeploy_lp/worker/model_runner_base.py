@@ -50,6 +50,9 @@ class ModelRunnerBase(ABC):
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache: `num_blocks` blocks, the null block 0 included."""
 
+    def warm_up(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
+        """Whatever is better done before the first step, the cache being there; nothing by default."""
+
     @abstractmethod
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""

@@ -40,3 +40,7 @@ class Worker(WorkerBase):
     def initialize_cache(self, num_blocks: int) -> None:
         """As the interface says."""
         self.model_runner.initialize_cache(num_blocks)
+
+    def compile_or_warm_up_model(self) -> None:
+        """The model runner's own preparation."""
+        self.model_runner.warm_up()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from fastdeploy_lp.plugins import Plugin, load_class, normalized_path, running_plugin
 
@@ -41,6 +41,14 @@ class CausalLM(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size], in a tensor that the chain may overwrite."""
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A model that has something to prepare before the first pass."""
+
+    def warm_up(self, max_num_seqs: int) -> None:
+        """Prepare passes of up to `max_num_seqs` sequences that generate; called once, the cache being there."""
 
 
 @dataclass(frozen=True)

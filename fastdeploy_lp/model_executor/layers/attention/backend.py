@@ -27,6 +27,16 @@ class AttentionBatch(Protocol):
         """Integers [rows]: the packed tokens that the chunks ask for, in the order of the chunks."""
 
 
+class DecodeBatch(AttentionBatch, Protocol):
+    """A pass in which every sequence generates, in tensors that stay where they are."""
+
+    def fill(self, chunks: Sequence[SequenceChunk]) -> None:
+        """Set the pass to at most `size` chunks of one token each behind position 0, packed in this order.
+
+        The other rows compute something without meaning, and change nothing.
+        """
+
+
 class AttentionLayer(Protocol):
     """One decoder layer's attention with the layer's part of the KV cache."""
 
@@ -58,6 +68,10 @@ class AttentionBackend(ABC):
 
         Takes `q_proj`, `k_proj` and `v_proj` and, where the family has them, `q_norm` and `k_norm`.
         """
+
+    def decode_batch(self, size: int) -> DecodeBatch | None:  # noqa: ARG002
+        """A pass of `size` rows that can be repeated in place; None where passes are laid out anew each time."""
+        return None
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:

@@ -28,13 +28,14 @@ NAMED_MODELS: dict[str, PackagedModel] = {
 }
 
 
-def resolve_model(model: str, *, show_progress: bool = True) -> ModelFiles:
+def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: bool = True) -> ModelFiles:
     """Find the files of `model`; nothing is downloaded.
 
     model: a name of NAMED_MODELS (in any case; write `./name` for a directory of that name), a directory in Hugging
         Face layout (used as it is), or a GGUF file. A GGUF file is converted to a Hugging Face directory the first
         time and found in the cache after that.
     show_progress: draw a progress bar on stderr during a conversion.
+    need_tokenizer: refuse a directory without tokenizer.json.
 
     Raises CheckpointError when there is no such model or it cannot be used.
     """
@@ -45,7 +46,7 @@ def resolve_model(model: str, *, show_progress: bool = True) -> ModelFiles:
     try:
         # Path("") is the working directory, which nobody means by an empty name.
         if model.strip() and path.is_dir():
-            return read_model_files(path)
+            return read_model_files(path, need_tokenizer=need_tokenizer)
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _from_gguf(path, show_progress)
         reason = "neither a directory nor a .gguf file" if path.exists() else "no such model"

@@ -337,6 +337,10 @@ class EngineArgs:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
+        if self.skip_tokenizer_init:
+            for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")

@@ -15,7 +15,7 @@ from pathlib import Path
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 # Raised whenever the converter writes something else for the same GGUF: old conversions are then not used any more.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 

@@ -8,7 +8,7 @@ from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 
 
 class DecoderReader:
-    """Which optional parts there are is said by the family or its `config.json`: a bias too many or too few is an error.
+    """Which optional parts there are, the family or its `config.json` says: a bias too many or too few is an error.
 
     qkv_bias, o_bias, mlp_bias: query, key and value, output, and feed-forward projections have biases. qk_norm: queries
     and keys are normalized head by head. A family with other tensors overrides the method that reads them.

@@ -98,9 +98,7 @@ class Model:
     def last_logits(self, *runs: Run) -> FloatArray:
         """Logits [runs, vocab_size] of the last token of every run."""
         with paddle.no_grad():
-            found: FloatArray = self.executor.compute_logits(
-                self.executor.forward([run.chunk for run in runs])
-            ).numpy()
+            found: FloatArray = self.executor.compute_logits(self.executor.forward([run.chunk for run in runs])).numpy()
         return found
 
     def logits(self, *runs: Run) -> list[FloatArray]:

@@ -28,7 +28,7 @@ BLOCKS_PER_SEQ = MAX_MODEL_LEN // BLOCK_SIZE
 MAX_SEQS = 4
 TOLERANCE = 1e-4
 # With less of a lead than what executors may differ by, a token is nobody's mistake.
-CLEAR_LEAD = 1e-3
+CLEAR_LEAD = 3e-4
 EXECUTORS = ("compiled", "paddle")
 FloatArray = NDArray[np.float32]
 

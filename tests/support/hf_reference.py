@@ -81,7 +81,10 @@ def _models(torch: Any, transformers: Any, names: list[str]) -> Iterator[tuple[s
     for name in ROUNDED:
         if not names or f"{name}-bf16" in names:
             model = transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32)
-            yield f"{name}-bf16", model.to(torch.bfloat16).to(torch.float32).eval()
+            # The weights alone: what the library computes from config.json stays as it is.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
+            yield f"{name}-bf16", model.eval()
 
 
 def _random_model(torch: Any, transformers: Any, variant: Variant) -> Any:
@@ -105,12 +108,13 @@ def _reference(torch: Any, model: Any) -> list[dict[str, Any]]:
         for length in PROMPT_LENGTHS:
             prompt = torch.randint(3, SIZES["vocab_size"], (1, length), generator=generator)
             logits = model(prompt).logits[0]
-            tokens, leads, sequence = [], [], prompt
+            tokens, leads, following, past = [], [], prompt, None
             for _ in range(GREEDY_TOKENS):
-                best = model(sequence).logits[0, -1].topk(2)
+                step = model(following, past_key_values=past, use_cache=True)
+                best = step.logits[0, -1].topk(2)
                 tokens.append(int(best.indices[0]))
                 leads.append(float(best.values[0] - best.values[1]))
-                sequence = torch.cat([sequence, best.indices[None, :1]], dim=1)
+                following, past = best.indices[None, :1], step.past_key_values
             cases.append({"prompt": prompt[0].tolist(), "logits": logits.numpy(), "greedy": tokens, "lead": min(leads)})
     return cases
 

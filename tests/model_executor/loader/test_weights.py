@@ -13,7 +13,6 @@ from support.golden import cases
 from support.sequences import request, run_to_end
 from support.tiny import GOLDEN, tiny_fd_config
 
-from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.loader.weights import WeightsError, open_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
+from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, num_parameters
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms import current_platform
 
@@ -40,7 +40,10 @@ def settle_num_blocks(
             )
         return override
     wanted = 1 + max_num_seqs * per_sequence
-    bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
+    try:
+        bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.directory}: {error}") from None
     free = current_platform().free_memory()
     weights = num_parameters(files.weights) * PARAMETER_BYTES
     affordable = int(free * memory_share - weights) // bytes_per_block

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from fastdeploy_lp.checkpoint import CheckpointError, resolve_model
 from fastdeploy_lp.checkpoint.gguf_architecture import ARCHITECTURES
+from fastdeploy_lp.model_executor.ops import compiled_ops
 
 # llama3's factors are a tensor of their own in a GGUF, for the original context of the published models alone.
 GOLDEN_OF = {"llama": "tiny-llama", "qwen2": "tiny-qwen2", "qwen3": "tiny-qwen3"}
@@ -21,8 +22,14 @@ def test_every_architecture_is_tested() -> None:
     assert set(GOLDEN_OF) == set(ARCHITECTURES)
 
 
+@pytest.fixture(scope="session")
+def operators() -> None:
+    """Compiled, if they have to be, in the usual cache and not in one that a test throws away."""
+    compiled_ops()
+
+
 @pytest.mark.parametrize("architecture", GOLDEN_OF)
-def test_logits_are_those_of_the_reference(architecture: str, tmp_path: Path, cache: Path) -> None:
+def test_logits_are_those_of_the_reference(architecture: str, operators: None, tmp_path: Path, cache: Path) -> None:
     name = GOLDEN_OF[architecture]
     path = write_golden_gguf(tmp_path / "tiny.gguf", name, architecture=architecture)
     files = resolve_model(str(path), show_progress=False)

@@ -174,7 +174,7 @@ def _nested(depth: int) -> str:
 START: dict[str, Damage] = {
     "no such path": Damage(lambda folder: folder / "nowhere", ("nowhere", "no such model", "nothing is downloaded")),
     "a model of a hub": Damage(lambda _: "Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", "nothing is downloaded")),
-    "an empty name": Damage(lambda _: "", ("no such model",)),
+    "an empty name": Damage(lambda _: "", ("'': neither", "nothing is downloaded")),
     "an empty folder": Damage(lambda folder: folder, ("{folder}", "no config.json")),
     "a file that is no model": Damage(
         lambda folder: (folder / "model.bin").write_bytes(b"x") and folder / "model.bin",

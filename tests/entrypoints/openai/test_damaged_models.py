@@ -82,7 +82,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subproces
         folder = tmp_path_factory.mktemp("damaged")
         model = made((START | LOAD)[name], folder)
         command = server_command("--model", model, "--port", str(free_port()), *ENGINE)
-        environment = {**server_environment(), "FASTDEPLOY_LP_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
+        environment = {**server_environment(), "TMPDIR": str(folder)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
         return done, folder
 

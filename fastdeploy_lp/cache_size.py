@@ -8,9 +8,7 @@ from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, num_parameters
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms import current_platform
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2}
-# What a parameter takes at most, and quantized ones while they are loaded.
-PARAMETER_BYTES = 4
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MEBIBYTE = 1 << 20
 
 
@@ -44,8 +42,10 @@ def settle_num_blocks(
         bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
     except CheckpointError as error:
         raise CheckpointError(f"{files.directory}: {error}") from None
-    free = current_platform().free_memory()
-    weights = num_parameters(files.weights) * PARAMETER_BYTES
+    platform = current_platform()
+    free = platform.free_memory()
+    # At most, since quantized weights are loaded as others.
+    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype]
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block

@@ -94,6 +94,7 @@ class Model:
                 else CompiledDecoder(ops, fd_config, dims, rotary, parts)
             )
             weights.require_all_taken()
+        self.executor.initialize_cache(fd_config.cache_config.num_blocks)
 
     def last_logits(self, *runs: Run) -> FloatArray:
         """Logits [runs, vocab_size] of the last token of every run."""

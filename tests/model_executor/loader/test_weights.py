@@ -49,7 +49,7 @@ def answer(config: FDConfig) -> list[int]:
 
 def refusal(config: FDConfig, kind: type[Exception] = WeightsError) -> str:
     with pytest.raises(kind) as caught:
-        ModelRunner(config, LogitsProcessorChain([], config))
+        ModelRunner(config, LogitsProcessorChain([], config)).load_model()
     message = str(caught.value)
     assert "\n" not in message
     return message

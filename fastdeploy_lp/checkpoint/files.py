@@ -36,13 +36,14 @@ def read_model_files(directory: Path, source: Path | None = None, *, need_tokeni
     missing or unreadable.
     """
     config = read_json_object(directory / "config.json")
-    weights = _find_weights(directory)
+    weights = find_weights(directory)
     if need_tokenizer and not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory}: no tokenizer.json in this directory; {_LAYOUT}")
     return ModelFiles(directory, directory if source is None else source, weights, config)
 
 
-def _find_weights(directory: Path) -> tuple[Path, ...]:
+def find_weights(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files of a directory; raises CheckpointError if there are none or the index is damaged."""
     index = directory / _INDEX
     single = directory / "model.safetensors"
     if index.is_file():

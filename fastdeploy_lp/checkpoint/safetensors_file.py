@@ -97,6 +97,19 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
+def read_format(path: Path) -> str | None:
+    """Which framework a safetensors file says that it is for, "pt" or "pd"; None where it says nothing readable."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            if length > min(os.fstat(stream.fileno()).st_size, _MAX_HEADER_BYTES):
+                return None
+            found = json.loads(stream.read(length))["__metadata__"]["format"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):

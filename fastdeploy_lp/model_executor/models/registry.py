@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 MODELS: dict[str, str] = {
     "LlamaForCausalLM": "fastdeploy_lp.model_executor.models.llama:LlamaForCausalLM",
+    "Qwen2ForCausalLM": "fastdeploy_lp.model_executor.models.qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "fastdeploy_lp.model_executor.models.qwen3:Qwen3ForCausalLM",
+    "Ernie4_5ForCausalLM": "fastdeploy_lp.model_executor.models.ernie4_5:Ernie4_5ForCausalLM",
+    "MistralForCausalLM": "fastdeploy_lp.model_executor.models.mistral:MistralForCausalLM",
+    "Phi3ForCausalLM": "fastdeploy_lp.model_executor.models.phi3:Phi3ForCausalLM",
 }
 METHODS = ("initialize_cache", "forward", "compute_logits")
 

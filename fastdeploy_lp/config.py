@@ -25,6 +25,7 @@ DEFAULT_POOLING_TYPE = "last"
 DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
 DEFAULT_GUIDED_TIMEOUT = 5.0
 DEFAULT_GUIDED_CACHE_SIZE = 128
+DEFAULT_LOG_STATS_INTERVAL = 10.0
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
@@ -117,6 +118,13 @@ class StructuredOutputsConfig:
 
 
 @dataclass(frozen=True)
+class ObservabilityConfig:
+    """Every how many seconds the engine's load is written into the log, and `log` of stat loggers called; 0: never."""
+
+    log_stats_interval: float = DEFAULT_LOG_STATS_INTERVAL
+
+
+@dataclass(frozen=True)
 class GuidedDecodingConfig:
     """Bounds on the grammars of requests.
 
@@ -157,6 +165,7 @@ class FDConfig:
     structured_outputs_config: StructuredOutputsConfig
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
 
@@ -337,6 +346,21 @@ class EngineArgs:
         metadata={"group": "KV cache", "help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"},
     )
 
+    log_stats_interval: float = field(
+        default=DEFAULT_LOG_STATS_INTERVAL,
+        metadata={
+            "group": "Plugins",
+            "help": "seconds between two lines of the log on the engine's load; 0 for none",
+        },
+    )
+    io_processor_plugin: str | None = field(
+        default=None,
+        metadata={
+            "group": "Plugins",
+            "help": "IO-processor plugin, by its entry point's name, that /pooling and LLM.encode hand data to",
+        },
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.logits_processors, (list, tuple)):
             raise ValueError(f"logits_processors: must be a list, not {self.logits_processors!r}")
@@ -353,6 +377,8 @@ class EngineArgs:
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
+        if not 0 <= self.log_stats_interval < float("inf"):
+            raise ValueError("log_stats_interval: must be 0 or more seconds")
         if not self.guided_decoding_timeout > 0:
             raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
@@ -431,6 +457,7 @@ class EngineArgs:
                 timeout=self.guided_decoding_timeout,
                 cache_size=self.guided_decoding_cache_size,
             ),
+            observability_config=ObservabilityConfig(self.log_stats_interval),
         )
 
     def _with_blocks(self, files: ModelFiles, settled: FDConfig) -> CacheConfig:

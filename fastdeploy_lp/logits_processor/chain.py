@@ -120,6 +120,10 @@ class LogitsProcessorChain:
                 return result
             logits = recompute()
 
+    def ran(self) -> bool:
+        """Whether a processor had work in this step, so that the logits may be others than before it."""
+        return any(self._ran(group) for group in self._groups.values())
+
     def needs_guard(self) -> bool:
         """Whether a processor ran in this step that may leave a row without a usable logit."""
         ran = (entry for group in self._groups.values() for entry in self._ran(group))

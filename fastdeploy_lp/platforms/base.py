@@ -31,6 +31,9 @@ class Platform(ABC):
     runs_compiled_ops: bool = False
     """Whether the operators of `model_executor/ops` compute here rather than Paddle's own."""
 
+    computes_on_host: bool = False
+    """Whether the model runs on the host's own cores, so that what the host does meanwhile slows it down."""
+
     model_dtype: str = "float32"
     """Element type of weights and activations that Paddle's operators compute with."""
 

@@ -43,6 +43,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     runs_compiled_ops = True
+    computes_on_host = True
 
     @property
     def device_name(self) -> str:

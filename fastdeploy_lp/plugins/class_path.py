@@ -20,11 +20,6 @@ def normalized_path(name: object) -> str:
     raise ValueError(f"{name!r} is no name of a class; write module:Class")
 
 
-def class_path_of(cls: type) -> str:
-    """The name under which a class can be found again; raises ValueError for one inside a function."""
-    return normalized_path(f"{cls.__module__}:{cls.__qualname__}")
-
-
 def load_class(name: str, base: type | None = None) -> type[Any]:
     """The class that "module:Class" or "module.Class" names.
 

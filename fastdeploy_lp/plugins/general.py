@@ -28,6 +28,11 @@ def warn_of_unknown_names() -> None:
         logger.warning("%s names %s, but no plugin of that name is installed", PLUGINS_VARIABLE, name)
 
 
+def forget() -> None:
+    """Let the next `load_general_plugins` call every function again, which re-entrant ones allow."""
+    _outcome.cache_clear()
+
+
 # A plugin's function is called once a process: what it registered stays registered.
 @functools.cache
 def _outcome(plugin: Plugin) -> PluginReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -76,6 +77,7 @@ class EngineCore:
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
         """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go."""
+        began = time.monotonic()
         chunks = self.scheduler.schedule()
         result = self.worker.execute_model(chunks)
         tokens = iter(result.tokens.tolist())
@@ -91,7 +93,9 @@ class EngineCore:
                 steps.append(self._advance(sequence, token, result))
             elif chunk.pools:
                 steps.append(self._pool(sequence, result.pooled[sequence.slot]))
-        return self._outputs(steps, self._changed_stats())
+        outputs = self._outputs(steps, self._changed_stats())
+        outputs.step_time = time.monotonic() - began
+        return outputs
 
     def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
         blocks, scheduler = self.blocks, self.scheduler

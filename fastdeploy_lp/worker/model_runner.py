@@ -163,7 +163,7 @@ class ModelRunner(ModelRunnerBase):
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
         # A processor must not bring back a token that the mask rules out.
-        return self.mask.apply(logits, slots)
+        return self.mask.apply(logits, slots) if self.chain.ran() else logits
 
     def _why_nothing_is_left(self, slot: int) -> str:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.worker_base import WorkerBase
+
+logger = logging.getLogger(__name__)
 
 
 def start_worker(
@@ -22,7 +25,9 @@ def start_worker(
     worker has less memory. Raises ValueError for a name that leads to no worker, and for memory or a number of blocks
     that does not hold one sequence of full length, which must be able to go on alone.
     """
-    worker = _worker_class(fd_config)(fd_config, build_chain, show_progress=show_progress)
+    cls, platform = _worker_class(fd_config), current_platform()
+    logger.info("%s on platform %s: %s", cls.__qualname__, platform.name, platform.device_name)
+    worker = cls(fd_config, build_chain, show_progress=show_progress)
     worker.init_device()
     worker.load_model()
     settled = _with_blocks(fd_config, worker.get_kv_cache_spec(), worker.determine_available_memory())

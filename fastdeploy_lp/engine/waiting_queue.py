@@ -58,9 +58,9 @@ class ArrivalQueue:
 class FairQueue:
     """The client that was given the fewest tokens goes next, with the oldest of its sequences.
 
-    Tokens are those of prompts that were sent to the worker and those that it generated. A client that comes back after a pause begins
-    where the least served one of those who wait is: nobody saves up tokens while it asks for nothing. Of equals, the
-    one that has waited for longer goes first.
+    Tokens are those of prompts that were sent to the worker and those that it generated. A client that comes back
+    after a pause begins where the least served one of those who wait is: nobody saves up tokens while it asks for
+    nothing. Of equals, the one that has waited for longer goes first.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import zmq
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.messages import (
@@ -124,6 +125,8 @@ class WorkerHandle:
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
+        if process is not None:
+            shared_memory.remove_of(process.pid)
         if not self._socket.closed:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)

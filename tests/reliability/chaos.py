@@ -59,6 +59,11 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def spread(values: Sequence[float], count: int = 20) -> list[float]:
+    """Some of them, from the first to the last."""
+    return list(values[:: max(len(values) // count, 1)])
+
+
 class ChaosRun:
     """One server, its clients, and whoever kills its workers."""
 
@@ -171,7 +176,7 @@ def chaos_server(folder: Path) -> ServerProcess:
     options += ["--logits-processors", "LogitBiasLogitsProcessor", "support.served_faults:RaisesOnBoom"]
     options += ["--logits-processors-max-faults", "0", "--max-worker-restarts", "1000"]
     options += ["--step-timeout", str(STEP_TIMEOUT), "--stream-timeout", str(STREAM_TIMEOUT)]
-    return ServerProcess(*options, model=str(checkpoint), env={"TMPDIR": str(temporary)})
+    return ServerProcess(*options, model=str(checkpoint), env={"TMPDIR": str(temporary), "FASTDEPLOY_LP_PLUGINS": ""})
 
 
 def run_chaos(folder: Path, seconds: float, seed: int, kill_every: float, num_bodies: int = 40) -> Report:
@@ -204,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="c-") as folder:
         report = run_chaos(Path(folder), args.seconds, args.seed, args.kill_every)
-    print(json.dumps(asdict(report) | {"rss_mb": report.rss_mb[:: max(len(report.rss_mb) // 20, 1)]}, indent=1))
+    print(json.dumps(asdict(report) | {"rss_mb": spread(report.rss_mb), "problems": report.problems[:20]}, indent=1))
     return int(bool(report.problems or report.slow))
 
 

@@ -27,6 +27,10 @@ CHAT = "v1/chat/completions"
 HANG_SECONDS = 90.0
 HURRY_SECONDS = 0.02
 BOOM_TOKENS = 5
+# Clients that were refused and ask again at once would take the machine from the worker that is to start.
+PAUSE_SECONDS = 0.3
+# Longer than the server waits for a client that reads nothing.
+SLOW_SECONDS = 5.0
 
 
 class ChaosClients:
@@ -50,6 +54,7 @@ class ChaosClients:
             body, text = self._source.choice(self._calm)
             try:
                 await asyncio.wait_for(self._send(kind, body, text), HANG_SECONDS)
+                await asyncio.sleep(self._source.uniform(0, PAUSE_SECONDS))
             except asyncio.TimeoutError:
                 self.account.blame(kind, f"hangs: no whole answer within {HANG_SECONDS:g} s")
             except (HTTPClientError, OSError) as error:
@@ -59,7 +64,7 @@ class ChaosClients:
         """One client that asks for much and does not read it."""
         port = int(self._url.rpartition(":")[2])
         prompt = [{"role": "user", "content": "fox"}]
-        wanted = {"n": 4, "max_tokens": 900, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "stream": True}
+        wanted = {"max_tokens": 3000, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "stream": True}
         data = json.dumps({"messages": prompt, **wanted, "seed": 1}).encode()
         head = (
             f"POST /{CHAT} HTTP/1.1\r\nHost: s\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -71,8 +76,10 @@ class ChaosClients:
                 loop = asyncio.get_running_loop()
                 await loop.sock_connect(connection, ("127.0.0.1", port))
                 await loop.sock_sendall(connection, head.encode() + data)
-                await asyncio.sleep(min(4.0, max(until - time.monotonic(), 0.1)))
-            self.account.note(Kind.SLOW_READER, End.ABORT)
+                refused = b" 200" not in await loop.sock_recv(connection, 12)
+                left = max(until - time.monotonic(), 0.0)
+                await asyncio.sleep(min(PAUSE_SECONDS if refused else SLOW_SECONDS, left))
+            self.account.note(Kind.SLOW_READER, End.ERROR if refused else End.ABORT)
 
     async def ask_until_served(self, seconds: float) -> float:
         """Ask for one answer again and again until it is right; gives how long that took, raises TimeoutError."""
@@ -83,6 +90,7 @@ class ChaosClients:
             if time.monotonic() - began > seconds:
                 raise TimeoutError
             await self._exchange_and_judge(account, Kind.PLAIN, body, text)
+            await asyncio.sleep(PAUSE_SECONDS)
         self.account.problems += account.problems
         return time.monotonic() - began
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import socket
+import struct
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,7 +31,7 @@ class IdleConnections:
         if count > self._limit:
             oldest = next(iter(self._idle))
             del self._idle[oldest]
-            oldest.drop()
+            oldest.transport.abort()
 
     def rests(self, connection: Connection) -> None:
         """A connection is idle again."""
@@ -84,7 +87,12 @@ class Connection(HttpToolsProtocol):
         self._last_bytes = self.loop.call_later(IDLE_SECONDS, self.drop)
 
     def drop(self) -> None:
-        """End the connection at once, whatever was not read yet."""
+        """End the connection at once, and forget what the client has not read."""
+        plain = self.transport.get_extra_info("socket")
+        if plain is not None and plain.fileno() >= 0:
+            # The loop's own socket object takes no options. Without this one the kernel would go on offering the rest.
+            with socket.socket(fileno=os.dup(plain.fileno())) as same:
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 

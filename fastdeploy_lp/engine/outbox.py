@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class Outbox:
         self._limit = limit
         self._open = False
         self._sent: dict[str, Sent] = {}
+        self._owners: dict[str, str] = {}
+        self._held: Counter[str] = Counter()
 
     @property
     def is_open(self) -> bool:
@@ -46,6 +49,10 @@ class Outbox:
         """Sequences that were not sent yet."""
         return len(self._queue)
 
+    def held_by(self, client: str) -> int:
+        """Sequences of a client, sent or not."""
+        return self._held[client]
+
     def open(self) -> None:
         """A worker is ready: it gets what the last one had, and then what waits."""
         self._open = True
@@ -59,6 +66,8 @@ class Outbox:
 
     def add(self, message: Message, client: str) -> None:
         """Send a sequence as soon as it can be."""
+        self._owners[message.request_id] = client
+        self._held[client] += 1
         self._queue.push(message, client)
         self._send_waiting()
 
@@ -66,6 +75,9 @@ class Outbox:
         """Forget sequences that ended or that nobody waits for; gives those of them that the worker has."""
         known = []
         for name in names:
+            owner = self._owners.pop(name, None)
+            if owner is not None:
+                self._held[owner] -= 1
             if self._sent.pop(name, None) is None:
                 self._queue.discard(name)
             elif self._open:

@@ -58,6 +58,7 @@ class OutboxModel(RuleBasedStateMachine):
     @invariant()
     def the_worker_has_the_oldest_up_to_the_limit(self) -> None:
         assert self.outbox.is_open == (self.worker is not None)
+        assert self.outbox.held_by("client") == len(self.in_flight)
         assert len(self.outbox.sent) + self.outbox.num_waiting == len(self.in_flight)
         if self.worker is not None:
             assert self.worker == self.in_flight[:LIMIT]

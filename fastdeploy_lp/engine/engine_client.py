@@ -15,6 +15,7 @@ import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     EngineDrainingError,
@@ -31,15 +32,17 @@ from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
-from fastdeploy_lp.engine.retry_after import RetryAfter
+from fastdeploy_lp.engine.stat_log import LoggingStatLogger
+from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
+from fastdeploy_lp.engine.waiting_room import WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
@@ -47,14 +50,16 @@ from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
     AddRequest,
-    CacheStats,
     FromWorker,
     ResetProcessor,
     SequenceStep,
     StepOutputs,
     WorkerReady,
 )
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +67,6 @@ logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 2
 # Behind those in the slots, so that one that becomes free is taken in the next step.
 READY_SHARE = 4
-# Of the room that is left, for one client's sequences.
-FAIR_MULTIPLE = 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class EngineClient:
     """Runs requests on one worker process at a time; lives on one event loop.
 
     make_worker: gives a worker that was not started, the engine's own unless another kind is given.
+    stat_loggers: by name; they are told what happens as the engine's own two are.
     fair_queue: clients take turns, in place of first come, first served.
     """
 
@@ -100,6 +104,7 @@ class EngineClient:
         fd_config: FDConfig,
         declared: Sequence[DeclaredProcessor],
         make_worker: Callable[[], WorkerHandle] | None = None,
+        stat_loggers: Sequence[tuple[str, StatLoggerBase]] = (),
         *,
         fair_queue: bool = False,
     ) -> None:
@@ -114,8 +119,10 @@ class EngineClient:
         self._grammars = GrammarChecker(compiler, guided)
         self.processors = ProcessorStates(declared)
         slots = fd_config.scheduler_config.max_num_seqs
-        self.metrics = EngineMetrics(self.processors, slots)
+        self.metrics = PrometheusStatLogger(fd_config)
         self.reliability = ReliabilityMetrics(self.metrics.registry)
+        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config))]
+        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers]))
         self.load = EngineLoad()
         self._declared = list(declared)
         make = make_worker or partial(WorkerHandle, fd_config)
@@ -126,7 +133,7 @@ class EngineClient:
             if fair_queue
             else Outbox(self._supervisor.send, ArrivalQueue())
         )
-        self._retry_after = RetryAfter()
+        self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._poolings: dict[str, Pooling] = {}
         self._supervising: asyncio.Task[None] | None = None
@@ -145,6 +152,8 @@ class EngineClient:
         self.processors.set_argmax_invariant(ready.argmax_invariant)
         self._outbox.open()
         self._supervising = asyncio.create_task(self._supervise())
+        self.stats.loggers.log_engine_initialized()
+        self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
 
     def require_started(self) -> None:
         """Raise EngineStartingError before the first worker is ready; it may be gone by now, too."""
@@ -189,8 +198,7 @@ class EngineClient:
         for request in requests:
             self.processors.require_in_service(request.settled.selection)
         if bounded:
-            count = sum(request.settled.params.n for request in requests)
-            self._require_room(count, requests[0].client if requests else "")
+            self._require_room(requests, sum(request.settled.params.n for request in requests))
         # All of them before the first is sent: what comes meanwhile must find the room taken.
         generations = [self._register(request, stream=stream) for request in requests]
         try:
@@ -206,15 +214,17 @@ class EngineClient:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
         self.require_alive()
         if bounded:
-            self._require_room(len(requests), requests[0].client if requests else "")
+            self._require_room(requests, len(requests))
         poolings = [Pooling(request, on_close=self._close) for request in requests]
         for pooling in poolings:
             pooling.serial = next(self._serials)
         self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
         for request, pooling in zip(requests, poolings, strict=True):
             self._end_at(request.deadline, pooling)
-            self.metrics.request_came(len(pooling.prompt.token_ids), 1, None)
-            kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
+            self.stats.arrived(len(pooling.prompt.token_ids))
+            params = pooling.params
+            kind = params.pooling or self.fd_config.model_config.pooling_type
+            kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
             self._outbox.add(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind), request.client)
         return poolings
 
@@ -241,6 +251,7 @@ class EngineClient:
         if self._supervising is not None:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
+        await self.stats.loggers.stop()
         self._grammars.close()
         await self._supervisor.stop()
 
@@ -250,11 +261,11 @@ class EngineClient:
             return
         self._outbox.close()
         self._dead = reason
-        self._set_load(EngineLoad())
-        for work in self._in_flight():
+        self.load = EngineLoad()
+        running = self._in_flight()
+        self.stats.died([each for work in running for each in self._forget(work, ERROR)])
+        for work in running:
             work.fail(EngineDeadError(reason))
-        self._routes.clear()
-        self._poolings.clear()
         self._quiet.set()
         self._ended.set()
 
@@ -271,20 +282,21 @@ class EngineClient:
     def worker_lost(self, cause: str) -> None:
         """The worker is gone: requests that told nobody of a token wait for the next one, the others fail."""
         self._outbox.close()
-        self._set_load(EngineLoad(0, len(self._routes) + len(self._poolings)))
-        self.metrics.cache.stats = CacheStats()
+        self.load = EngineLoad(0, len(self._routes) + len(self._poolings))
         self.processors.restart()
         if not self.fd_config.supervision_config.restart:
             return
         for work in self._suspects():
             work.lost_workers += 1
+        ended: list[FinishedRequestStats] = []
         for work in self._in_flight():
             if work.has_told or work.lost_workers >= MAX_LOST_WORKERS:
-                self._forget(work)
+                ended += self._forget(work, ERROR)
                 self.reliability.lost.inc()
                 work.fail(WorkerLostError(_of_loss(work, cause)))
             else:
                 work.begin_again()
+        self.stats.died(ended)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """Another worker is there: it gets what the last one had, and what has come since."""
@@ -315,24 +327,26 @@ class EngineClient:
         return list(found.values())
 
     def _take(self, outputs: StepOutputs) -> None:
-        self._set_load(EngineLoad(outputs.num_running, outputs.num_waiting + self._outbox.num_waiting))
-        self.metrics.cache.stats = outputs.cache
+        outputs.num_waiting += self._outbox.num_waiting
+        self.load = EngineLoad(outputs.num_running, outputs.num_waiting)
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
-        self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
         if self._fair_queue:
             self._outbox.charge(outputs.steps)
+        iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
             route = self._routes.get(step.request_id)
             if route is not None:
-                self._take_step(step, *route)
+                self._take_step(step, *route, iteration)
             elif step.request_id in self._poolings:
-                self._take_pooled(step, self._poolings[step.request_id])
+                self._take_pooled(step, self._poolings[step.request_id], iteration)
+        self.stats.step(outputs, iteration)
 
-    def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
+    def _take_step(
+        self, step: SequenceStep, generation: Generation, completion: Completion, iteration: IterationStats
+    ) -> None:
         if step.error is not None:
-            self._forget(generation)
-            self.metrics.failed.inc()
+            iteration.finished_requests += self._forget(generation, ERROR)
             kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
             generation.fail(kind(step.error))
             return
@@ -340,53 +354,37 @@ class EngineClient:
         if times.first_token is None:
             times.scheduled = step.scheduled_at
             completion.num_cached_tokens = step.num_cached_tokens or 0
-        self.metrics.token_came(times, time.monotonic())
+        token_came(times, iteration)
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
         completion.feed(step.token_ids, step.finish_reason, step.stop_reason, step.logprobs)
         if completion.finish_reason is not None:
-            self.metrics.sequence_ended(times, completion.num_tokens, completion.finish_reason)
+            iteration.finished_requests.append(completion_stats(generation, completion))
             # Of a stop string the worker does not know.
             self._end(step.request_id, runs_on=step.finish_reason is None)
         generation.notify()
 
-    def _take_pooled(self, step: SequenceStep, pooling: Pooling) -> None:
+    def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
         self._end(step.request_id)
         if step.pooled is None:
-            self.metrics.failed.inc()
+            iteration.finished_requests.append(pooling_stats(pooling, ERROR))
             pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
             return
         (times,) = pooling.times
         times.scheduled = step.scheduled_at
         pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - times.arrival)
+        ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
+        iteration.finished_requests.append(ended)
 
-    def _require_room(self, count: int, client: str) -> None:
-        """A request larger than all the room there is gets in when it is alone, or it never would.
-
-        Where clients take turns none may fill the room so that others do not come to theirs: each has at most a
-        multiple of what is left, which gives one alone four fifths, and two of them four ninths each.
-        """
-        config = self.fd_config.scheduler_config
-        room = config.max_num_seqs + config.max_waiting_requests
-        in_flight = len(self._routes) + len(self._poolings)
-        held = self._outbox.held_by(client)
-        if self._fair_queue and held and held + count > FAIR_MULTIPLE * (room - in_flight):
+    def _require_room(self, requests: Sequence[EngineRequest | PoolingRequest], count: int) -> None:
+        if not requests:
+            return
+        try:
+            self._room.require(count, requests[0].client, len(self._routes) + len(self._poolings))
+        except QueueFullError:
             self.reliability.refused.inc()
-            raise QueueFullError(
-                f"the server is busy: {held} sequences of this API key run or wait already, of {in_flight} in all, and "
-                f"it leaves room for other keys (fair_queue); try again later",
-                self._retry_after.seconds(count),
-            )
-        if in_flight and in_flight + count > room:
-            self.reliability.refused.inc()
-            raise QueueFullError(
-                f"the server is busy: {in_flight} sequences run or wait, {count} more are asked for, and it "
-                f"takes {room} (max_num_seqs = {config.max_num_seqs}, "
-                f"max_waiting_requests = {config.max_waiting_requests}); try again later",
-                self._retry_after.seconds(in_flight + count - room),
-            )
+            raise
 
     def _register(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
@@ -409,11 +407,12 @@ class EngineClient:
             stream=stream,
             on_close=self._close,
             processors=self.processors.used_by(request.settled.selection),
+            max_tokens=params.max_tokens,
         )
         generation.serial = next(self._serials)
         self._end_at(request.deadline, generation)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
-        self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
+        self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
         return generation
 
     def _send(self, request: EngineRequest, generation: Generation) -> None:
@@ -431,13 +430,14 @@ class EngineClient:
             work.ends_at(asyncio.get_running_loop().call_later(seconds, self._expire, work))
 
     def _expire(self, work: Generation | Pooling) -> None:
-        if self._forget(work):
+        if ended := self._forget(work, ABORT):
+            self.stats.finished(ended)
             self.reliability.timeouts.inc()
             work.fail(RequestTimeoutError("timeout: the time of the request is over, and its answer is not complete"))
 
     def _close(self, work: Generation | Pooling) -> None:
         """The caller reads no more: what still runs is aborted."""
-        self.metrics.aborted.inc(self._forget(work))
+        self.stats.finished(self._forget(work, ABORT))
 
     def _end(self, sequence_id: str, *, runs_on: bool = False) -> None:
         """A sequence has its answer; in the worker, too, unless it `runs_on`."""
@@ -445,32 +445,29 @@ class EngineClient:
         self._poolings.pop(sequence_id, None)
         self._left([sequence_id], running=runs_on)
 
-    def _forget(self, work: Generation | Pooling) -> int:
-        """Drop the sequences of a request that still run, here and in the worker; gives how many they are."""
-        names = [name for name in _sequence_ids(work) if name in self._routes or name in self._poolings]
-        for name in names:
-            self._routes.pop(name, None)
-            self._poolings.pop(name, None)
+    def _forget(self, work: Generation | Pooling, reason: str) -> list[FinishedRequestStats]:
+        """Drop the sequences of a request that still run, here and in the worker; gives what is to be told of them."""
+        if isinstance(work, Pooling):
+            names = [name for name in (_pooling_id(work),) if self._poolings.pop(name, None)]
+            ended = [pooling_stats(work, reason) for _ in names]
+        else:
+            running = {_sequence_id(work, each): each for each in work.completions}
+            names = [name for name in running if self._routes.pop(name, None)]
+            ended = [completion_stats(work, running[name], reason) for name in names]
         if names:
             self._left(names, running=True)
-        return len(names)
+        return ended
 
     def _left(self, sequence_ids: list[str], *, running: bool) -> None:
         known = self._outbox.remove(sequence_ids)
         if running and known:
             self._supervisor.send(AbortRequests(known))
-        for _ in sequence_ids:
-            self._retry_after.ended()
+        self._room.left(len(sequence_ids))
         self._note_quiet()
 
     def _note_quiet(self) -> None:
         if self._draining and not self.is_busy:
             self._quiet.set()
-
-    def _set_load(self, load: EngineLoad) -> None:
-        self.load = load
-        self.metrics.running.set(load.running)
-        self.metrics.waiting.set(load.waiting)
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:
@@ -480,12 +477,6 @@ def _sequence_id(generation: Generation, completion: Completion) -> str:
 
 def _pooling_id(pooling: Pooling) -> str:
     return f"{pooling.request_id}-{pooling.serial}"
-
-
-def _sequence_ids(work: Generation | Pooling) -> list[str]:
-    if isinstance(work, Pooling):
-        return [_pooling_id(work)]
-    return [_sequence_id(work, completion) for completion in work.completions]
 
 
 def _of_loss(work: Generation | Pooling, cause: str) -> str:

@@ -23,14 +23,13 @@ from starlette.types import ASGIApp
 from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
-from fastdeploy_lp.entrypoints.declare import declare_engine
+from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.connections import connection_class
 from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
-from fastdeploy_lp.logits_processor import DeclaredProcessor
 
 MISUSED, FAILED = 2, 1
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     try:
         with _listen(server_args) as listener:
             setup = declare_engine(_restarting(engine_args), progress=sys.stderr.isatty())
-            uvloop.run(_serve(setup.fd_config, setup.declared, server_args, listener))
+            uvloop.run(_serve(setup, server_args, listener))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error), MISUSED)
     except EngineDeadError as error:
@@ -59,19 +58,18 @@ def _restarting(engine_args: EngineArgs) -> EngineArgs:
     return dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
 
 
-async def _serve(
-    fd_config: FDConfig, declared: list[DeclaredProcessor], args: ServerArgs, listener: socket.socket
-) -> None:
+async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
     """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
-    engine = EngineClient(fd_config, declared, fair_queue=args.fair_queue)
+    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers, fair_queue=args.fair_queue)
     metrics = None
     try:
         if args.metrics_port not in (None, args.port):
             metrics = _serve_metrics(engine, args)
-        server = HTTPServer(_uvicorn_config(build_app(engine, args), args))
+        app = build_app(engine, args, setup.io_processor)
+        server = HTTPServer(_uvicorn_config(app, args))
         life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
-        started = await life.run(listener, lambda: _on_ready(fd_config, args, listener))
+        started = await life.run(listener, lambda: _on_ready(setup.fd_config, args, listener))
     finally:
         await engine.shutdown()
         if metrics is not None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ DEFAULT_GUIDED_CACHE_SIZE = 128
 DEFAULT_LOG_STATS_INTERVAL = 10.0
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
+ON_WORKER_FAILURE = ("restart", "exit")
+DEFAULT_STEP_TIMEOUT = 120.0
+DEFAULT_MAX_WORKER_RESTARTS = 5
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,20 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """What follows when the worker ends, or says nothing for too long.
+
+    restart: another worker takes its place; False ends the engine. step_timeout: seconds without a word from a worker
+    that has work, after which it is ended by force; 0 for no limit. max_restarts: within a minute, before the engine
+    ends all the same.
+    """
+
+    restart: bool = False
+    step_timeout: float = DEFAULT_STEP_TIMEOUT
+    max_restarts: int = DEFAULT_MAX_WORKER_RESTARTS
+
+
+@dataclass(frozen=True)
 class FDConfig:
     """Everything a logits processor, the worker and the API process may need to know, under upstream's names."""
 
@@ -166,6 +184,7 @@ class FDConfig:
     structured_outputs_config: StructuredOutputsConfig
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
+    supervision_config: SupervisionConfig = field(default_factory=SupervisionConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
@@ -349,6 +368,25 @@ class EngineArgs:
             "help": "loopback TCP port between API process and worker (default: a private unix socket)",
         },
     )
+    on_worker_failure: str | None = field(
+        default=None,
+        metadata={
+            "group": "Processes",
+            "help": "when the worker ends or hangs: restart it, or exit (default: restart; exit in LLM and run-batch)",
+            "choices": ON_WORKER_FAILURE,
+        },
+    )
+    step_timeout: float = field(
+        default=DEFAULT_STEP_TIMEOUT,
+        metadata={
+            "group": "Processes",
+            "help": "seconds that one step may take before the worker counts as hung; 0 for no limit",
+        },
+    )
+    max_worker_restarts: int = field(
+        default=DEFAULT_MAX_WORKER_RESTARTS,
+        metadata={"group": "Processes", "help": "restarts of the worker within a minute before the server ends"},
+    )
     cache_queue_port: int | None = field(
         default=None,
         metadata={"group": "KV cache", "help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"},
@@ -389,6 +427,10 @@ class EngineArgs:
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
+        if self.on_worker_failure is not None:
+            _require_one_of("on_worker_failure", self.on_worker_failure, ON_WORKER_FAILURE)
+        if not 0 <= self.step_timeout < math.inf:
+            raise ValueError(f"step_timeout: {self.step_timeout!r} is not allowed; it must be 0 or more seconds")
         if not 0 <= self.log_stats_interval < float("inf"):
             raise ValueError("log_stats_interval: must be 0 or more seconds")
         if not self.guided_decoding_timeout > 0:
@@ -397,6 +439,7 @@ class EngineArgs:
         for name in ("max_num_seqs", "max_num_batched_tokens", *guided):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
+        _require_at_least(0, "max_worker_restarts", self.max_worker_restarts)
         for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 _require_at_least(1, name, getattr(self, name))
@@ -470,6 +513,11 @@ class EngineArgs:
                 max_bytes=self.guided_decoding_max_bytes,
                 timeout=self.guided_decoding_timeout,
                 cache_size=self.guided_decoding_cache_size,
+            ),
+            supervision_config=SupervisionConfig(
+                restart=self.on_worker_failure == "restart",
+                step_timeout=self.step_timeout,
+                max_restarts=self.max_worker_restarts,
             ),
             observability_config=ObservabilityConfig(self.log_stats_interval),
         )

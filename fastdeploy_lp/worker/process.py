@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 import zmq
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.log_format import configure_from_environment
@@ -162,4 +163,5 @@ def _exit_with_parent(pipe: RawIOBase, endpoint: str) -> None:
     scheme, _, path = endpoint.partition("://")
     if scheme == "ipc":  # it can not remove its socket's folder any more
         shutil.rmtree(Path(path).parent, ignore_errors=True)
+    shared_memory.remove_of(os.getpid())
     os._exit(ORPHANED)

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.grammars import TinyGrammars
-from support.tiny import TINY_EOS, TINY_VOCAB, write_tiny_checkpoint
+from support.grammars import TINY_EOS, TINY_VOCAB, TinyGrammars
+from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.config import GuidedDecodingConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -69,7 +69,7 @@ def test_one_that_takes_too_long_is_given_up(directory: Path) -> None:
     compiler = Endless(directory, TINY_VOCAB, (TINY_EOS,), cache_size=8)
     checker = GrammarChecker(compiler, GuidedDecodingConfig(timeout=0.001))
     try:
-        with pytest.raises(InvalidRequestError, match="takes more than 0.001 seconds") as raised:
+        with pytest.raises(InvalidRequestError, match=r"takes more than 0\.001 seconds") as raised:
             asyncio.run(checker.check(Grammar('start: "a"', FIELD)))
         assert raised.value.param == FIELD
     finally:

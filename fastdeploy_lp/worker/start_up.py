@@ -33,7 +33,7 @@ def start_worker(
     worker.compile_or_warm_up_model()
     platform, cache = current_platform(), settled.cache_config
     where = f"platform {platform.name}: {platform.device_name}"
-    logger.info(
+    logger.debug(
         "%s on %s, %d blocks of %d tokens", type(worker).__qualname__, where, cache.num_blocks, cache.block_size
     )
     return worker, settled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 from support.chat import REQUEST_SECONDS
 from support.errors import check_error
 from support.fresh_venv import FreshVenv
-from support.server import API_SERVER, REPOSITORY, ServerProcess, wait_until
+from support.server import API_SERVER, ServerProcess, wait_until
 from support.tiny_checkpoint import write_tiny_checkpoint
 
-PACKAGES = ("io_processor", "stat_logger")
 RANKING, STATS = "example_ranking", "example_stats"
 TEXTS = ["the lazy dog", "the quick brown fox", "stock prices"]
 BIAS = "LogitBiasLogitsProcessor"
@@ -31,15 +29,9 @@ with LLM(sys.argv[1], io_processor_plugin="example_ranking") as llm:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> FreshVenv:
+def fresh(plugin_venv: FreshVenv) -> FreshVenv:
     """Both packages installed beside the server, by pip."""
-    sources = tmp_path_factory.mktemp("packages")
-    for name in PACKAGES:
-        shutil.copytree(REPOSITORY / "examples" / "plugins" / name, sources / name)
-    made = FreshVenv(tmp_path_factory.mktemp("venv"))
-    done = made.run("pip", "install", *(f"./{name}" for name in PACKAGES), cwd=sources)
-    assert done.returncode == 0, done.stderr
-    return made
+    return plugin_venv
 
 
 @pytest.fixture(scope="module")

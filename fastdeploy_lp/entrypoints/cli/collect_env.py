@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastdeploy_lp.platforms import CpuPlatform, current_platform
+from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import PluginGroup, installed_plugins
 from fastdeploy_lp.version import __version__
 
@@ -82,10 +82,9 @@ def _processor() -> list[str]:
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     features = sorted(word for word in (flags.group(1).split() if flags else []) if FEATURES.fullmatch(word))
-    free = CpuPlatform().free_memory() / 2**30
     return [
         f"{name.group(1) if name else platform.processor() or 'unknown'} ({platform.machine()})",
-        f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores may be used, {free:.1f} GiB of memory are free",
+        f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores may be used",
         f"features: {' '.join(features) or 'unknown'}",
     ]
 
@@ -97,7 +96,8 @@ def _platform() -> Iterator[tuple[str, list[str]]]:
     except ValueError as error:
         yield "Platform", [str(error)]
     else:
-        yield "Platform", [f"{found.name}: {found.device_name}"]
+        free = found.free_memory() / 2**30
+        yield "Platform", [f"{found.name}: {found.device_name}", f"{free:.1f} GiB of memory are free"]
         yield "Worker's settings", _pairs(found.worker_environment())
 
 

@@ -58,7 +58,7 @@ class DecoderForCausalLM(ABC):
         """
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, `num_blocks` blocks with the null block 0; called once, before the first pass."""
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
         self._executor.initialize_cache(num_blocks)
 
     def warm_up(self, max_num_seqs: int) -> None:

@@ -34,7 +34,7 @@ class CausalLM(Protocol):
     def __init__(self, fd_config: FDConfig, weights: Weights) -> None: ...
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, `num_blocks` blocks with the null block 0; called once, before the first pass."""
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks."""

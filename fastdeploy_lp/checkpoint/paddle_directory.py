@@ -26,6 +26,7 @@ from fastdeploy_lp.checkpoint.pdparams import read_pdparams
 from fastdeploy_lp.checkpoint.safetensors_file import read_format, require_whole, write_safetensors
 
 PDPARAMS = "model_state.pdparams"
+VERSION_FIELD = b'"paddlenlp_version"'
 EMBEDDING = "embed_tokens.weight"
 KEPT_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 # Options under which PaddleNLP stores or computes other things than these converters know.
@@ -58,7 +59,15 @@ def paddle_directory(path: Path) -> PaddleDirectory | None:
     if not list(path.glob("*.safetensors")):
         return None
     weights = find_weights(path)
-    return PaddleDirectory(path, weights) if read_format(weights[0]) == "pd" else None
+    framework = read_format(weights[0])
+    # PaddleNLP itself says "np" of its files, as others do, and tells its version in config.json.
+    written = framework == "pd" or (framework != "pt" and _tells_version(path / "config.json"))
+    return PaddleDirectory(path, weights) if written else None
+
+
+def _tells_version(config: Path) -> bool:
+    # A config.json that cannot be read is told of where it is needed.
+    return config.is_file() and VERSION_FIELD in config.read_bytes()
 
 
 def convert_paddle(source: PaddleDirectory, directory: Path, *, need_tokenizer: bool) -> None:

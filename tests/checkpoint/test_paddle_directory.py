@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.golden import Model, Run, assert_close, cases
 from support.paddle_checkpoint import paddle_tensors, write_paddle_safetensors, write_pdparams
-from support.tiny import write_tiny_checkpoint
+from support.tiny import GOLDEN, write_tiny_checkpoint
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -43,6 +43,24 @@ def test_logits_are_those_of_the_reference(
     for case in cases(name):
         (logits,) = Model(str(files.directory)).logits(Run(case.prompt, seat=0))
         assert_close(logits, case.logits)
+
+
+@pytest.mark.parametrize("name", ["paddlenlp-llama", "paddlenlp-qwen2"])
+def test_what_paddlenlp_itself_wrote_computes_what_it_computed(
+    name: str, operators: None, tmp_path: Path, cache: Path
+) -> None:
+    files = resolved(GOLDEN / name)
+    reference = np.load(GOLDEN / name / "reference.npz")
+    (logits,) = Model(str(files.directory)).logits(Run(reference["ids"].tolist(), seat=0))
+    assert_close(logits, reference["logits"])
+
+
+def test_safetensors_are_paddles_if_they_or_config_json_say_so(tmp_path: Path, cache: Path) -> None:
+    for framework, converted in (("pd", True), ("np", True), ("pt", False)):
+        folder = tmp_path / framework
+        folder.mkdir()
+        files = resolved(write_paddle_safetensors(folder, "tiny-llama", "llama.", framework=framework))
+        assert (files.directory != folder) is converted
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

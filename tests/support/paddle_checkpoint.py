@@ -38,15 +38,16 @@ def write_pdparams(folder: Path, name: str, prefix: str, *, dtype: str = "float3
     return folder
 
 
-def write_paddle_safetensors(folder: Path, name: str, prefix: str) -> Path:
-    """A directory with safetensors in two shards that say they are Paddle's."""
-    shutil.copy(GOLDEN / name / "config.json", folder / "config.json")
+def write_paddle_safetensors(folder: Path, name: str, prefix: str, *, framework: str = "pd") -> Path:
+    """A directory with safetensors in two shards that say they are of this framework; PaddleNLP says "np"."""
+    config = json.loads((GOLDEN / name / "config.json").read_text()) | {"paddlenlp_version": "3.0.0b4"}
+    (folder / "config.json").write_text(json.dumps(config))
     tensors = paddle_tensors(name, prefix)
     weight_map = {}
     for number in range(2):
         part = dict(list(tensors.items())[number::2])
         file = f"model-0000{number + 1}-of-00002.safetensors"
-        save_file(part, folder / file, metadata={"format": "pd"})
+        save_file(part, folder / file, metadata={"format": framework})
         weight_map |= dict.fromkeys(part, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder

@@ -75,7 +75,7 @@ class Check:
 
     def chain(self) -> Finding:
         """Builtin processors and sampler on the device against the CPU."""
-        for platform in (self.platform, "cpu"):
+        for platform in sorted({self.platform, "cpu"}):
             failed = self._run("chain", platform)
             if failed:
                 return failed

@@ -39,6 +39,7 @@ def test_a_machine_without_a_gpu_is_told_with_a_status_of_its_own() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_check_itself_runs_on_a_cpu(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path)
     done = ran("--platform", "cpu", "--model", str(model), "--cases", str(CASES))

@@ -204,6 +204,7 @@ EMBEDDING_CASES = [
     EmbeddingCase("encoding_format", {"encoding_format": "float"}, same_vectors),
     EmbeddingCase("encoding_format", {"encoding_format": "base64"}, same_vectors),
     EmbeddingCase("dimensions", {"dimensions": 8}, first_numbers),
+    EmbeddingCase("timeout", {"timeout": 120}, same_vectors),
     EmbeddingCase("user", {"user": "somebody"}, same_vectors),
     EmbeddingCase("pooling", {"pooling": "mean"}, other_vectors),
     EmbeddingCase("pooling", {"pooling": "last"}, same_vectors),

@@ -76,7 +76,12 @@ class LogitRows:
         return paddle.gather(self.logits.reshape([-1]), _index(places))
 
     def _rule_out(self, rows: Indices) -> None:
-        self.logits.index_fill_(_index(rows), 0, -np.inf)
+        # Here, not above: the API process reads Params from builtins and has no use for Paddle.
+        import paddle
+
+        # Not `index_fill_`, which copies the number to the device while the host waits.
+        ruled_out = paddle.full([len(rows), self.logits.shape[1]], -np.inf, self.logits.dtype)
+        self.logits.index_put_((_index(rows),), ruled_out)
 
     def _put(self, rows: Indices, tokens: Indices, values: Any, *, accumulate: bool = False) -> None:
         # Here, not above: the API process reads Params from builtins and has no use for Paddle.

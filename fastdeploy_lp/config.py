@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
@@ -28,6 +28,9 @@ DEFAULT_GUIDED_CACHE_SIZE = 128
 DEFAULT_LOG_STATS_INTERVAL = 10.0
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
+ON_WORKER_FAILURE = ("restart", "exit")
+DEFAULT_STEP_TIMEOUT = 120.0
+DEFAULT_MAX_WORKER_RESTARTS = 5
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class ModelConfig:
 
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
-    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last").
+    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
+    `skip_tokenizer_init` requests and answers are token ids.
     """
 
     model: str
@@ -50,6 +54,7 @@ class ModelConfig:
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = "raw_logprobs"
     pooling_type: str = DEFAULT_POOLING_TYPE
+    skip_tokenizer_init: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,20 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """What follows when the worker ends, or says nothing for too long.
+
+    restart: another worker takes its place; False ends the engine. step_timeout: seconds without a word from a worker
+    that has work, after which it is ended by force; 0 for no limit. max_restarts: within a minute, before the engine
+    ends all the same.
+    """
+
+    restart: bool = False
+    step_timeout: float = DEFAULT_STEP_TIMEOUT
+    max_restarts: int = DEFAULT_MAX_WORKER_RESTARTS
+
+
+@dataclass(frozen=True)
 class FDConfig:
     """Everything a logits processor, the worker and the API process may need to know, under upstream's names."""
 
@@ -165,6 +184,7 @@ class FDConfig:
     structured_outputs_config: StructuredOutputsConfig
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
+    supervision_config: SupervisionConfig = field(default_factory=SupervisionConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
@@ -176,6 +196,13 @@ class EngineArgs:
     model: str = field(metadata={"group": "Model", "help": "model directory, GGUF file, or the name smollm2-135m"})
     served_model_name: str | None = field(
         default=None, metadata={"group": "Model", "help": "name in the API (default: the --model value)"}
+    )
+    skip_tokenizer_init: bool = field(
+        default=False,
+        metadata={
+            "group": "Model",
+            "help": "serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+        },
     )
     logits_processors: list[str | type] = field(
         default_factory=list,
@@ -341,6 +368,25 @@ class EngineArgs:
             "help": "loopback TCP port between API process and worker (default: a private unix socket)",
         },
     )
+    on_worker_failure: str | None = field(
+        default=None,
+        metadata={
+            "group": "Processes",
+            "help": "when the worker ends or hangs: restart it, or exit (default: restart; exit in LLM and run-batch)",
+            "choices": ON_WORKER_FAILURE,
+        },
+    )
+    step_timeout: float = field(
+        default=DEFAULT_STEP_TIMEOUT,
+        metadata={
+            "group": "Processes",
+            "help": "seconds that one step may take before the worker counts as hung; 0 for no limit",
+        },
+    )
+    max_worker_restarts: int = field(
+        default=DEFAULT_MAX_WORKER_RESTARTS,
+        metadata={"group": "Processes", "help": "restarts of the worker within a minute before the server ends"},
+    )
     cache_queue_port: int | None = field(
         default=None,
         metadata={"group": "KV cache", "help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"},
@@ -374,9 +420,17 @@ class EngineArgs:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
+        if self.skip_tokenizer_init:
+            for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
+        if self.on_worker_failure is not None:
+            _require_one_of("on_worker_failure", self.on_worker_failure, ON_WORKER_FAILURE)
+        if not 0 <= self.step_timeout < math.inf:
+            raise ValueError(f"step_timeout: {self.step_timeout!r} is not allowed; it must be 0 or more seconds")
         if not 0 <= self.log_stats_interval < float("inf"):
             raise ValueError("log_stats_interval: must be 0 or more seconds")
         if not self.guided_decoding_timeout > 0:
@@ -385,6 +439,7 @@ class EngineArgs:
         for name in ("max_num_seqs", "max_num_batched_tokens", *guided):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
+        _require_at_least(0, "max_worker_restarts", self.max_worker_restarts)
         for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 _require_at_least(1, name, getattr(self, name))
@@ -402,26 +457,28 @@ class EngineArgs:
         Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
         fit it or the platform.
         """
-        files = resolve_model(self.model, show_progress=show_progress)
+        need_tokenizer = not self.skip_tokenizer_init
+        files = resolve_model(self.model, show_progress=show_progress, need_tokenizer=need_tokenizer)
         settled = settled_by(current_platform(), self._fd_config(files))
         return replace(settled, cache_config=self._with_blocks(files, settled))
 
     def _fd_config(self, files: ModelFiles) -> FDConfig:
-        config = files.config
-        max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
+        limits = read_limits(files)
+        max_model_len = self._settle_max_model_len(limits.max_model_len)
         return FDConfig(
             model_config=ModelConfig(
                 model=self.model,
                 directory=str(files.directory),
                 served_model_name=self.served_model_name or self.model,
-                vocab_size=int(config["vocab_size"]),
+                vocab_size=limits.vocab_size,
                 max_model_len=max_model_len,
-                eos_token_ids=_eos_token_ids(config, files.directory),
+                eos_token_ids=limits.eos_token_ids,
                 dtype=current_platform().model_dtype,
                 quantization=self.quantization,
-                hf_config=config,
+                hf_config=files.config,
                 logprobs_mode=self.logprobs_mode,
                 pooling_type=self.pooling_type,
+                skip_tokenizer_init=self.skip_tokenizer_init,
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
@@ -456,6 +513,11 @@ class EngineArgs:
                 max_bytes=self.guided_decoding_max_bytes,
                 timeout=self.guided_decoding_timeout,
                 cache_size=self.guided_decoding_cache_size,
+            ),
+            supervision_config=SupervisionConfig(
+                restart=self.on_worker_failure == "restart",
+                step_timeout=self.step_timeout,
+                max_restarts=self.max_worker_restarts,
             ),
             observability_config=ObservabilityConfig(self.log_stats_interval),
         )
@@ -529,14 +591,3 @@ def _require_at_least(least: int, name: str, value: object) -> None:
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
-
-
-def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
-    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
-    eos = config.get("eos_token_id")
-    generation_config = directory / "generation_config.json"
-    if generation_config.is_file():
-        eos = json.loads(generation_config.read_text()).get("eos_token_id", eos)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)

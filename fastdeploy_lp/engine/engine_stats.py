@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.generation import Generation
@@ -62,7 +61,10 @@ class EngineStats:
 
     def died(self, requests: Sequence[FinishedRequestStats]) -> None:
         """The worker is gone, and these ended with it."""
-        self._last = replace(self._last, num_running_reqs=0, num_waiting_reqs=0, step_time=0.0)
+        # What its successor tells of counts from nothing, and so does this, in case there is none.
+        self._last = SchedulerStats(
+            kv_cache_blocks_total=self._last.kv_cache_blocks_total, processors=self._processors.stats
+        )
         self.loggers.record(self._last, None)
         self.finished(requests)
 

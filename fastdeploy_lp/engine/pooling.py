@@ -20,18 +20,26 @@ from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled."""
+    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled.
+
+    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    """
 
     request_id: str
     prompt: Prompt
     params: PoolingParams
+    client: str = ""
+    deadline: float | None = None
 
 
 class Pooling:
     """What the engine answers once and one caller waits for.
 
     `serial` tells requests of one engine apart. `times` has one entry and `processors` none: nothing is sampled.
+    `lost_workers` counts workers that ended while it may have run. It `has_told` nothing before its end.
     """
+
+    has_told = False
 
     def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
         self.request_id = request.request_id
@@ -45,6 +53,8 @@ class Pooling:
         self._ended = asyncio.Event()
         self._output: PoolingRequestOutput | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.lost_workers = 0
 
     @property
     def finished(self) -> bool:
@@ -86,7 +96,17 @@ class Pooling:
 
     def close(self) -> None:
         """Nobody waits any more: a request that still runs is aborted."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._on_close(self)
+
+    def ends_at(self, deadline: asyncio.TimerHandle) -> None:
+        """What ends the request when its time is over; needed no longer when the request ends before."""
+        self._deadline = deadline
+
+    def begin_again(self) -> None:
+        """The prompt is computed once more."""
+        self.times[0].begin()
 
     async def result(self) -> PoolingRequestOutput:
         """The answer; leaving early aborts the request. Raises what `fail` was given."""

@@ -16,7 +16,12 @@ from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
-from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+    WorkerLostError,
+)
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.engine.pooling import PoolingRequest
@@ -348,7 +353,7 @@ def _failed(request: EngineRequest, index: int, error: RequestFailedError | Engi
         completions,
         finished=True,
         prompt_index=index,
-        error_code=503 if isinstance(error, (EngineDeadError, ProcessorUnavailableError)) else 500,
+        error_code=503 if isinstance(error, (EngineDeadError, ProcessorUnavailableError, WorkerLostError)) else 500,
         error_msg=str(error),
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class ServingPooling:
         self._serving = Serving(engine)
         self._processing = None if io_processor is None else IOProcessing(engine.inputs, io_processor)
 
-    async def start(self, request: PoolingBody) -> list[Pooling]:
+    async def start(self, request: PoolingBody, client: str = "", deadline: float | None = None) -> list[Pooling]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does, and IOProcessorError."""
         self._serving.require_model(request.model)
         try:
@@ -42,11 +43,12 @@ class ServingPooling:
             raise invalid_field(error) from None
         request_id, engine = new_pooling_id(request.request_id), self._serving.engine
         if request.data is not None:
-            return await engine.pool(await self._require_processing().requests(request.data, params, request_id))
+            made = await self._require_processing().requests(request.data, params, request_id)
+            return await engine.pool([replace(each, client=client, deadline=deadline) for each in made])
         settled = engine.inputs.settle_pooling(params or PoolingParams())
         return await engine.pool(
             [
-                PoolingRequest(f"{request_id}-{index}", prompt, settled)
+                PoolingRequest(f"{request_id}-{index}", prompt, settled, client, deadline)
                 for index, prompt in enumerate(self._prompts(request))
             ]
         )

@@ -200,6 +200,7 @@ GENERATION = [
     Case("vllm_xargs", {"vllm_xargs": {"forced_tokens": [B, C]}, **IDS}, tokens_are(B, C, END)),
     Case("return_token_ids", IDS, ids_are_there),
     Case("request_id", {"request_id": "of-a-client"}, id_is_made_of_it),
+    Case("timeout", {"timeout": 120.0}, same_as_ever),
     Case("user", {"user": "somebody"}, same_as_ever),
     Case("metadata", {"metadata": {"for": "something"}}, same_as_ever),
     Case("safety_identifier", {"safety_identifier": "somebody"}, same_as_ever),

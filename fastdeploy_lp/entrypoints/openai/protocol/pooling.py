@@ -11,7 +11,7 @@ from typing_extensions import Self
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
 from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel, Timeout
 from fastdeploy_lp.pooling_params import PoolingParams
 
 KINDS = ("input", "messages", "data")
@@ -35,6 +35,7 @@ class PoolingBody(RequestModel):
     add_generation_prompt: bool | None = None
     user: str | None = None
     request_id: RequestId | None = None
+    timeout: Timeout | None = None
 
     @model_validator(mode="after")
     def _one_thing_to_pool(self) -> Self:

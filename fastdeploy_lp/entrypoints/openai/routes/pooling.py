@@ -23,7 +23,7 @@ def pooling_routes(
     engine: EngineClient, io_processor: NamedIOProcessor | None, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
     """Prompts to vectors, and an IO processor's data to its answers."""
-    router = APIRouter(responses=failures(400, 404, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingPooling(engine, io_processor)
 
     @router.post("/pooling", response_model=PoolingResponse | IOProcessorResponse)
@@ -31,7 +31,7 @@ def pooling_routes(
         """Vectors of inputs, of a conversation, or of each of their tokens; or what the IO processor answers."""
         record = record_of(request)
         record.adopt(body.request_id)
-        poolings = await serving.start(body)
+        poolings = await serving.start(body, record.client, record.deadline(body.timeout))
         record.admitted(shared_id(poolings[0].request_id), poolings)
         if body.data is None:
             outputs = await results_unless_disconnected(poolings, request)

@@ -132,8 +132,14 @@ CALLS = [
         "/pooling",
         is_pooled(2, 8),
         {
-            **{"model": "default", "input": [A, B], "task": "token_embed", "encoding_format": "base64"},
-            **{"dimensions": 8, "normalize": False, "user": "somebody", "request_id": "pooled-by-a-client"},
+            "model": "default",
+            "input": [A, B],
+            "task": "token_embed",
+            "encoding_format": "base64",
+            "dimensions": 8,
+            "normalize": False,
+            "user": "somebody",
+            "request_id": "pooled-by-a-client",
         },
     ),
     Call(

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients lint types bench-smoke clean
+.PHONY: help serve test test-long test-clients lint types bench-smoke gpu-check clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -60,6 +60,9 @@ types: $(VENV)/dev.done ## static types
 
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py
+
+gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
+	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
 
 clean: ## remove the environment and caches of tools
 	rm -rf $(VENV) tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
@@ -40,7 +39,8 @@ class ModelConfig:
 
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
-    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last").
+    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
+    `skip_tokenizer_init` requests and answers are token ids.
     """
 
     model: str
@@ -54,6 +54,7 @@ class ModelConfig:
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = "raw_logprobs"
     pooling_type: str = DEFAULT_POOLING_TYPE
+    skip_tokenizer_init: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,13 @@ class EngineArgs:
     model: str = field(metadata={"group": "Model", "help": "model directory, GGUF file, or the name smollm2-135m"})
     served_model_name: str | None = field(
         default=None, metadata={"group": "Model", "help": "name in the API (default: the --model value)"}
+    )
+    skip_tokenizer_init: bool = field(
+        default=False,
+        metadata={
+            "group": "Model",
+            "help": "serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+        },
     )
     logits_processors: list[str | type] = field(
         default_factory=list,
@@ -412,6 +420,10 @@ class EngineArgs:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
+        if self.skip_tokenizer_init:
+            for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
@@ -445,26 +457,28 @@ class EngineArgs:
         Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
         fit it or the platform.
         """
-        files = resolve_model(self.model, show_progress=show_progress)
+        need_tokenizer = not self.skip_tokenizer_init
+        files = resolve_model(self.model, show_progress=show_progress, need_tokenizer=need_tokenizer)
         settled = settled_by(current_platform(), self._fd_config(files))
         return replace(settled, cache_config=self._with_blocks(files, settled))
 
     def _fd_config(self, files: ModelFiles) -> FDConfig:
-        config = files.config
-        max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
+        limits = read_limits(files)
+        max_model_len = self._settle_max_model_len(limits.max_model_len)
         return FDConfig(
             model_config=ModelConfig(
                 model=self.model,
                 directory=str(files.directory),
                 served_model_name=self.served_model_name or self.model,
-                vocab_size=int(config["vocab_size"]),
+                vocab_size=limits.vocab_size,
                 max_model_len=max_model_len,
-                eos_token_ids=_eos_token_ids(config, files.directory),
+                eos_token_ids=limits.eos_token_ids,
                 dtype=current_platform().model_dtype,
                 quantization=self.quantization,
-                hf_config=config,
+                hf_config=files.config,
                 logprobs_mode=self.logprobs_mode,
                 pooling_type=self.pooling_type,
+                skip_tokenizer_init=self.skip_tokenizer_init,
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
@@ -577,14 +591,3 @@ def _require_at_least(least: int, name: str, value: object) -> None:
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
-
-
-def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
-    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
-    eos = config.get("eos_token_id")
-    generation_config = directory / "generation_config.json"
-    if generation_config.is_file():
-        eos = json.loads(generation_config.read_text()).get("eos_token_id", eos)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)

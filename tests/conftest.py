@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import HealthCheck, settings
 from support.server import PLUGINS, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
@@ -25,6 +26,10 @@ sys.path.append(str(PLUGINS))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")
+
+# How long an example takes is the machine's affair, and no test's.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 DATA = Path(__file__).parent / "data"
 

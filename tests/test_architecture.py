@@ -29,6 +29,7 @@ FORBIDDEN = {
     "messages.py": ["engine", "worker", "entrypoints", "model_executor"],
     "config.py": ["engine", "worker", "entrypoints", "model_executor"],
     "sampling_params.py": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
+    "stats.py": ["engine", "worker", "entrypoints", "model_executor"],
     "outputs.py": ["engine", "worker", "entrypoints", "model_executor"],
 }
 # What may be imported all the same, and from where: the builtin processors edit rows with the sampler's operators.
@@ -40,6 +41,7 @@ WITHOUT_PADDLE = (
     "messages.py",
     "sampling_params.py",
     "outputs.py",
+    "stats.py",
     "engine",
     "entrypoints",
     "guided_decoding",

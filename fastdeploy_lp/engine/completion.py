@@ -92,7 +92,8 @@ class Completion:
         finished = self.finish_reason is not None
         end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
-        if not text and not finished:
+        # Tokens wait for the text that they belong to, unless there never is any.
+        if not finished and not text and (self._tokenizer.handles_text or not token_ids):
             return None
         delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
         if self._logprobs is not None:

@@ -33,6 +33,7 @@ from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
+from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
@@ -110,9 +111,10 @@ class EngineClient:
     ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
+        self.tokenizer = _tokenizer(fd_config)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
-        args_validator = RequestArgsValidator(declared, config.vocab_size, self.tokenizer.encode_phrase)
+        encode = self.tokenizer.encode_phrase if self.tokenizer.handles_text else None
+        args_validator = RequestArgsValidator(declared, config.vocab_size, encode)
         guided = fd_config.guided_decoding_config
         self.inputs = InputProcessor(config, self.tokenizer, args_validator, any_whitespace=guided.any_whitespace)
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
@@ -468,6 +470,12 @@ class EngineClient:
     def _note_quiet(self) -> None:
         if self._draining and not self.is_busy:
             self._quiet.set()
+
+
+def _tokenizer(fd_config: FDConfig) -> Tokenizer:
+    if fd_config.model_config.skip_tokenizer_init:
+        return NoTokenizer()
+    return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:

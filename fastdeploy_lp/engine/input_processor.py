@@ -13,6 +13,7 @@ from fastdeploy_lp.config import ModelConfig
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
@@ -63,6 +64,7 @@ class InputProcessor:
 
         The context has to hold `room_for_output` more tokens.
         """
+        self.require_text("messages")
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
@@ -81,6 +83,16 @@ class InputProcessor:
         if not prompt:
             raise InvalidRequestError(param, "the prompt is empty")
         return self._checked(*self._tokenized(prompt, param), param, room_for_output=0)
+
+    @property
+    def handles_text(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._tokenizer.handles_text
+
+    def require_text(self, param: str) -> None:
+        """Raise InvalidRequestError for `param`, which needs a tokenizer, on a server that has none."""
+        if not self.handles_text:
+            raise InvalidRequestError(param, f"{NO_TOKENIZER}; send token ids and read token ids")
 
     def settle_pooling(self, params: PoolingParams) -> PoolingParams:
         """What is left open filled in, and `dimensions` held against the model."""
@@ -108,6 +120,7 @@ class InputProcessor:
                 "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
             )
         self._check_token_ids(params)
+        self._require_text_for(params)
         try:
             selection = self._args_validator.validate(params)
         except RequestArgsError as error:
@@ -139,15 +152,28 @@ class InputProcessor:
         if params.guided_decoding is None:
             return None
         try:
-            return grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
+            grammar = grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise InvalidRequestError(field, reason) from None
+        self.require_text(grammar.field)
+        return grammar
+
+    def _require_text_for(self, params: SamplingParams) -> None:
+        if params.stop_strings:
+            self.require_text("stop")
+        for index, _ in enumerate(params.bad_words or []):
+            self.require_text(f"bad_words.{index}")
 
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
+            self.require_text(param)
             text = _require_unicode(prompt, param)
-            return self._tokenizer.encode(text), text
+            ids = self._tokenizer.encode(text)
+            # Some tokenizers have tokens that their model does not know.
+            if ids and max(ids) >= self._config.vocab_size:
+                self._check_token_id(param, max(ids))
+            return ids, text
         for index, token in enumerate(prompt):
             self._check_token_id(f"{param}.{index}", token)
         return list(prompt), None

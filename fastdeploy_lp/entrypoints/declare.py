@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,6 @@ from fastdeploy_lp.plugins.general import warn_of_unknown_names
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
 from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,7 @@ def declare_engine(
         vllm_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
-    platform = current_platform()
-    logger.info("platform %s: %s", platform.name, platform.device_name)
+    current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
     if args.reasoning_parser is not None:

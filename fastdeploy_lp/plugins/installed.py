@@ -43,8 +43,10 @@ def allowed_names() -> frozenset[str] | None:
 
 def unknown_names() -> list[str]:
     """Names in `FASTDEPLOY_LP_PLUGINS` that no installed plugin has: most likely misspelt."""
-    installed = {plugin.name for group in PluginGroup for plugin in installed_plugins(group)}
-    return sorted((allowed_names() or frozenset()) - installed)
+    names = allowed_names()
+    if not names:
+        return []
+    return sorted(names - {plugin.name for group in PluginGroup for plugin in installed_plugins(group)})
 
 
 def _plugin(group: PluginGroup, point: EntryPoint, namesake: str | None) -> Plugin:

@@ -46,7 +46,11 @@ def find_io_processor(name: str) -> IOProcessorSource:
     Its entry point is a function that returns "module:Class", that text, or the class. Raises UnknownPluginError
     listing the names that there are, and PluginError for a plugin that cannot be used.
     """
-    loaded = load_named(PluginGroup.IO_PROCESSOR, name)
+    return io_processor_of(load_named(PluginGroup.IO_PROCESSOR, name))
+
+
+def io_processor_of(loaded: LoadedPlugin) -> IOProcessorSource:
+    """The class that a plugin leads to; raises PluginError for a plugin that cannot be used."""
     found = loaded.found
     if not isinstance(found, (type, str)):
         found = call(loaded)
@@ -55,7 +59,6 @@ def find_io_processor(name: str) -> IOProcessorSource:
 
 def _class_of(found: object, loaded: LoadedPlugin) -> type[IOProcessor[Any, Any]]:
     try:
-        # A class under its own name is checked in the same way.
         if isinstance(found, type):
             return _require_io_processor(found)
         return _require_io_processor(load_class(found))  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class StatLoggerSource:
 
 def installed_stat_loggers() -> list[StatLoggerSource]:
     """Those of plugins that may load, by name; raises PluginError for one that cannot be used."""
-    return [_from_plugin(loaded) for loaded in load_group(PluginGroup.STAT_LOGGER)]
+    return [stat_logger_of(loaded) for loaded in load_group(PluginGroup.STAT_LOGGER)]
 
 
 def given_stat_loggers(given: Sequence[StatLoggerFactory]) -> list[StatLoggerSource]:
@@ -59,12 +59,13 @@ def given_stat_loggers(given: Sequence[StatLoggerFactory]) -> list[StatLoggerSou
     return sources
 
 
-def _from_plugin(loaded: LoadedPlugin) -> StatLoggerSource:
+def stat_logger_of(loaded: LoadedPlugin) -> StatLoggerSource:
+    """What a plugin brings; raises PluginError for one that cannot be used."""
     found, value = loaded.found, loaded.plugin.value
     if not (isinstance(found, type) and issubclass(found, StatLoggerBase)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise PluginError(loaded.plugin, f"{value} is {kind}; the entry point must name {WHAT}")
     if inspect.isabstract(found):
         absent = ", ".join(sorted(found.__abstractmethods__))
-        raise PluginError(loaded.plugin, f"{value} does not define {absent}")
+        raise PluginError(loaded.plugin, f"{found.__name__} does not define {absent}")
     return StatLoggerSource(loaded.name, found, loaded.plugin)

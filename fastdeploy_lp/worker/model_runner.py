@@ -9,10 +9,11 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.model_executor.loader.weights import open_weights
+from fastdeploy_lp.model_executor.loader.weights import WeightsError, open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
@@ -173,10 +174,20 @@ class ModelRunner(ModelRunnerBase):
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
+    """Raises CheckpointError, in one line that names the file, for a model that cannot be used."""
     config = fd_config.model_config
-    cls = model_class(config.hf_config)
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
-        model = cls(fd_config, weights)
-        weights.require_all_taken()
+    try:
+        cls = model_class(config.hf_config)
+    except ValueError as error:
+        raise CheckpointError(f"{config.directory}: {error}") from error
+    try:
+        with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
+            model = cls(fd_config, weights)
+            weights.require_all_taken()
+    except WeightsError:
+        raise
+    except CheckpointError as error:
+        # What is wrong with config.json is found where its path is not known.
+        raise CheckpointError(f"{config.directory}: {error}") from error
     return model

@@ -35,7 +35,8 @@ class StepResult:
 class ModelRunnerBase(ABC):
     """Runs steps: model, KV cache, chain and sampler. A platform names the class; `ModelRunner` is ours.
 
-    Built as `cls(fd_config, chain)`, then `load_model` and `initialize_cache` are called, each once.
+    Built as `cls(fd_config, chain)`; then come `load_model`, once, and `initialize_cache`, once or, where memory is
+    measured, first with few blocks and then with all.
     """
 
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain) -> None:
@@ -48,7 +49,7 @@ class ModelRunnerBase(ABC):
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included."""
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
 
     def warm_up(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
         """Whatever is better done before the first step, the cache being there; nothing by default."""

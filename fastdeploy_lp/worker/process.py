@@ -19,6 +19,7 @@ import cloudpickle
 import zmq
 
 from fastdeploy_lp import shared_memory
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
@@ -80,7 +81,7 @@ class WorkerProcess:
                 if engine.has_work:
                     self._send(engine.step())
                     self._publish_cache_events(engine)
-        except CachePortError as error:  # the operator's mistake, for which one line is enough
+        except (CachePortError, CheckpointError) as error:  # the operator's mistake, for which one line is enough
             self._send(WorkerFailed(str(error)))
             raise SystemExit(1) from error
         except Exception as error:

@@ -25,14 +25,17 @@ def start_worker(
     worker has less memory. Raises ValueError for a name that leads to no worker, and for memory or a number of blocks
     that does not hold one sequence of full length, which must be able to go on alone.
     """
-    cls, platform = _worker_class(fd_config), current_platform()
-    logger.info("%s on platform %s: %s", cls.__qualname__, platform.name, platform.device_name)
-    worker = cls(fd_config, build_chain, show_progress=show_progress)
+    worker = _worker_class(fd_config)(fd_config, build_chain, show_progress=show_progress)
     worker.init_device()
     worker.load_model()
     settled = _with_blocks(fd_config, worker.get_kv_cache_spec(), worker.determine_available_memory())
     worker.initialize_cache(settled.cache_config.num_blocks)
     worker.compile_or_warm_up_model()
+    platform, cache = current_platform(), settled.cache_config
+    where = f"platform {platform.name}: {platform.device_name}"
+    logger.debug(
+        "%s on %s, %d blocks of %d tokens", type(worker).__qualname__, where, cache.num_blocks, cache.block_size
+    )
     return worker, settled
 
 

@@ -83,7 +83,8 @@ def platform_server(fresh: FreshVenv, tmp_path_factory: pytest.TempPathFactory) 
     """A tiny Llama on the example platform."""
     model = write_tiny_checkpoint(tmp_path_factory.mktemp("model"))
     environment = fresh.environment("example_platform")
-    with ServerProcess(model=model, own_metrics_port=False, python=fresh.python, env=environment) as running:
+    options = ["--log-level", "debug"]
+    with ServerProcess(*options, model=model, own_metrics_port=False, python=fresh.python, env=environment) as running:
         yield running
 
 
@@ -161,6 +162,13 @@ def test_its_arguments_are_checked_in_the_api_process(bigram_server: ServerProce
     assert "no_immediate_repeat" in answer.json()["error"]["message"]
 
 
+def test_it_keeps_the_contract(fresh: FreshVenv, tmp_path: Path) -> None:
+    command = ["fastdeploy-lp", "check", "example_processor", "--strict", "--skip", "speed"]
+    params = json.dumps({"no_immediate_repeat": True})
+    done = fresh.run(*command, "--params", params, cwd=tmp_path, plugins=("example_processor",))
+    assert done.returncode == 0, done.stdout
+
+
 # What fails
 
 
@@ -213,10 +221,10 @@ def test_a_platform_of_a_package_of_its_own_serves(platform_server: ServerProces
 
 def test_its_classes_are_those_that_run(platform_server: ServerProcess) -> None:
     tokens_of(platform_server, [1, 2, 3])
-    told = "platform example: the CPU, as an example"
-    api, worker = lines_with(platform_server, told)
-    assert "worker:" not in api
-    assert f"worker: ExampleWorker on {told}" in worker
+    assert lines_with(platform_server, "(platform example; logits processors: none)")
+    told = "worker: ExampleWorker on platform example: the CPU, as an example, "
+    (line,) = lines_with(platform_server, told)
+    assert line.endswith(f", {EXAMPLE_BLOCKS + 1} blocks of 8 tokens")
     for message in ("the example worker is warm", "the example model runner takes its first step"):
         (line,) = lines_with(platform_server, message)
         assert "worker:" in line

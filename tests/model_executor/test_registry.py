@@ -29,10 +29,10 @@ MODEL = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path: Path) -> Iterator[Path]:
     """On the import path, with the module `mine`; afterwards its models are forgotten."""
-    monkeypatch.setattr(ModelRegistry, "_registered", {})
-    with import_folder(tmp_path, only="one,two") as folder:
+    with pytest.MonkeyPatch.context() as patch, import_folder(tmp_path, only="one,two") as folder:
+        patch.setattr(ModelRegistry, "_registered", {})
         install(folder, "models", {}, modules={"mine": MODEL})
         yield folder
 

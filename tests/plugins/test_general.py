@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.distributions import install
 
+from fastdeploy_lp import LLM
 from fastdeploy_lp.plugins import PluginState, load_general_plugins
 from fastdeploy_lp.plugins.general import forget, warn_of_unknown_names
 
@@ -45,6 +46,14 @@ def test_what_is_let_load_later_loads_then(site: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "one,two")
     assert [report.plugin.name for report in load_general_plugins()] == ["one", "two"]
     assert len(sys.modules["counting"].calls) == 2
+
+
+def test_a_program_loads_them_before_it_looks_for_a_model(site: Path) -> None:
+    install(site, "alpha", {"general_plugins": {"one": "counting:register"}}, modules={"counting": COUNTER})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'no-such-model': no such model"):
+            LLM("no-such-model")
+    assert len(sys.modules["counting"].calls) == 1
 
 
 def test_one_that_raises_is_skipped_and_told_once_with_its_traceback(

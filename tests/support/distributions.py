@@ -42,7 +42,8 @@ def install(
 def import_folder(folder: Path, *, only: str | None = None) -> Iterator[Path]:
     """Inside, the folder is on the import path and `FASTDEPLOY_LP_PLUGINS` is `only`, or not set.
 
-    Afterwards its modules, and what general plugins came to, are forgotten.
+    Afterwards its modules, and what general plugins came to, are forgotten. A fixture that uses it must not ask for
+    `monkeypatch`, which would put a test's variables back after this has.
     """
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:

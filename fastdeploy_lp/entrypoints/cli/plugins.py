@@ -23,6 +23,8 @@ from fastdeploy_lp.plugins import (
     may_load,
 )
 from fastdeploy_lp.plugins.installed import allowed_names, unknown_names
+from fastdeploy_lp.plugins.io_processor_source import io_processor_of
+from fastdeploy_lp.plugins.stat_logger_source import stat_logger_of
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,24 @@ def _logits_processor(loaded: LoadedPlugin) -> str:
     return f"{find_dialect(loaded.found, loaded.name).name} logits processor"
 
 
-def _imported(_: LoadedPlugin) -> str:
-    return "imported"
+def _io_processor(loaded: LoadedPlugin) -> str:
+    return f"leads to {_path(io_processor_of(loaded).found)}"
+
+
+def _path(found: type) -> str:
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def _stat_logger(loaded: LoadedPlugin) -> str:
+    stat_logger_of(loaded)
+    return "a stat logger"
 
 
 # What a group's plugins turn out to be; each raises ValueError for one that is not what its group asks for.
 _DETAILS: dict[PluginGroup, Callable[[LoadedPlugin], str]] = {
     PluginGroup.PLATFORM: _platform,
-    PluginGroup.IO_PROCESSOR: _imported,
-    PluginGroup.STAT_LOGGER: _imported,
+    PluginGroup.IO_PROCESSOR: _io_processor,
+    PluginGroup.STAT_LOGGER: _stat_logger,
     PluginGroup.LOGITS_PROCESSOR: _logits_processor,
 }
 

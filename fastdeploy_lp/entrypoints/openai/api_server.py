@@ -112,11 +112,12 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     if "LogitBiasLogitsProcessor" in processors:
         body["logits_processors_args"] = {"logit_bias": {"128": 5.0, "2": -10.0}}
     chain = " → ".join(processors) or "none"
+    where = f"platform {fd_config.device_config.platform}"
     url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
     # Never the key itself: what is printed here ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
     return (
-        f"\nServing {fd_config.model_config.served_model_name} on {url} (logits processors: {chain})."
+        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
         f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
     )
 

@@ -41,6 +41,8 @@ class ServingCompletion:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
+        if request.echo:
+            inputs.require_text("echo")
         field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
         prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]

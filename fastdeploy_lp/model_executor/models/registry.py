@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 MODELS: dict[str, str] = {
     "LlamaForCausalLM": "fastdeploy_lp.model_executor.models.llama:LlamaForCausalLM",
+    "Qwen2ForCausalLM": "fastdeploy_lp.model_executor.models.qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "fastdeploy_lp.model_executor.models.qwen3:Qwen3ForCausalLM",
+    "Ernie4_5ForCausalLM": "fastdeploy_lp.model_executor.models.ernie4_5:Ernie4_5ForCausalLM",
+    "MistralForCausalLM": "fastdeploy_lp.model_executor.models.mistral:MistralForCausalLM",
+    "Phi3ForCausalLM": "fastdeploy_lp.model_executor.models.phi3:Phi3ForCausalLM",
 }
 METHODS = ("initialize_cache", "forward", "compute_logits")
 
@@ -34,7 +39,7 @@ class CausalLM(Protocol):
     def __init__(self, fd_config: FDConfig, weights: Weights) -> None: ...
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, `num_blocks` blocks with the null block 0; called once, before the first pass."""
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks."""

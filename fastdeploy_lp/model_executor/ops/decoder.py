@@ -41,6 +41,8 @@ class CompiledDecoder:
         self._block_size = fd_config.cache_config.block_size
         # What the operator only knows by address has to live as long as it.
         self._kept: list[Any] = []
+        self._cache: list[NDArray[Any]] = []
+        self._delete: weakref.finalize[..., CompiledDecoder] | None = None
         half = fd_config.cache_config.dtype == "float16"
         cache = CacheStruct(self._block_size, dims.num_kv_heads, dims.head_dim, half)
         layers = [self._layer(layer) for layer in weights.layers]
@@ -68,13 +70,19 @@ class CompiledDecoder:
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
         model, cache = self._model, self._model.cache
+        dtype, rows = "float16" if cache.half else "float32", num_blocks * cache.kv_heads
+        arrays = []
         for index in range(model.num_layers):
-            layer = model.layers[index]
-            layer.keys = self._zeros(num_blocks * cache.kv_heads * cache.head_dim * _padded(cache.block_size), cache)
-            layer.values = self._zeros(num_blocks * cache.kv_heads * cache.block_size * _padded(cache.head_dim), cache)
+            keys = mapped_zeros(rows * cache.head_dim * _padded(cache.block_size), dtype)
+            values = mapped_zeros(rows * cache.block_size * _padded(cache.head_dim), dtype)
+            model.layers[index].keys, model.layers[index].values = keys.ctypes.data, values.ctypes.data
+            arrays += [keys, values]
+        if self._delete is not None:
+            self._delete()
         self._ops.fdlp_decoder_new.restype = ctypes.c_void_p
         self._decoder = ctypes.c_void_p(self._ops.fdlp_decoder_new(ctypes.byref(model)))
-        weakref.finalize(self, self._ops.fdlp_decoder_delete, self._decoder)
+        self._delete = weakref.finalize(self, self._ops.fdlp_decoder_delete, self._decoder)
+        self._cache = arrays
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
@@ -122,9 +130,6 @@ class CompiledDecoder:
 
     def _embedding(self, embedding: FloatArray) -> FloatArray:
         return dequantized_weight(embedding) if self._digits else embedding
-
-    def _zeros(self, count: int, cache: CacheStruct) -> int:
-        return self._keep(mapped_zeros(count, "float16" if cache.half else "float32"))
 
     def _keep(self, array: NDArray[Any]) -> int:
         kept = np.ascontiguousarray(array)

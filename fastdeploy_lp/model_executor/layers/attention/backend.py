@@ -75,4 +75,4 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate every layer's cache: `num_blocks` blocks, the null block 0 included. Once, before the first pass."""
+        """Allocate every layer's cache: `num_blocks` blocks with the null block 0, in place of one that is there."""

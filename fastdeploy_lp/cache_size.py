@@ -7,6 +7,7 @@ from typing import Any
 from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, num_parameters
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.tensor_parallel import part_of_heads
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MEBIBYTE = 1 << 20
@@ -21,11 +22,13 @@ def settle_num_blocks(
     dtype: str,
     override: int | None,
     memory_share: float,
+    ranks: int = 1,
 ) -> int:
     """Blocks of the cache, the null block included.
 
     `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
-    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values.
+    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values. Of `ranks` that
+    share the model each holds its part of weights and blocks, on a device of its own or all of them on the host.
 
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
@@ -39,13 +42,13 @@ def settle_num_blocks(
         return override
     wanted = 1 + max_num_seqs * per_sequence
     try:
-        bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
+        bytes_per_block = kv_bytes_per_token(files.config, dtype, ranks) * block_size
     except CheckpointError as error:
         raise CheckpointError(f"{files.directory}: {error}") from None
     platform = current_platform()
-    free = platform.free_memory()
+    free = platform.free_memory() // (ranks if platform.computes_on_host else 1)
     # At most, since quantized weights are loaded as others.
-    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype]
+    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype] // ranks
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block
@@ -57,12 +60,12 @@ def settle_num_blocks(
     return min(wanted, affordable)
 
 
-def kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
-    """Bytes of keys and values that one token needs in all layers.
+def kv_bytes_per_token(config: dict[str, Any], dtype: str, ranks: int = 1) -> int:
+    """Bytes of keys and values that one token needs in all layers, on each of `ranks` that share the model.
 
     Raises CheckpointError (a ValueError) for a field that is missing or no size.
     """
     heads = positive_int(config, "num_attention_heads")
-    kv_heads = positive_int(config, "num_key_value_heads", heads)
+    kv_heads = part_of_heads(positive_int(config, "num_key_value_heads", heads), ranks)
     head_dim = positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads)
     return 2 * positive_int(config, "num_hidden_layers") * kv_heads * head_dim * ELEMENT_BYTES[dtype]

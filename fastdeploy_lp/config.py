@@ -15,6 +15,7 @@ from fastdeploy_lp.cache_size import settle_num_blocks
 from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
+from fastdeploy_lp.tensor_parallel import require_divisible
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
@@ -87,9 +88,13 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes reach each other; without a port they use a private unix socket."""
+    """How the processes reach each other; without a port they use a private unix socket.
+
+    tensor_parallel_size: the ranks that share one model.
+    """
 
     engine_worker_queue_port: int | None = None
+    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -388,6 +393,13 @@ class EngineArgs:
             "help": "loopback TCP port between API process and worker (default: a private unix socket)",
         },
     )
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata={
+            "group": "Processes",
+            "help": "processes that share the model's weights and KV cache, one a device",
+        },
+    )
     on_worker_failure: str | None = field(
         default=None,
         metadata={
@@ -456,7 +468,7 @@ class EngineArgs:
         if not self.guided_decoding_timeout > 0:
             raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", *guided):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", *guided):
             _require_at_least(1, name, getattr(self, name))
         for name in ("max_waiting_requests", "max_worker_restarts", "max_trace_tokens"):
             _require_at_least(0, name, getattr(self, name))
@@ -482,6 +494,7 @@ class EngineArgs:
         need_tokenizer = not self.skip_tokenizer_init
         files = resolve_model(self.model, show_progress=show_progress, need_tokenizer=need_tokenizer)
         settled = settled_by(current_platform(), self._fd_config(files))
+        require_divisible(settled.model_config.hf_config, settled.parallel_config.tensor_parallel_size)
         return replace(settled, cache_config=self._with_blocks(files, settled))
 
     def _fd_config(self, files: ModelFiles) -> FDConfig:
@@ -515,7 +528,7 @@ class EngineArgs:
                 enable_prefix_caching=self.enable_prefix_caching,
                 gpu_memory_utilization=self.gpu_memory_utilization,
             ),
-            parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
+            parallel_config=ParallelConfig(self.engine_worker_queue_port, self.tensor_parallel_size),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
                 on_error=self.logits_processors_on_error,
@@ -556,6 +569,7 @@ class EngineArgs:
             dtype=cache.dtype,
             override=cache.num_blocks or self.num_gpu_blocks_override,
             memory_share=self.gpu_memory_utilization,
+            ranks=settled.parallel_config.tensor_parallel_size,
         )
         return replace(cache, num_blocks=num_blocks)
 

@@ -27,6 +27,7 @@ from fastdeploy_lp.messages import (
     encode,
 )
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.tensor_parallel import RANK_LOST
 
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_MS = 200
@@ -104,6 +105,8 @@ class WorkerHandle:
     def how_it_ended(self) -> str:
         """What is known of the end of the process."""
         status = self.exit_status
+        if status == RANK_LOST:
+            return "a rank of the worker's tensor-parallel group ended, and the others with it; the log names it"
         if status is None or status >= 0:
             return f"the worker process ended with status {status}"
         name = {each.value: each.name for each in signal.Signals}.get(-status, "a signal")
@@ -155,7 +158,7 @@ class WorkerHandle:
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
-            env={**os.environ, **current_platform().worker_environment(), "PYTHONPATH": _python_path()},
+            env=self._environment(),
         )
         self._ended = asyncio.create_task(self._process.wait())
         self._ended.add_done_callback(lambda _: self._stirred.set())
@@ -166,6 +169,11 @@ class WorkerHandle:
         pipe.write(len(frame).to_bytes(8, "big") + frame)
         with contextlib.suppress(ConnectionError):  # it ended at once; `receive` tells why
             await pipe.drain()
+
+    def _environment(self) -> dict[str, str]:
+        platform, ranks = current_platform(), self._fd_config.parallel_config.tensor_parallel_size
+        wanted = platform.worker_environment() | platform.rank_environment(ranks)
+        return {**os.environ, **wanted, "PYTHONPATH": _python_path()}
 
     def _why(self, message: FromWorker | None) -> str:
         if isinstance(message, WorkerFailed):

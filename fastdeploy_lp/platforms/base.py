@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
 
 PADDLE_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.paddle_attention:PaddleAttentionBackend"
+COMMUNICATOR = "fastdeploy_lp.model_executor.parallel.paddle_communicator:PaddleCommunicator"
 WORKER = "fastdeploy_lp.worker.worker:Worker"
 MODEL_RUNNER = "fastdeploy_lp.worker.model_runner:ModelRunner"
 
@@ -40,6 +41,9 @@ class Platform(ABC):
     weight_only_int8: bool = False
     """Whether `--quantization` means Paddle's own product with 8-bit weights."""
 
+    distributed_backend: str = "gloo"
+    """What Paddle's distributed runtime talks through between ranks on devices of this kind."""
+
     default_block_size: int = 16
     """Tokens in a block of the KV cache unless the operator says otherwise."""
 
@@ -58,9 +62,18 @@ class Platform(ABC):
         """What people call the device, for the log."""
         return self.device_type
 
+    def device_of_rank(self, rank: int) -> str:  # noqa: ARG002
+        """Paddle's name of the device that this rank of those that share a model has."""
+        return self.device_type
+
     @abstractmethod
     def worker_environment(self) -> dict[str, str]:
         """Environment variables that have to be set before the worker process imports Paddle."""
+
+    def rank_environment(self, ranks: int) -> dict[str, str]:
+        """What takes the place of parts of `worker_environment` in each of `ranks` that share a model and this host."""
+        # Paddle's runtime reports every connection otherwise.
+        return {"GLOG_minloglevel": "1"} if ranks > 1 else {}
 
     @abstractmethod
     def free_memory(self) -> int:
@@ -88,12 +101,11 @@ class Platform(ABC):
         return PADDLE_ATTENTION
 
     def get_communicator_class(self) -> str | None:
-        """What workers of several devices talk through; None where one worker has one device.
+        """What ranks that share a model talk through; None where a model cannot be shared.
 
-        The workers of this package run on one device each and ask for no communicator; a worker class that wants one
-        finds its name in `device_config`.
+        A subclass of `fastdeploy_lp.model_executor.parallel.communicator:Communicator`.
         """
-        return None
+        return COMMUNICATOR
 
     def view_of(self, host: NDArray[Any]) -> Tensor | None:  # noqa: ARG002
         """A tensor in the very memory of a host array, or None where the device has memory of its own."""

@@ -60,6 +60,12 @@ class CpuPlatform(Platform):
         )
         return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
+    def rank_environment(self, ranks: int) -> dict[str, str]:
+        """The cores, divided among the ranks; the caller's thread counts win."""
+        share = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+        threads = {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
+        return super().rank_environment(ranks) | threads
+
     def free_memory(self) -> int:
         """Main memory that is available without swapping, within the limit of the process's control group."""
         return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))

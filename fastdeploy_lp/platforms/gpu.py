@@ -45,6 +45,7 @@ class GpuPlatform(Platform):
     name = "gpu"
     model_dtype = "bfloat16"
     weight_only_int8 = True
+    distributed_backend = "nccl"
     default_block_size = 64
 
     @classmethod
@@ -58,6 +59,10 @@ class GpuPlatform(Platform):
         if not _cuda_build_is_installed():
             return f"the package {CUDA_BUILD} is not installed"
         return None if Nvml.device_count() > 0 else "NVIDIA's driver shows no device"
+
+    def device_of_rank(self, rank: int) -> str:
+        """Ranks take the visible GPUs in their order."""
+        return f"{self.device_type}:{rank}"
 
     def worker_environment(self) -> dict[str, str]:
         """Paddle's flags that CUDA graphs and grouped heads need; they are not left to the caller's environment."""
@@ -128,6 +133,9 @@ class GpuPlatform(Platform):
             raise ValueError(f"kv_cache_dtype: {cache.dtype} is not allowed on a GPU; allowed is auto")
         if quantization == "w8a8":
             raise ValueError("quantization: w8a8 is not allowed on a GPU; allowed is w8a16 (8-bit weights)")
+        ranks, devices = fd_config.parallel_config.tensor_parallel_size, Nvml.device_count()
+        if ranks > max(1, devices):
+            raise ValueError(f"tensor_parallel_size: {ranks} is not allowed with {devices} GPUs, one a rank")
         head_dim = _head_dim(fd_config.model_config.hf_config)
         if head_dim not in HEAD_DIMS:
             allowed = ", ".join(map(str, HEAD_DIMS))

@@ -10,7 +10,7 @@ from fastdeploy_lp.config import FDConfig
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """Blocks of `block_size` tokens, each of which has `bytes_per_token` bytes of keys and values in all layers."""
+    """Blocks of `block_size` tokens, each with `bytes_per_token` bytes of keys and values in all of a rank's layers."""
 
     block_size: int
     bytes_per_token: int
@@ -18,8 +18,8 @@ class KVCacheSpec:
     @classmethod
     def of(cls, fd_config: FDConfig) -> KVCacheSpec:
         """That of a decoder with the sizes in `config.json`; raises ValueError naming a field that it lacks."""
-        cache = fd_config.cache_config
-        return cls(cache.block_size, kv_bytes_per_token(fd_config.model_config.hf_config, cache.dtype))
+        cache, ranks = fd_config.cache_config, fd_config.parallel_config.tensor_parallel_size
+        return cls(cache.block_size, kv_bytes_per_token(fd_config.model_config.hf_config, cache.dtype, ranks))
 
     @property
     def bytes_per_block(self) -> int:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.model_executor.loader.weights import WeightsError, open_weights
-from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp, model_class
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import MASK, MODEL
@@ -31,6 +26,7 @@ from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 from fastdeploy_lp.worker.step_trace import StepTrace
+from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
 from fastdeploy_lp.worker.tracing import Tracing
 
 RAW, GUIDED = "raw", "guided_decoding"
@@ -57,7 +53,7 @@ class ModelRunner(ModelRunnerBase):
 
     def load_model(self, *, show_progress: bool = False) -> None:
         """The weights of the checkpoint, every tensor of which the model has to take."""
-        self._model = _load_model(self.fd_config, show_progress=show_progress)
+        self._model = open_model(self.fd_config, show_progress=show_progress)
         config = self.fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
@@ -225,23 +221,3 @@ class ModelRunner(ModelRunnerBase):
         if self.chain.needs_guard():
             causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
         return f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
-
-
-def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
-    """Raises CheckpointError, in one line that names the file, for a model that cannot be used."""
-    config = fd_config.model_config
-    files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    try:
-        cls = model_class(config.hf_config)
-    except ValueError as error:
-        raise CheckpointError(f"{config.directory}: {error}") from error
-    try:
-        with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
-            model = cls(fd_config, weights)
-            weights.require_all_taken()
-    except WeightsError:
-        raise
-    except CheckpointError as error:
-        # What is wrong with config.json is found where its path is not known.
-        raise CheckpointError(f"{config.directory}: {error}") from error
-    return model

@@ -40,6 +40,7 @@ from fastdeploy_lp.messages import (
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.kv_events import CachePortError, KVEventPublisher
+from fastdeploy_lp.worker.pipe import read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
-    start: WorkerStart = decoder(WorkerStart).decode(_read_frame(pipe))
+    start: WorkerStart = decoder(WorkerStart).decode(read_frame(pipe))
     threading.Thread(target=_exit_with_parent, args=(pipe, start.endpoint), daemon=True).start()
     WorkerProcess(start).serve()
 
@@ -140,20 +141,6 @@ class WorkerProcess:
 
     def _send(self, message: FromWorker) -> None:
         self._socket.send(encode(message))
-
-
-def _read_frame(pipe: RawIOBase) -> bytes:
-    return _read_exactly(pipe, int.from_bytes(_read_exactly(pipe, 8), "big"))
-
-
-def _read_exactly(pipe: RawIOBase, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        part = pipe.read(size - len(content))
-        if not part:
-            raise EOFError("the API process closed the pipe before it said what to do")
-        content += part
-    return content
 
 
 def _exit_with_parent(pipe: RawIOBase, endpoint: str) -> None:

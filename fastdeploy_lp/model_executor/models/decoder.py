@@ -45,9 +45,11 @@ class DecoderForCausalLM(ABC):
         dims = Dimensions.from_hf_config(config.hf_config)
         rotary = RotaryTables.of(config.hf_config, dims.head_dim, config.max_model_len)
         parts = self.read_weights(weights, dims, config.hf_config)
-        ops = compiled_ops()
+        communicator = weights.communicator
+        # The compiled operators compute a whole pass at once, with nothing between a layer's halves.
+        ops = compiled_ops() if communicator.size == 1 else None
         self._executor: Executor = (
-            PaddleDecoder(fd_config, dims, rotary, parts)
+            PaddleDecoder(fd_config, dims.part_of_rank(communicator.size), rotary, parts, communicator=communicator)
             if ops is None
             else CompiledDecoder(ops, fd_config, dims, rotary, parts)
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int
 from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.tensor_parallel import part_of_heads
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Dimensions:
     def kv_size(self) -> int:
         """Elements of all keys, and of all values, of a token."""
         return self.num_kv_heads * self.head_dim
+
+    def part_of_rank(self, ranks: int) -> Dimensions:
+        """What each of `ranks` that share the model computes with; hidden size and vocabulary are those of all."""
+        return replace(
+            self,
+            num_heads=self.num_heads // ranks,
+            num_kv_heads=part_of_heads(self.num_kv_heads, ranks),
+            intermediate_size=self.intermediate_size // ranks,
+        )
 
     @classmethod
     def from_hf_config(cls, config: dict[str, Any]) -> Dimensions:

@@ -30,9 +30,11 @@ class _Reader(DecoderReader):
 
     def qkv(self, name: str) -> tuple[LinearWeights, LinearWeights, LinearWeights]:
         queries, keys, values = super().qkv(name)
-        return _halves(queries, self.dims.num_heads), _halves(keys, self.dims.num_kv_heads), values
+        head_dim = self.dims.head_dim
+        return _halves(queries, head_dim), _halves(keys, head_dim), values
 
 
-def _halves(linear: LinearWeights, heads: int) -> LinearWeights:
+def _halves(linear: LinearWeights, head_dim: int) -> LinearWeights:
+    heads = len(linear.weight) // head_dim
     bias = None if linear.bias is None else undo_rope_interleaving(linear.bias, heads)
     return LinearWeights(undo_rope_interleaving(linear.weight, heads), bias)

@@ -17,17 +17,21 @@ from fastdeploy_lp.model_executor.layers.attention import (
     AttentionLayer,
     attention_backend,
 )
-from fastdeploy_lp.model_executor.layers.embedding import Embedding
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
+from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import current_platform
 
 
 class PaddleDecoder:
-    """The weights as Paddle tensors; attention and its KV cache are the backend's, by default the platform's."""
+    """The weights as Paddle tensors; attention and its KV cache are the backend's, by default the platform's.
+
+    communicator: the ranks that share the model. Then `dims` and the weights are those of this rank's part.
+    """
 
     def __init__(
         self,
@@ -36,13 +40,18 @@ class PaddleDecoder:
         tables: RotaryTables,
         weights: DecoderWeights,
         attention: AttentionBackend | None = None,
+        *,
+        communicator: Communicator = SINGLE_RANK,
     ) -> None:
         quantization = fd_config.model_config.quantization
         self._attention = attention or attention_backend(fd_config, dims, tables)
-        self._embedding = Embedding(weights.embedding, quantization)
-        self._layers = [_Layer(each, dims, self._attention.layer(each), quantization) for each in weights.layers]
+        self._embedding = vocab_embedding(weights.embedding, quantization, dims.vocab_size, communicator)
+        self._layers = [
+            _Layer(each, dims, self._attention.layer(each), quantization, communicator) for each in weights.layers
+        ]
         self._norm = RMSNorm(weights.norm, dims.rms_norm_eps)
-        self._lm_head = linear(weights.lm_head or LinearWeights(weights.embedding), quantization)
+        head = weights.lm_head or LinearWeights(weights.embedding)
+        self._lm_head = vocab_head(head, quantization, dims.vocab_size, communicator)
         self._decode_graphs: DecodeGraphs | None = None
 
     def record_decode(self, max_num_seqs: int, capture: Capture | None = None) -> None:
@@ -82,14 +91,19 @@ class _Layer:
     """Attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(
-        self, weights: LayerWeights, dims: Dimensions, attention: AttentionLayer, quantization: str | None
+        self,
+        weights: LayerWeights,
+        dims: Dimensions,
+        attention: AttentionLayer,
+        quantization: str | None,
+        communicator: Communicator,
     ) -> None:
         self._input_norm = RMSNorm(weights.input_norm, dims.rms_norm_eps)
         self._attention = attention
-        self._o_proj = linear(weights.o_proj, quantization)
+        self._o_proj = row_parallel(weights.o_proj, quantization, communicator)
         self._post_attention_norm = RMSNorm(weights.post_attention_norm, dims.rms_norm_eps)
         self._gate_up_proj = linear(merged([weights.gate_proj, weights.up_proj]), quantization)
-        self._down_proj = linear(weights.down_proj, quantization)
+        self._down_proj = row_parallel(weights.down_proj, quantization, communicator)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
         hidden, residual = self._input_norm(hidden, residual)

@@ -8,6 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LinearWeights
+from fastdeploy_lp.model_executor.loader.split import Section, Split
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.models.decoder_reader import DecoderReader
@@ -27,11 +28,17 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 class _Reader(DecoderReader):
     def qkv(self, name: str) -> tuple[LinearWeights, LinearWeights, LinearWeights]:
         dims = self.dims
-        merged = self.linear(f"{name}.qkv_proj", dims.query_size + 2 * dims.kv_size, dims.hidden_size)
-        queries, keys, values = np.split(merged.weight, [dims.query_size, dims.query_size + dims.kv_size])
+        kv = Section(dims.kv_size, dims.num_kv_heads)
+        split = Split(0, (Section(dims.query_size), kv, kv))
+        merged = self.linear(f"{name}.qkv_proj", dims.query_size + 2 * dims.kv_size, dims.hidden_size, split=split)
+        local = dims.part_of_rank(self.weights.communicator.size)
+        queries, keys, values = np.split(merged.weight, [local.query_size, local.query_size + local.kv_size])
         return LinearWeights(queries), LinearWeights(keys), LinearWeights(values)
 
     def gate_up(self, name: str) -> tuple[LinearWeights, LinearWeights]:
-        merged = self.linear(f"{name}.gate_up_proj", 2 * self.dims.intermediate_size, self.dims.hidden_size)
+        inner = self.dims.intermediate_size
+        merged = self.linear(
+            f"{name}.gate_up_proj", 2 * inner, self.dims.hidden_size, split=Split(0, (Section(inner), Section(inner)))
+        )
         gate, up = np.split(merged.weight, 2)
         return LinearWeights(gate), LinearWeights(up)

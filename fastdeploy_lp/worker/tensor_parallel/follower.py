@@ -1,0 +1,81 @@
+"""A rank that follows: holds its part of the model and repeats the calls that the first rank makes of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from io import RawIOBase
+
+import msgspec
+import paddle
+
+from fastdeploy_lp.log_format import configure_from_environment
+from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
+from fastdeploy_lp.model_executor.parallel.communicator import Communicator
+from fastdeploy_lp.plugins import load_class, load_general_plugins
+from fastdeploy_lp.worker.pipe import read_frame
+from fastdeploy_lp.worker.tensor_parallel.commands import (
+    Command,
+    ComputeLogits,
+    Forward,
+    InitializeCache,
+    RankStart,
+    WarmUp,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Read RankStart and then commands from stdin; the end of stdin ends this process, whatever it is doing."""
+    configure_from_environment("rank")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
+    start = msgspec.msgpack.decode(read_frame(pipe), type=RankStart)
+    commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_commands, args=(pipe, commands), daemon=True).start()
+    try:
+        _follow(start, commands)
+    except Exception:
+        logger.exception("rank %d cannot go on", start.place.rank)
+        raise SystemExit(1) from None
+
+
+def _read_commands(pipe: RawIOBase, commands: queue.SimpleQueue[bytes]) -> None:
+    """In a thread of its own, since the main one may wait for ever for a rank that is gone."""
+    try:
+        while True:
+            commands.put(read_frame(pipe))
+    except EOFError:
+        # The first rank never closes our stdin while it serves.
+        os._exit(0)
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
+    load_general_plugins()
+    communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
+    model = load_causal_lm(start.fd_config, communicator=communicator)
+    decoder = msgspec.msgpack.Decoder(Command)
+    while True:
+        _obey(decoder.decode(commands.get()), model, communicator)
+
+
+def _obey(command: Command, model: CausalLM, communicator: Communicator) -> None:
+    match command:
+        case Forward(chunks):
+            model.forward([chunk.unpack() for chunk in chunks])
+        case ComputeLogits(shape):
+            hidden = paddle.empty(shape, "float32")
+            communicator.broadcast(hidden)
+            model.compute_logits(hidden)
+        case InitializeCache(num_blocks):
+            model.initialize_cache(num_blocks)
+        case WarmUp(max_num_seqs):
+            if isinstance(model, WarmsUp):
+                model.warm_up(max_num_seqs)

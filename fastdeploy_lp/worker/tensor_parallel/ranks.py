@@ -1,0 +1,116 @@
+"""The processes of the ranks that follow: started, told what to do, watched, and never left behind."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from fastdeploy_lp import shared_memory
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.parallel.communicator import RankPlace
+from fastdeploy_lp.tensor_parallel import RANK_LOST
+from fastdeploy_lp.worker.pipe import write_frame
+from fastdeploy_lp.worker.tensor_parallel.commands import Command, RankStart
+
+logger = logging.getLogger(__name__)
+
+MODULE = "fastdeploy_lp.worker.tensor_parallel"
+# A broken connection is noticed before the process behind it is seen to have ended.
+SECONDS_TO_LEARN_WHY = 2.0
+# What a main thread that is not stuck in a collective call has, to report the loss itself.
+SECONDS_TO_REPORT = 4.0
+SECONDS_TO_END = 5.0
+
+
+class RankLostError(RuntimeError):
+    """A rank has ended, and with it the group."""
+
+
+class Ranks:
+    """All ranks but the first, which is this process.
+
+    Each reads commands from its own stdin and ends when that is closed, which the kernel does however this process
+    ends. When one of them ends, this process ends with `RANK_LOST`, unless its main thread ends it before.
+    """
+
+    def __init__(self, fd_config: FDConfig, communicator_class: str) -> None:
+        size = fd_config.parallel_config.tensor_parallel_size
+        master, *endpoints = _free_endpoints(1 + size)
+        self.place = RankPlace(0, endpoints, master)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._why: str | None = None
+        self._lost = threading.Event()
+        self._stopped = threading.Event()
+        self._processes = [self._start(fd_config, communicator_class, rank) for rank in range(1, size)]
+        atexit.register(self.stop)
+
+    def tell(self, command: Command) -> None:
+        """Send a command to every rank; raises BrokenPipeError when one is gone."""
+        frame = self._encoder.encode(command)
+        for process in self._processes:
+            if process.stdin is not None:
+                write_frame(process.stdin, frame)
+
+    def raise_if_lost(self, cause: Exception) -> None:
+        """Raise RankLostError naming the rank if a call failed because a rank has ended."""
+        if self._lost.wait(SECONDS_TO_LEARN_WHY):
+            raise RankLostError(self._why) from cause
+
+    def stop(self) -> None:
+        """End every rank, by force if it does not follow; calling it again does nothing."""
+        self._stopped.set()
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, fd_config: FDConfig, communicator_class: str, rank: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE)
+        place = RankPlace(rank, self.place.endpoints, self.place.master)
+        if process.stdin is not None:
+            # A rank that has ended at once is told of by its watcher.
+            with contextlib.suppress(BrokenPipeError):
+                write_frame(process.stdin, self._encoder.encode(RankStart(fd_config, place, communicator_class)))
+        threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        return process
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if self._stopped.is_set() or self._lost.is_set():
+            return
+        self._why = f"rank {rank} of the tensor-parallel group {_how_it_ended(status)}"
+        self._lost.set()
+        logger.error("%s", self._why)
+        if not self._stopped.wait(SECONDS_TO_REPORT):
+            shared_memory.remove_of(os.getpid())
+            os._exit(RANK_LOST)
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {next((each.name for each in signal.Signals if each.value == -status), 'a signal')}"
+
+
+def _free_endpoints(count: int) -> list[str]:
+    """Addresses on this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]

@@ -1,0 +1,92 @@
+"""A model that several ranks share, as the model runner of the first one sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from paddle import Tensor
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
+from fastdeploy_lp.model_executor.parallel.communicator import Communicator
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_class
+from fastdeploy_lp.worker.tensor_parallel.commands import (
+    Command,
+    ComputeLogits,
+    Forward,
+    InitializeCache,
+    PackedChunk,
+    WarmUp,
+)
+from fastdeploy_lp.worker.tensor_parallel.ranks import Ranks
+
+
+def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
+    """The model of this worker: in this process, or shared with ranks that are started for it.
+
+    Raises CheckpointError (a ValueError) for a model that cannot be used.
+    """
+    if fd_config.parallel_config.tensor_parallel_size == 1:
+        return load_causal_lm(fd_config, show_progress=show_progress)
+    platform = current_platform()
+    name = fd_config.device_config.communicator_class or platform.get_communicator_class()
+    if name is None:
+        raise ValueError(f"tensor_parallel_size: platform {platform.name} has no communicator; allowed is 1")
+    ranks = Ranks(fd_config, name)
+    with _telling_of_a_lost_rank(ranks):
+        communicator: Communicator = load_class(name, Communicator)(ranks.place)
+    model = load_causal_lm(fd_config, communicator=communicator, show_progress=show_progress)
+    return SharedModel(model, ranks, communicator)
+
+
+class SharedModel:
+    """A `CausalLM` each call of which every rank makes: this process its own, the others on command.
+
+    Hidden states are the same on all ranks; logits come together here.
+    """
+
+    def __init__(self, model: CausalLM, ranks: Ranks, communicator: Communicator) -> None:
+        self._model = model
+        self._ranks = ranks
+        self._communicator = communicator
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `CausalLM`."""
+        with self._all_ranks(InitializeCache(num_blocks)):
+            self._model.initialize_cache(num_blocks)
+
+    def warm_up(self, max_num_seqs: int) -> None:
+        """See `WarmsUp`."""
+        with self._all_ranks(WarmUp(max_num_seqs)):
+            if isinstance(self._model, WarmsUp):
+                self._model.warm_up(max_num_seqs)
+
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """See `CausalLM`."""
+        with self._all_ranks(Forward([PackedChunk.of(chunk) for chunk in chunks])):
+            return self._model.forward(chunks)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM`. The hidden states are sent along: chain and prompt logprobs ask for rows of their choice."""
+        with self._all_ranks(ComputeLogits(list(hidden.shape))):
+            self._communicator.broadcast(hidden)
+            return self._model.compute_logits(hidden)
+
+    @contextmanager
+    def _all_ranks(self, command: Command) -> Iterator[None]:
+        with _telling_of_a_lost_rank(self._ranks):
+            self._ranks.tell(command)
+            yield
+
+
+@contextmanager
+def _telling_of_a_lost_rank(ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        ranks.raise_if_lost(error)
+        raise

@@ -27,7 +27,7 @@ MODULE = "fastdeploy_lp.worker.tensor_parallel"
 # A broken connection is noticed before the process behind it is seen to have ended.
 SECONDS_TO_LEARN_WHY = 2.0
 # What a main thread that is not stuck in a collective call has, to report the loss itself.
-SECONDS_TO_REPORT = 4.0
+SECONDS_TO_REPORT = 3.0
 SECONDS_TO_END = 5.0
 
 

@@ -9,14 +9,24 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.request_limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORD_LISTS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 MAX_SEED = 2**64 - 1
 MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
-MAX_N = 128
-MAX_STOP_STRINGS = 16
-MAX_LOGPROBS = 20
-MAX_REPETITION_PENALTY = 1e6
+# An integer of more bits is named by its size: writing out a very large one is refused by Python itself.
+MAX_SHOWN_BITS = 128
 
 
 class RequestOutputKind(enum.Enum):
@@ -29,6 +39,8 @@ class RequestOutputKind(enum.Enum):
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling and stopping options of one request.
+
+    Fields and lists may be as large as `request_limits` says.
 
     n: completions to generate, each with a seed of its own derived from `seed`.
     temperature: 0 (or anything below 1e-5) picks the most likely token; above, logits are divided by it.
@@ -141,18 +153,26 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def _check_token_lists(self) -> None:
         _check_token_ids("stop_token_ids", self.stop_token_ids)
+        _check_size("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_token_ids("allowed_token_ids", self.allowed_token_ids)
         if self.allowed_token_ids == []:
             raise ValueError("allowed_token_ids: must be a list of at least one token id")
+        self._check_bad_words()
+
+    def _check_bad_words(self) -> None:
         _check_list("bad_words", self.bad_words, "strings")
+        _check_size("bad_words", self.bad_words, MAX_BAD_WORDS)
         for index, word in enumerate(self.bad_words or []):
             if not isinstance(word, str) or not word.strip():
                 raise ValueError(f"bad_words.{index}: must be a string that is not empty")
+            _check_size(f"bad_words.{index}", word, MAX_BAD_WORD_CHARACTERS, "characters")
         _check_list("bad_words_token_ids", self.bad_words_token_ids, "lists of token ids")
+        _check_size("bad_words_token_ids", self.bad_words_token_ids, MAX_BAD_WORD_LISTS)
         for index, tokens in enumerate(self.bad_words_token_ids or []):
             _check_token_ids(f"bad_words_token_ids.{index}", tokens)
             if not tokens:
                 raise ValueError(f"bad_words_token_ids.{index}: must be a list of at least one token id")
+            _check_size(f"bad_words_token_ids.{index}", tokens, MAX_BAD_WORD_TOKENS)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -170,6 +190,11 @@ def _check_list(name: str, value: object, entries: str) -> None:
         raise ValueError(f"{name}: must be a list of {entries}, not {type(value).__name__}")
 
 
+def _check_size(name: str, value: list[Any] | str | None, most: int, of: str = "entries") -> None:
+    if value is not None and len(value) > most:
+        raise ValueError(f"{name}: must have at most {most} {of}, not {len(value)}")
+
+
 def _check_token_ids(name: str, token_ids: list[int] | None) -> None:
     _check_list(name, token_ids, "token ids")
     for index, token in enumerate(token_ids or []):
@@ -181,14 +206,21 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: must be {allowed}, not {value!r}")
     if not low <= value <= high:
-        raise ValueError(f"{name}: must be {allowed}, not {value}")
+        raise ValueError(f"{name}: must be {allowed}, not {_shown(value)}")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{name}: must be a number from {low:g} to {high:g}, not {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name}: must be from {low:g} to {high:g}, not {value:g}")
+    if isinstance(value, (int, float)) and not low <= value <= high:
+        raise ValueError(f"{name}: must be from {low:g} to {high:g}, not {_shown(value)}")
+
+
+def _shown(number: float) -> str:
+    if isinstance(number, int):
+        return str(number) if number.bit_length() <= MAX_SHOWN_BITS else f"one of {number.bit_length()} bits"
+    return f"{number:g}"
 
 
 def _check_stop(stop: object) -> None:
@@ -199,3 +231,4 @@ def _check_stop(stop: object) -> None:
     for index, text in enumerate(stop):
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop.{index}: must be a string that is not empty")
+        _check_size(f"stop.{index}", text, MAX_STOP_CHARACTERS, "characters")

@@ -29,6 +29,7 @@ from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
@@ -79,6 +80,7 @@ class EngineClient:
         self.inputs = InputProcessor(config, self.tokenizer, args_validator, any_whitespace=guided.any_whitespace)
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
         self.load = EngineLoad()

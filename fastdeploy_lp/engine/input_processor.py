@@ -17,7 +17,13 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+
+# Normalization may make a text shorter before it is cut into tokens, though hardly by so much.
+NORMALIZATION = 4
+# Below this, counting tokens is quick.
+SHORT_TEXT = 65_536
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,11 @@ class InputProcessor:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
-        text = _require_unicode(self._tokenizer.render_chat(for_template(messages), options), "messages")
+        return self.rendered_prompt(self._tokenizer.render_chat(for_template(messages), options))
+
+    def rendered_prompt(self, rendered: str) -> Prompt:
+        """A conversation after its template."""
+        text = self._require_text(rendered, "messages")
         # The template writes the special tokens itself.
         return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
 
@@ -100,6 +110,9 @@ class InputProcessor:
                 "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
             )
         self._check_token_ids(params)
+        if len(params.allowed_token_ids or ()) > self._config.vocab_size:
+            reason = f"has {len(params.allowed_token_ids or ())} entries; there are {self._config.vocab_size} tokens"
+            raise InvalidRequestError("allowed_token_ids", reason)
         try:
             selection = self._args_validator.validate(params)
         except RequestArgsError as error:
@@ -138,11 +151,23 @@ class InputProcessor:
 
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
-            text = _require_unicode(prompt, param)
+            text = self._require_text(prompt, param)
             return self._tokenizer.encode(text), text
         for index, token in enumerate(prompt):
             self._check_token_id(f"{param}.{index}", token)
         return list(prompt), None
+
+    def _require_text(self, text: str, param: str) -> str:
+        """Text that the context may hold: to count the tokens of one that it can not would only take time."""
+        most = self._config.max_model_len * self._tokenizer.longest_token * NORMALIZATION
+        if len(text) > max(most, SHORT_TEXT):
+            raise InvalidRequestError(
+                param,
+                f"the prompt has {len(text)} characters; the context of {self._config.max_model_len} tokens holds "
+                f"at most {most}",
+                "context_length_exceeded",
+            )
+        return _require_unicode(text, param)
 
     def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
         limit = self._config.max_model_len
@@ -164,6 +189,11 @@ class InputProcessor:
             # Where the space is a token of its own, the plain form is ruled out behind it anyway.
             if spaced[-len(plain) :] != plain:
                 found.append(spaced)
+        if len(found) > MAX_BAD_WORD_LISTS:
+            reason = (
+                f"together with bad_words_token_ids there are {len(found)}; at most {MAX_BAD_WORD_LISTS} are allowed"
+            )
+            raise InvalidRequestError("bad_words", reason)
         return found or None
 
     def _require_something_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:

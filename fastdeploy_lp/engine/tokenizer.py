@@ -30,9 +30,11 @@ class Tokenizer:
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise ValueError(f"{path}: cannot be read: {error}") from None
         self.token_bytes = TokenBytes(self._tokenizer)
+        # Characters of the longest token; byte-level vocabularies have one for each byte.
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         config = _read_json(directory / "tokenizer_config.json")
         self.chat_template_source = chat_template or _chat_template_source(directory, config)
-        self._special_tokens = _special_tokens(config)
+        self.special_tokens = _special_tokens(config)
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -65,7 +67,7 @@ class Tokenizer:
         return template.render(messages, options)
 
     def _compiled(self, source: str) -> ChatTemplate:
-        return compiled(source, self._special_tokens, "chat_template")
+        return compiled(source, self.special_tokens, "chat_template")
 
 
 class TokenDecoder:

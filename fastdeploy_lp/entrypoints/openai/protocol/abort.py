@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import BaseModel, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
 
 
 class AbortRequestsRequest(RequestModel):
     """Which requests to end: those of these ids (of responses, or `X-Request-Id`), or all of them."""
 
-    req_ids: list[str] | None = None
+    req_ids: EachOf[str] | None = None
     abort_all: bool = False
 
     @model_validator(mode="after")

@@ -15,6 +15,8 @@ from fastdeploy_lp.cache_size import settle_num_blocks
 from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
+# Clients' keys, separated by commas; no other process gets it.
+API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024

@@ -16,8 +16,8 @@ Options = TypeVar("Options")
 class OptionsParser(argparse.ArgumentParser):
     """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
 
-    A field's metadata has its "help", and may have "choices", the "group" of the help page that it stands in (else the
-    first line of the dataclass's docstring) and "short" names beside the long one.
+    A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), the "group" of the
+    help page that it stands in (else the first line of the dataclass's docstring) and "short" names beside the long one.
     What the command line says wins over the file; a key of the file that is no option is an error.
     """
 
@@ -59,8 +59,10 @@ class OptionsParser(argparse.ArgumentParser):
             return {}
         try:
             content = yaml.safe_load(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
+        except yaml.YAMLError as error:
+            raise ValueError(f"--config {path}: {_place_of(error)}") from None
         if not isinstance(content, dict):
             raise ValueError(f"--config {path}: must hold option: value lines")
         return {str(key).replace("-", "_"): self._checked(path, str(key), value) for key, value in content.items()}
@@ -71,8 +73,20 @@ class OptionsParser(argparse.ArgumentParser):
         if name not in hints:
             raise ValueError(f"--config {path}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
         if not _fits(value, hints[name]):
-            raise ValueError(f"--config {path}: {key}: {value!r} has the wrong type")
+            shown = "its value" if name in self._secrets() else repr(value)
+            raise ValueError(f"--config {path}: {key}: {shown} has the wrong type")
         return value
+
+    def _secrets(self) -> set[str]:
+        fields = (field for group in self._groups for field in dataclasses.fields(group))
+        return {field.name for field in fields if field.metadata.get("secret")}
+
+
+def _place_of(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the line itself, which may hold a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    return f"no valid YAML: {problem or type(error).__name__}{where}"
 
 
 def _first_line(group: type[Any]) -> str:

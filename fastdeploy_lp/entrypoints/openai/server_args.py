@@ -7,10 +7,9 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastdeploy_lp.config import require_port
+from fastdeploy_lp.config import API_KEY_VARIABLE, require_port
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
-API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
@@ -35,6 +34,7 @@ class ServerArgs:
         metadata={
             "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
             "metavar": "KEY",
+            "secret": True,
         },
     )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})

@@ -53,6 +53,11 @@ class Completion:
         """Tokens taken so far."""
         return len(self._token_ids)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """A copy of the tokens taken so far."""
+        return list(self._token_ids)
+
     def feed(
         self,
         token_ids: Sequence[int],

@@ -29,6 +29,7 @@ from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import EngineMetrics
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
@@ -84,6 +85,8 @@ class EngineClient:
         self.processors = ProcessorStates(declared)
         self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
         self.load = EngineLoad()
+        # Set by whoever wants requests recorded.
+        self.request_log: RequestLog | None = None
         self._declared = list(declared)
         self._worker = worker or WorkerHandle(fd_config)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
@@ -272,6 +275,8 @@ class EngineClient:
         generation.serial = next(self._serials)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
+        if self.request_log is not None:
+            self.request_log.began(generation, params)
         return generation
 
     def _send(self, settled: Settled, generation: Generation) -> None:
@@ -283,6 +288,8 @@ class EngineClient:
 
     def _close(self, generation: Generation) -> None:
         """The caller reads no more: what still runs is aborted."""
+        if self.request_log is not None:
+            self.request_log.ended(generation)
         sequence_ids = self._drop(generation)
         self.metrics.aborted.inc(len(sequence_ids))
         self._abort(sequence_ids)

@@ -16,8 +16,9 @@ Options = TypeVar("Options")
 class OptionsParser(argparse.ArgumentParser):
     """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
 
-    A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), the "group" of the
-    help page that it stands in (else the first line of the dataclass's docstring) and "short" names beside the long one.
+    A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), "positional", the
+    "group" of the help page that it stands in (else the first line of the dataclass's docstring) and "short" names
+    beside the long one.
     What the command line says wins over the file; a key of the file that is no option is an error.
     """
 
@@ -32,6 +33,9 @@ class OptionsParser(argparse.ArgumentParser):
                 title = field.metadata.get("group") or _first_line(group)
                 section = sections.get(title) or self.add_argument_group(title)
                 sections[title] = section
+                if field.metadata.get("positional"):
+                    section.add_argument(field.name, metavar="FILE", help=field.metadata["help"])
+                    continue
                 names = [*field.metadata.get("short", ()), _flag(field.name)]
                 section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
 

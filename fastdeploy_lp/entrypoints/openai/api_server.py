@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIServer
 
@@ -22,8 +23,11 @@ from starlette.types import ASGIApp
 from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.engine.logged_request import LoggedEngine
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
@@ -52,6 +56,8 @@ async def _serve(
 ) -> None:
     """Answer from the first moment on, with 503 until the worker is ready."""
     engine = EngineClient(fd_config, declared)
+    if args.request_log is not None:
+        engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
     metrics = None
     ended_by = _note_signals()
     try:
@@ -60,12 +66,20 @@ async def _serve(
         started = await _serve_http(engine, args, listener)
     finally:
         await engine.shutdown()
+        if engine.request_log is not None:
+            await asyncio.to_thread(engine.request_log.close)
         if metrics is not None:
             await asyncio.to_thread(_stop_metrics, *metrics)
     if signal.SIGINT in ended_by:
         raise KeyboardInterrupt
     if not started:
         raise SystemExit(128 + signal.SIGTERM)
+
+
+def _open_request_log(engine: EngineClient, path: str, max_bytes: int) -> RequestLog:
+    log = RequestLog(Path(path), LoggedEngine.of(engine.fd_config), max_bytes)
+    engine.metrics.registry.register(RequestLogCollector(log))
+    return log
 
 
 async def _serve_http(engine: EngineClient, args: ServerArgs, listener: socket.socket) -> bool:

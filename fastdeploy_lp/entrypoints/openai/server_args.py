@@ -11,6 +11,7 @@ from fastdeploy_lp.config import API_KEY_VARIABLE, require_port
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
+DEFAULT_REQUEST_LOG_BYTES = 256 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
@@ -67,6 +68,14 @@ class ServerArgs:
     log_level: str = field(default="info", metadata={"help": "least grave lines of the log", "choices": LOG_LEVELS})
     log_format: str = field(default="text", metadata={"help": "form of the log's lines", "choices": LOG_FORMATS})
     log_prompts: bool = field(default=False, metadata={"help": "write prompts into the log"})
+    request_log: str | None = field(
+        default=None,
+        metadata={"help": "file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"},
+    )
+    request_log_max_bytes: int = field(
+        default=DEFAULT_REQUEST_LOG_BYTES,
+        metadata={"help": "size at which that file is renamed to FILE.1 and a new one begun"},
+    )
 
     def __post_init__(self) -> None:
         require_port("port", self.port)
@@ -75,6 +84,8 @@ class ServerArgs:
             raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
         if self.max_body_size < 1:
             raise ValueError("max_body_size: must be at least 1 byte")
+        if self.request_log_max_bytes < 1:
+            raise ValueError("request_log_max_bytes: must be at least 1 byte")
         _require_choice("log_level", self.log_level, LOG_LEVELS)
         _require_choice("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.request_limits import (
@@ -18,7 +18,7 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 Entry = TypeVar("Entry")
 # Told of the first entry that is wrong: a list of a million wrong ones is no reason to describe each.
-EachOf = Annotated[list[Entry], FailFast()]
+EachOf = Annotated[list[Entry], Field(fail_fast=True)]
 
 # Ids stand in logs and headers.
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]

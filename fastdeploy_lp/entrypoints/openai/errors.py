@@ -21,7 +21,7 @@ from fastdeploy_lp.engine.errors import (
     RequestAbortedError,
     RequestFailedError,
 )
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         )
     if isinstance(error, RequestFailedError):
         return 500, ErrorInfo(message=str(error), type="server_error", code="request_failed")
+    if is_disconnect(error):
+        return CLIENT_CLOSED_REQUEST, ErrorInfo(message="the client has gone", type="invalid_request_error")
     logger.error("unexpected error", exc_info=error)
     return 500, ErrorInfo(message="internal error; the server's log has the cause", type="server_error")
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_line import fields_of
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
@@ -48,8 +48,8 @@ class RequestLogMiddleware:
         self._in_flight.add(record)
         try:
             await self._app(scope, receive, _noting(record, send))
-        except Exception:
-            if not record.answered:
+        except Exception as error:
+            if not record.answered and not is_disconnect(error):
                 raise
         finally:
             self._in_flight.remove(record)

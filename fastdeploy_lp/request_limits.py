@@ -19,17 +19,17 @@ MAX_BAD_WORD_LISTS = 16_384
 MAX_BAD_WORD_TOKENS = 2048
 MAX_REPETITION_PENALTY = 1e6
 
-# Arguments of logits processors; a bias for each token of a large part of a vocabulary fits.
+# Arguments of logits processors.
 MAX_ARGUMENT_DEPTH = 32
-MAX_ARGUMENT_VALUES = 262_144
-MAX_LOGIT_BIAS = 65_536
+MAX_ARGUMENT_VALUES = 65_536
+MAX_LOGIT_BIAS = 4096
 
 # The form of an output.
 MAX_CHOICES = 10_000
 
 # A body over HTTP: JSON values of any kind, members of objects, and how deep they may stand in one another.
 MAX_BODY_VALUES = 1_000_000
-MAX_BODY_MEMBERS = 140_000
+MAX_BODY_MEMBERS = 65_536
 MAX_BODY_DEPTH = 128
 # Fields of one object of which the API knows all fields.
 MAX_OBJECT_FIELDS = 200

@@ -10,6 +10,8 @@ from typing import Any
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
+# No file system that models lie on allows longer ones.
+MAX_NAME = 255
 _LAYOUT = "give a directory with config.json, *.safetensors and tokenizer.json"
 
 
@@ -64,9 +66,10 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{index}: no weight_map; give a complete copy of the model")
     weights = []
     for name in sorted({str(value) for value in table.values()}):
+        shown = repr(name) if len(name) <= MAX_NAME else "a name of more than 255 characters"
         # An index that points out of its own directory is damaged or hostile.
-        if Path(name).name != name:
-            raise CheckpointError(f"{index}: {name!r} is not a plain file name; give a complete copy of the model")
+        if Path(name).name != name or "\0" in name or shown != repr(name):
+            raise CheckpointError(f"{index}: {shown} is not a plain file name; give a complete copy of the model")
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: {name} is listed but missing; give a complete copy of the model")
         weights.append(index.parent / name)

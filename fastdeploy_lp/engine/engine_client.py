@@ -20,6 +20,7 @@ from fastdeploy_lp.engine.errors import (
     ProcessorUnavailableError,
     QueueFullError,
     RequestFailedError,
+    RequestImpossibleError,
 )
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
@@ -209,8 +210,7 @@ class EngineClient:
         if step.error is not None:
             self._drop(generation)
             self.metrics.failed.inc()
-            kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
-            generation.fail(kind(step.error))
+            generation.fail(_kind_of_failure(step)(step.error))
             return
         times = generation.times[completion.index]
         if times.first_token is None:
@@ -324,6 +324,12 @@ class EngineClient:
         self.load = load
         self.metrics.running.set(load.running)
         self.metrics.waiting.set(load.waiting)
+
+
+def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
+    if step.unavailable:
+        return ProcessorUnavailableError
+    return RequestImpossibleError if step.by_request else RequestFailedError
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:

@@ -17,6 +17,10 @@ class RequestFailedError(RuntimeError):
     """This request could not go on; others are not concerned."""
 
 
+class RequestImpossibleError(RequestFailedError):
+    """What the request asks for cannot be done, as was found out while it ran; to send it again is of no use."""
+
+
 class RequestAbortedError(RequestFailedError):
     """Somebody ended this request, and there is nothing to give of what it was to be."""
 

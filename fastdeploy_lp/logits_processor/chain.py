@@ -35,10 +35,14 @@ class ChainAbortedError(RuntimeError):
 
 @dataclass(frozen=True)
 class SlotFailure:
-    """Why the request in a slot cannot go on; `quarantined` marks one that asked for a processor out of service."""
+    """Why the request in a slot cannot go on.
+
+    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
+    """
 
     message: str
     quarantined: bool = False
+    by_request: bool = False
 
 
 class LogitsProcessorChain:

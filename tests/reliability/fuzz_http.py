@@ -103,8 +103,8 @@ def _problem_of_stream(content: bytes) -> str | None:
     events = [line.removeprefix(b"data: ") for line in content.split(b"\n\n") if line]
     if not events or events[-1] != b"[DONE]":
         return f"a stream without an end: {content[-300:]!r}"
-    errors = [event for event in events[:-1] if "error" in json.loads(event)]
-    return f"an error in a stream: {errors[0]!r}" if errors else None
+    errors = [event for event in events[:-1] if json.loads(event).get("error", {}).get("type") == "server_error"]
+    return f"a fault in a stream: {errors[0]!r}" if errors else None
 
 
 async def send_raw(port: int, seed: int, numbers: Sequence[int]) -> FuzzReport:

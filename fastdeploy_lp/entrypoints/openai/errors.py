@@ -20,6 +20,7 @@ from fastdeploy_lp.engine.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestFailedError,
+    RequestImpossibleError,
 )
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
@@ -32,6 +33,8 @@ HTTP_ERRORS = {
     405: ("method_not_allowed", "{method} is not allowed on {path}"),
     413: ("request_too_large", "the body is too large"),
 }
+# What the framework says of a body at which the JSON parser itself gave up.
+UNREADABLE_BODY = "There was an error parsing the body"
 # Somebody's turn ends every few steps, and clients wait longer by themselves when they are refused again.
 RETRY_AFTER_SECONDS = "1"
 
@@ -59,6 +62,9 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
+    if isinstance(error, RequestImpossibleError):
+        # Not a fault of the server, which clients would answer by sending the request again.
+        return 400, ErrorInfo(message=str(error), type="invalid_request_error", code="request_impossible")
     if isinstance(error, RequestAbortedError):
         # Not a status that clients answer by sending the request again by themselves.
         return CLIENT_CLOSED_REQUEST, ErrorInfo(
@@ -123,6 +129,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = str(error.detail)
     if pattern and message == HTTPStatus(error.status_code).phrase:
         message = pattern.format(method=request.method, path=request.scope["path"])
+    if error.status_code == HTTPStatus.BAD_REQUEST and message == UNREADABLE_BODY:
+        code, message = "invalid_json", "the body is no valid JSON: it holds what cannot be read, such as a huge number"
     info = ErrorInfo(message=message, type="invalid_request_error", code=code)
     return error_response(error.status_code, info, error.headers)
 

@@ -66,10 +66,11 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{index}: no weight_map; give a complete copy of the model")
     weights = []
     for name in sorted({str(value) for value in table.values()}):
-        shown = repr(name) if len(name) <= MAX_NAME else "a name of more than 255 characters"
+        if len(name.encode(errors="surrogatepass")) > MAX_NAME:
+            raise CheckpointError(f"{index}: a name of a file is longer than {MAX_NAME} bytes; give a complete copy")
         # An index that points out of its own directory is damaged or hostile.
-        if Path(name).name != name or "\0" in name or shown != repr(name):
-            raise CheckpointError(f"{index}: {shown} is not a plain file name; give a complete copy of the model")
+        if Path(name).name != name:
+            raise CheckpointError(f"{index}: {name!r} is not a plain file name; give a complete copy of the model")
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: {name} is listed but missing; give a complete copy of the model")
         weights.append(index.parent / name)

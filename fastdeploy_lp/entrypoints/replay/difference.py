@@ -58,7 +58,12 @@ def _reason(recorded: LoggedOutput, replayed: LoggedOutput | None) -> str | None
             return f"token {place} was {one}, now {other}"
     if len(before) != len(now):
         return f"it had {len(before)} tokens, now {len(now)}"
-    ends = [(each.finish_reason, each.stop_reason) for each in (recorded, replayed)]
-    if recorded.finish_reason != ABORTED and ends[0] != ends[1]:
-        return f"it ended by {ends[0]}, now by {ends[1]}"
-    return None
+    if recorded.finish_reason in (ABORTED, replayed.finish_reason) and _same_stop(recorded, replayed):
+        return None
+    ends = [f"{each.finish_reason} {each.stop_reason!r}" for each in (recorded, replayed)]
+    return f"it ended by {ends[0]}, now by {ends[1]}"
+
+
+def _same_stop(recorded: LoggedOutput, replayed: LoggedOutput) -> bool:
+    # Over HTTP the model's own end of sequence is no reason to name.
+    return None in (recorded.stop_reason, replayed.stop_reason) or recorded.stop_reason == replayed.stop_reason

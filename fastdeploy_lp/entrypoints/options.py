@@ -87,10 +87,10 @@ class OptionsParser(argparse.ArgumentParser):
 
 
 def _place_of(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the line itself, which may hold a key."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-    return f"no valid YAML: {problem or type(error).__name__}{where}"
+    """Where it is wrong, but nothing of what stands there, which may be a key."""
+    mark = getattr(error, "problem_mark", None)
+    where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+    return f"no valid YAML{where}"
 
 
 def _first_line(group: type[Any]) -> str:

@@ -111,6 +111,7 @@ def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
         log_config=None,
         log_level="warning",
         access_log=False,
+        server_header=False,
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=args.timeout_graceful_shutdown,

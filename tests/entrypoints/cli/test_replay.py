@@ -117,9 +117,8 @@ def test_a_running_server_gives_them_too_and_differences_are_told(recording: Rec
     assert len(told) == 3
     token = requests[0]["outputs"][0]["token_ids"][2]
     assert any(line == f"{requests[0]['request_id']}, output 0: token 2 was {token}, now {token - 1}" for line in told)
-    assert any(
-        line.startswith(f"{requests[1]['request_id']}, output 0: it ended by stop None, now by ") for line in told
-    )
+    ended = f"{requests[1]['request_id']}, output 0: it ended by stop None, now by "
+    assert any(line.startswith(ended) for line in told)
     assert any("is no record of a request log" in line for line in told)
 
 

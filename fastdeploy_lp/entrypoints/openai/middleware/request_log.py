@@ -21,6 +21,8 @@ from fastdeploy_lp.log_format import REQUEST_ID
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
+# An answer may hold a client's own text; no browser is to take it for a page.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 NO_ROUTE = "unknown"
 # Asked every few seconds by machines.
 PROBES = {"/health", "/ping", "/metrics", "/load"}
@@ -72,7 +74,8 @@ def _noting(record: RequestRecord, send: Send) -> Send:
     def note(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+            own = ((b"x-request-id", record.request_id.encode()), NO_SNIFFING)
+            message["headers"] = [*message.get("headers", ()), *own]
         elif not message.get("more_body", False):
             record.answered = True
         return send(message)

@@ -18,6 +18,7 @@ from fastdeploy_lp.entrypoints.chat.session import HELP
 from fastdeploy_lp.entrypoints.cli.chat import ChatArgs
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
 from fastdeploy_lp.entrypoints.cli.detect_watermark import WatermarkArgs
+from fastdeploy_lp.entrypoints.cli.replay import ReplayArgs
 from fastdeploy_lp.entrypoints.cli.run_batch import BatchArgs
 from fastdeploy_lp.outputs import RequestOutput
 
@@ -55,9 +56,13 @@ def test_every_field_of_an_output_is_told() -> None:
 
 
 def test_every_option_and_command_that_is_told_exists() -> None:
-    fields = {name for args in (EngineArgs, ChatArgs, BatchArgs, WatermarkArgs) for name in args.__dataclass_fields__}
+    fields = {
+        name
+        for args in (EngineArgs, ChatArgs, BatchArgs, ReplayArgs, WatermarkArgs)
+        for name in args.__dataclass_fields__
+    }
     options = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", COMMAND_LINE)}
-    assert options - {"help", "base_url", "config"} <= fields
+    assert options - {"help", "base_url", "config", "request_log"} <= fields
     named = set(re.findall(r"fastdeploy-lp ([a-z][a-z-]+)", COMMAND_LINE))
     assert named <= {each.name for each in SUBCOMMANDS}
     for each in SUBCOMMANDS:

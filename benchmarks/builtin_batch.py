@@ -1,4 +1,4 @@
-"""Slots and a chain of one builtin, whose cost in a step is measured beside the same work in torch."""
+"""Slots and one builtin, whose cost in a step is measured beside the same work in torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from paddle import Tensor
 
 from fastdeploy_lp import SamplingParams, config
-from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.logits_processor import Selection, load_processors
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.sequence import Sequence as Running
 from fastdeploy_lp.worker.share_inputs import ShareInputs
@@ -23,7 +25,7 @@ Edit = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Batch:
-    """A real chain of one builtin and real slots, whose requests all use it.
+    """A builtin as a chain holds it and real slots, whose requests all use it.
 
     sure: 20 tokens of a row are far more likely than the others, as a model has it; else none stands out.
     output: tokens that every request has generated. prompt_end: the last token of every prompt.
@@ -51,7 +53,8 @@ class Batch:
         # Both sides work on the same memory: a tensor of torch's own could lie in smaller pages.
         self.torch_logits = torch.from_dlpack(self.logits)
         self.share_inputs = ShareInputs(rows, MAX_MODEL_LEN)
-        self.chain = LogitsProcessorChain(load_processors([name]), _fd_config(rows, vocab_size, name, eos))
+        declared = load_processors([name])[0]
+        self._entry = ChainEntry(declared, _fd_config(rows, vocab_size, name, eos), ProcessorStats(declared.name))
         # Of few different tokens, as texts are; none of them ends the output.
         self.tokens = self._random.integers(10, 400, (rows, PROMPT + output))
         if prompt_end is not None:
@@ -76,9 +79,11 @@ class Batch:
             running.output_token_ids.append(token)
 
     def step(self) -> Tensor:
-        """What the chain does in one step."""
-        self.chain.update_state(self.share_inputs)
-        return self.chain.apply(self.logits, all_greedy=False, recompute=self.logits.clone)
+        """What the processor does in one step, without the chain around it: torch's sides have none either."""
+        processor, view = self._entry.processor, self._entry.view
+        view.bind(self.share_inputs, self.share_inputs["stop_flags"])
+        processor.update_state(view)
+        return processor.apply(self.logits)
 
     def _enter(self, slot: int) -> Running:
         selection = Selection(flat=dict(self.args))
@@ -87,7 +92,7 @@ class Batch:
         running = Running.from_request(request, eos_token_ids=self._eos, max_model_len=MAX_MODEL_LEN)
         running.slot, running.output_token_ids = slot, tokens[PROMPT:]
         self.share_inputs.assign(running)
-        self.chain.enter(slot, selection)
+        self._entry.enter(slot, selection)
         return running
 
 

@@ -7,9 +7,7 @@ from typing import Any
 from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
 from fastdeploy_lp.platforms import current_platform
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2}
-# What a parameter takes at most, and quantized ones while they are loaded.
-PARAMETER_BYTES = 4
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MEBIBYTE = 1 << 20
 
 
@@ -40,8 +38,10 @@ def settle_num_blocks(
         return override
     wanted = 1 + max_num_seqs * per_sequence
     bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
-    free = current_platform().free_memory()
-    weights = num_parameters(files.weights) * PARAMETER_BYTES
+    platform = current_platform()
+    free = platform.free_memory()
+    # At most, since quantized weights are loaded as others.
+    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype]
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block

@@ -17,10 +17,10 @@ from support.server import PLUGINS, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 
-# Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
-os.environ.update(current_platform().worker_environment())
 # The plugin packages that are installed for tests load only where a test asks for them.
 os.environ["FASTDEPLOY_LP_PLUGINS"] = ""
+# Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
+os.environ.update(current_platform().worker_environment())
 sys.path.append(str(PLUGINS))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -14,6 +14,7 @@ import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     EngineStartingError,
@@ -27,10 +28,12 @@ from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.request_log import RequestLog
+from fastdeploy_lp.engine.stat_log import LoggingStatLogger
+from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
@@ -45,7 +48,10 @@ from fastdeploy_lp.messages import (
     StepOutputs,
     WorkerFailed,
 )
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import ABORT, ERROR, IterationStats
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +74,17 @@ class EngineLoad:
 
 
 class EngineClient:
-    """Runs requests on one worker process, its own unless another is given; lives on one event loop."""
+    """Runs requests on one worker process, its own unless another is given; lives on one event loop.
+
+    `stat_loggers`, by name, are told what happens as its own two are.
+    """
 
     def __init__(
-        self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], worker: WorkerHandle | None = None
+        self,
+        fd_config: FDConfig,
+        declared: Sequence[DeclaredProcessor],
+        worker: WorkerHandle | None = None,
+        stat_loggers: Sequence[tuple[str, StatLoggerBase]] = (),
     ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
@@ -84,7 +97,9 @@ class EngineClient:
         self._grammars = GrammarChecker(compiler, guided)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
         self.processors = ProcessorStates(declared)
-        self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
+        self.metrics = PrometheusStatLogger(fd_config)
+        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config))]
+        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers]))
         self.load = EngineLoad()
         # Set by whoever wants requests recorded.
         self.request_log: RequestLog | None = None
@@ -104,6 +119,8 @@ class EngineClient:
         logger.info("worker %s ready, model loaded in %.1f s", self._worker.pid, ready.load_seconds)
         self.processors.set_argmax_invariant(ready.argmax_invariant)
         self._reader = asyncio.create_task(self._read())
+        self.stats.loggers.log_engine_initialized()
+        self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
 
     def require_started(self) -> None:
         """Raise EngineStartingError before the worker is ready; it may be gone by now, too."""
@@ -163,8 +180,10 @@ class EngineClient:
             pooling.serial = next(self._serials)
         self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
         for pooling in poolings:
-            self.metrics.request_came(len(pooling.prompt.token_ids), 1, None)
-            kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
+            self.stats.arrived(len(pooling.prompt.token_ids))
+            params = pooling.params
+            kind = params.pooling or self.fd_config.model_config.pooling_type
+            kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
             self._worker.send(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind))
         return poolings
 
@@ -179,6 +198,7 @@ class EngineClient:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
         self._die("the server is shutting down")
+        await self.stats.loggers.stop()
         self._grammars.close()
         await self._worker.stop()
 
@@ -194,49 +214,52 @@ class EngineClient:
         logger.error("engine down: %s", self._dead)
 
     def _take(self, outputs: StepOutputs) -> None:
-        self._set_load(EngineLoad(outputs.num_running, outputs.num_waiting))
-        self.metrics.cache.stats = outputs.cache
+        self.load = EngineLoad(outputs.num_running, outputs.num_waiting)
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
-        self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
+        iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
             route = self._routes.get(step.request_id)
             if route is not None:
-                self._take_step(step, *route)
+                self._take_step(step, *route, iteration)
             elif step.request_id in self._poolings:
-                self._take_pooled(step, self._poolings.pop(step.request_id))
+                self._take_pooled(step, self._poolings.pop(step.request_id), iteration)
+        self.stats.step(outputs, iteration)
 
-    def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
+    def _take_step(
+        self, step: SequenceStep, generation: Generation, completion: Completion, iteration: IterationStats
+    ) -> None:
         if step.error is not None:
             self._drop(generation)
-            self.metrics.failed.inc()
+            iteration.finished_requests.append(completion_stats(generation, completion, ERROR))
             generation.fail(_kind_of_failure(step)(step.error))
             return
         times = generation.times[completion.index]
         if times.first_token is None:
             times.scheduled = step.scheduled_at
             completion.num_cached_tokens = step.num_cached_tokens or 0
-        self.metrics.token_came(times, time.monotonic())
+        token_came(times, iteration)
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
         completion.feed(step.token_ids, step.finish_reason, step.stop_reason, step.logprobs)
         if completion.finish_reason is not None:
-            self.metrics.sequence_ended(times, completion.num_tokens, completion.finish_reason)
+            iteration.finished_requests.append(completion_stats(generation, completion))
             del self._routes[step.request_id]
             if step.finish_reason is None:  # a stop string, which the worker does not know of
                 self._abort([step.request_id])
         generation.notify()
 
-    def _take_pooled(self, step: SequenceStep, pooling: Pooling) -> None:
+    def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
         if step.pooled is None:
-            self.metrics.failed.inc()
+            iteration.finished_requests.append(pooling_stats(pooling, ERROR))
             pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
             return
         (times,) = pooling.times
         times.scheduled = step.scheduled_at
         pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - times.arrival)
+        ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
+        iteration.finished_requests.append(ended)
 
     def _require_room(self, count: int) -> None:
         """A request larger than all the room there is gets in when it is alone, or it never would."""
@@ -271,10 +294,11 @@ class EngineClient:
             stream=stream,
             on_close=self._close,
             processors=self.processors.used_by(request.settled.selection),
+            max_tokens=params.max_tokens,
         )
         generation.serial = next(self._serials)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
-        self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
+        self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
         if self.request_log is not None:
             self.request_log.began(generation, params)
         return generation
@@ -290,18 +314,22 @@ class EngineClient:
         """The caller reads no more: what still runs is aborted."""
         if self.request_log is not None:
             self.request_log.ended(generation)
-        sequence_ids = self._drop(generation)
-        self.metrics.aborted.inc(len(sequence_ids))
-        self._abort(sequence_ids)
+        dropped = self._drop(generation)
+        self.stats.finished([completion_stats(generation, each, ABORT) for each in dropped])
+        self._abort([_sequence_id(generation, each) for each in dropped])
 
     def _close_pooling(self, pooling: Pooling) -> None:
         if self._poolings.pop(_pooling_id(pooling), None) is not None:
-            self.metrics.aborted.inc()
+            self.stats.finished([pooling_stats(pooling, ABORT)])
             self._abort([_pooling_id(pooling)])
 
-    def _drop(self, generation: Generation) -> list[str]:
-        ids = [_sequence_id(generation, completion) for completion in generation.completions]
-        return [sequence_id for sequence_id in ids if self._routes.pop(sequence_id, None) is not None]
+    def _drop(self, generation: Generation) -> list[Completion]:
+        """Forget a request; gives those of its completions that still ran."""
+        return [
+            completion
+            for completion in generation.completions
+            if self._routes.pop(_sequence_id(generation, completion), None) is not None
+        ]
 
     def _abort(self, sequence_ids: list[str]) -> None:
         if sequence_ids and self._dead is None:
@@ -311,7 +339,9 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = reason
-        self._set_load(EngineLoad())
+        self.load = EngineLoad()
+        ended = [completion_stats(*route, ERROR) for route in self._routes.values()]
+        self.stats.died([*ended, *(pooling_stats(pooling, ERROR) for pooling in self._poolings.values())])
         generations = {id(generation): generation for generation, _ in self._routes.values()}
         self._routes.clear()
         for generation in generations.values():
@@ -319,11 +349,6 @@ class EngineClient:
         for pooling in self._poolings.values():
             pooling.fail(EngineDeadError(reason))
         self._poolings.clear()
-
-    def _set_load(self, load: EngineLoad) -> None:
-        self.load = load
-        self.metrics.running.set(load.running)
-        self.metrics.waiting.set(load.waiting)
 
 
 def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:

@@ -25,6 +25,10 @@ class RequestAbortedError(RequestFailedError):
     """Somebody ended this request, and there is nothing to give of what it was to be."""
 
 
+class IOProcessorError(RequestFailedError):
+    """The IO processor failed at this request; the message names it, and the log has the cause."""
+
+
 class QueueFullError(RuntimeError):
     """As many sequences run and wait as the operator allows; the same request may be taken later."""
 

@@ -19,7 +19,8 @@ class Generation:
     """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
 
     With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
-    has one entry a completion, and `processors` names the logits processors that the request uses.
+    has one entry a completion, `processors` names the logits processors that the request uses, and `max_tokens` is what
+    each completion may have.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Generation:
         stream: bool,
         on_close: Callable[[Generation], None],
         processors: Sequence[str] = (),
+        max_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.serial = 0
@@ -39,6 +41,7 @@ class Generation:
         arrival = time.monotonic()
         self.times = [SequenceTimes(arrival) for _ in self.completions]
         self.processors = list(processors)
+        self.max_tokens = max_tokens
         self.arrival_time = time.time()
         self._ended: float | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None

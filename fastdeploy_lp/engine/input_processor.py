@@ -16,7 +16,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
 
@@ -62,19 +62,26 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._args_validator = args_validator
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> Prompt:
-        """The conversation after the model's chat template, or after the template and variables of `options`."""
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, *, room_for_output: int = 1
+    ) -> Prompt:
+        """The conversation after the model's chat template, or after the template and variables of `options`.
+
+        The context has to hold `room_for_output` more tokens.
+        """
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
-        return self.rendered_prompt(self._tokenizer.render_chat(for_template(messages), options))
+        rendered = self._tokenizer.render_chat(for_template(messages), options)
+        return self.rendered_prompt(rendered, room_for_output=room_for_output)
 
-    def rendered_prompt(self, rendered: str) -> Prompt:
+    def rendered_prompt(self, rendered: str, *, room_for_output: int = 1) -> Prompt:
         """A conversation after its template."""
         text = self._require_text(rendered, "messages")
         # The template writes the special tokens itself.
-        return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._checked(tokens, text, "messages", room_for_output=room_for_output)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """A text or token-id prompt; `param` is what errors call it."""
@@ -93,6 +100,8 @@ class InputProcessor:
             raise InvalidRequestError(
                 "dimensions", f"{params.dimensions} is too many; the model's hidden size allows 1 to {hidden_size}"
             )
+        if params.task == TOKEN_EMBED:
+            return params
         return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
 
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:

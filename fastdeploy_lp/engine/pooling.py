@@ -15,7 +15,7 @@ from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, Re
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,13 @@ class Pooling:
         return [None if self._output is None else "stop"]
 
     def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
-        """The worker's vector [hidden_size], little-endian float32."""
-        vector = np.frombuffer(pooled, "<f4").astype(np.float32)
-        data = cut_and_normalized(vector, self.params)
+        """The worker's vector [hidden_size], or those of all tokens [tokens, hidden_size]; little-endian float32."""
         token_ids = self.prompt.token_ids
+        numbers = np.frombuffer(pooled, "<f4").astype(np.float32)
+        if self.params.task == TOKEN_EMBED:
+            data = cut_and_normalized_rows(numbers.reshape(len(token_ids), -1), self.params)
+        else:
+            data = cut_and_normalized(numbers, self.params)
         self.num_cached_tokens = num_cached_tokens
         self._output = PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, num_cached_tokens)
         self._ended.set()
@@ -96,6 +99,20 @@ class Pooling:
         return self._output
 
 
+class PoolingsOfOneRequest(list[Pooling]):
+    """The prompts that one request was made into, which end together."""
+
+    def abort(self) -> None:
+        """End all of them; who waits gets a RequestAbortedError."""
+        for each in self:
+            each.abort()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for each in self:
+            each.close()
+
+
 def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
     """The first `dimensions` numbers of a vector [hidden_size], at length 1 if `normalize`; zeros stay zeros."""
     cut = vector[: params.dimensions]
@@ -105,3 +122,14 @@ def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> ND
     # Its sum is exact, so that no machine's order of adding shows.
     length = math.sqrt(math.fsum((exact * exact).tolist()))
     return (exact / length).astype(np.float32) if length else cut
+
+
+def cut_and_normalized_rows(vectors: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
+    """The same for each row of vectors [tokens, hidden_size]."""
+    cut = vectors[:, : params.dimensions]
+    if not params.normalize:
+        return cut
+    exact = cut.astype(np.float64)
+    # Squares of float32 are exact in float64, and there are too many of them for an exact sum.
+    lengths = np.sqrt(np.square(exact).sum(axis=1, keepdims=True))
+    return (exact / np.where(lengths, lengths, 1.0)).astype(np.float32)

@@ -45,7 +45,7 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._require_sound()
-        if self._end is not None and _is_set(bits, self._end):
+        if self._end is not None and self._other_ends and _is_set(bits, self._end):
             for token in self._other_ends:
                 bits[token // WORD_BITS] |= _bit(token)
 

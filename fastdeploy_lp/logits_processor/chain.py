@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -123,6 +124,10 @@ class LogitsProcessorChain:
                 return result
             logits = recompute()
 
+    def ran(self) -> bool:
+        """Whether a processor had work in this step, so that the logits may be others than before it."""
+        return any(self._ran(group) for group in self._groups.values())
+
     def needs_guard(self) -> bool:
         """Whether a processor ran in this step that may leave a row without a usable logit."""
         ran = (entry for group in self._groups.values() for entry in self._ran(group))
@@ -164,7 +169,7 @@ class LogitsProcessorChain:
 
         active = np.sort(np.concatenate([group.active_slots() for group in self._groups.values()]))
         for group in self._groups.values():
-            rows = paddle.to_tensor(np.searchsorted(active, group.active_slots()))
+            rows = to_device(np.searchsorted(active, group.active_slots()))
             if not rows.size:
                 continue
             part = self._apply_group(group, paddle.gather(logits, rows), all_greedy=all_greedy)

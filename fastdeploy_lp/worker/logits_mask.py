@@ -1,4 +1,4 @@
-"""What may rule tokens out before the chain runs, and does so again behind it."""
+"""What may rule tokens out before the chain runs, and does so again behind one that ran."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING: Mapping[int, str] = {}
 
 
 class LogitsMask(ABC):
-    """Follows sequences through slots; in a step `begin` comes first, then `apply`, twice or more, then `accept`."""
+    """Follows sequences through slots; in a step `begin` comes first, then `apply`, once or more, then `accept`."""
 
     @property
     def active(self) -> bool:

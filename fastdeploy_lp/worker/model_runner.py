@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,14 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
+from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
@@ -29,42 +29,42 @@ from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """One token for each chunk that samples [rows], whose requests have to end, and by slot the logprobs asked for.
-
-    prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
-    pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
-    completed: the slots whose output is whole with this token.
-    """
-
-    tokens: NDArray[np.int64]
-    failures: dict[int, SlotFailure]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    completed: frozenset[int] = frozenset()
-
-
-class ModelRunner:
+class ModelRunner(ModelRunnerBase):
     """Owns the model, its KV cache, `share_inputs`, the mask, the chain and the sampler.
 
     `mask` is guided decoding; it is applied before the chain and again behind it.
     """
 
-    def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
-        self.chain = chain
+    _model: CausalLM
+    _prompt_logprobs: PromptLogprobs
+
+    def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain) -> None:
+        super().__init__(fd_config, chain)
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
         max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
         self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
         self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops)
-        self._model = _load_model(fd_config, show_progress=show_progress)
-        config = fd_config.model_config
+        self._pooling = PromptPooling()
+
+    def load_model(self, *, show_progress: bool = False) -> None:
+        """The weights of the checkpoint, every tensor of which the model has to take."""
+        self._model = _load_model(self.fd_config, show_progress=show_progress)
+        config = self.fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
         )
-        self._pooling = PromptPooling()
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """The model's own cache."""
+        with paddle.no_grad():
+            self._model.initialize_cache(num_blocks)
+
+    def warm_up(self) -> None:
+        """The model's own preparation, if it has any."""
+        if isinstance(self._model, WarmsUp):
+            with paddle.no_grad():
+                self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -89,10 +89,7 @@ class ModelRunner:
         self._pooling.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
-
-        Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
-        """
+        """As the interface says."""
         slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
@@ -129,7 +126,7 @@ class ModelRunner:
             if taker is not None:
                 taker.take(chunk.sequence.slot, hidden[end - part.num_outputs : end])
         sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        return paddle.gather(hidden, paddle.to_tensor(ends[sampling] - 1)) if sampling else hidden
+        return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
 
     def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
         """Who takes the chunk's hidden states before any is sampled from."""
@@ -167,7 +164,7 @@ class ModelRunner:
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
         # A processor must not bring back a token that the mask rules out.
-        return self.mask.apply(logits, slots)
+        return self.mask.apply(logits, slots) if self.chain.ran() else logits
 
     def _nothing_is_left(self, slot: int) -> SlotFailure:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]

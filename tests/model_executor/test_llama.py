@@ -75,6 +75,7 @@ class Model:
         with paddle.no_grad(), open_weights([Path(config.directory) / "model.safetensors"]) as weights:
             self.model: CausalLM = model_class(config.hf_config)(fd_config, weights)
             weights.require_all_taken()
+            self.model.initialize_cache(fd_config.cache_config.num_blocks)
 
     def logits(self, *runs: Run) -> list[np.ndarray]:
         """For every run the logits [tokens, vocab_size] of all of its tokens, computed in one pass."""
@@ -199,7 +200,7 @@ def answer(config: FDConfig) -> list[int]:
 
 def refusal(config: FDConfig, kind: type[Exception] = WeightsError) -> str:
     with pytest.raises(kind) as caught:
-        ModelRunner(config, LogitsProcessorChain([], config))
+        ModelRunner(config, LogitsProcessorChain([], config)).load_model()
     message = str(caught.value)
     assert "\n" not in message
     return message

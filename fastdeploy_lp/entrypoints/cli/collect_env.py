@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastdeploy_lp.logits_processor.registry import ENTRY_POINT_GROUP
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import PluginGroup, installed_plugins
 from fastdeploy_lp.version import __version__
 
 PACKAGES = (
@@ -58,7 +58,7 @@ def _sections() -> Iterator[tuple[str, list[str]]]:
     yield "Processor", _processor()
     yield "Compiled operators", [_compiled_operators()]
     yield "Worker's settings", _pairs(current_platform().worker_environment())
-    yield "Installed logits processors", _plugins()
+    yield "Installed plugins", _plugins()
     yield "Environment", _pairs({name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)})
 
 
@@ -102,8 +102,7 @@ def _compiled_operators() -> str:
 
 def _plugins() -> list[str]:
     """By name only: loading them could fail, which is what the report may be about."""
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    return [f"{point.name} = {point.value}" + (f" ({point.dist.name})" if point.dist else "") for point in found]
+    return [f"{plugin} = {plugin.value}" for group in PluginGroup for plugin in installed_plugins(group)]
 
 
 def _pairs(settings: Mapping[str, str]) -> list[str]:

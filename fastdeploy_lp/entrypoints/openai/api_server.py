@@ -25,13 +25,12 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.engine.request_log import RequestLog
-from fastdeploy_lp.entrypoints.declare import declare_engine
+from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
-from fastdeploy_lp.logits_processor import DeclaredProcessor
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -44,18 +43,16 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     try:
         with _listen(server_args) as listener:
             setup = declare_engine(engine_args, progress=sys.stderr.isatty())
-            uvloop.run(_serve(setup.fd_config, setup.declared, server_args, listener))
+            uvloop.run(_serve(setup, server_args, listener))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-async def _serve(
-    fd_config: FDConfig, declared: list[DeclaredProcessor], args: ServerArgs, listener: socket.socket
-) -> None:
+async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
     """Answer from the first moment on, with 503 until the worker is ready."""
-    engine = EngineClient(fd_config, declared)
+    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
     if args.request_log is not None:
         engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
     metrics = None
@@ -63,7 +60,8 @@ async def _serve(
     try:
         if args.metrics_port not in (None, args.port):
             metrics = _serve_metrics(engine, args)
-        started = await _serve_http(engine, args, listener)
+        app = build_app(engine, args, setup.io_processor)
+        started = await _serve_http(engine, app, args, listener)
     finally:
         await engine.shutdown()
         if engine.request_log is not None:
@@ -82,9 +80,9 @@ def _open_request_log(engine: EngineClient, path: str, max_bytes: int) -> Reques
     return log
 
 
-async def _serve_http(engine: EngineClient, args: ServerArgs, listener: socket.socket) -> bool:
+async def _serve_http(engine: EngineClient, app: ASGIApp, args: ServerArgs, listener: socket.socket) -> bool:
     """Serve until a signal ends it; False if that was before the worker was ready. Raises EngineStartError."""
-    server = uvicorn.Server(_uvicorn_config(build_app(engine, args), args))
+    server = uvicorn.Server(_uvicorn_config(app, args))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(engine.start())
     try:

@@ -24,16 +24,18 @@ from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.routes.models import model_routes
+from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
+from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 
-def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
+def build_app(engine: EngineClient, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
     body_route = ExtraFields().route_class() if args.allow_extra_fields else BoundedRoute
@@ -46,6 +48,7 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     for router in (
         _completion_routes(engine, body_route),
         embedding_routes(engine, body_route),
+        pooling_routes(engine, io_processor, body_route),
         tokenization_routes(engine),
         abort_routes(in_flight),
         processor_routes(engine),

@@ -21,6 +21,9 @@ from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 class Executor(Protocol):
     """Computes a decoder's passes."""
 
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `DecoderForCausalLM.initialize_cache`."""
+
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
 
@@ -53,6 +56,15 @@ class DecoderForCausalLM(ABC):
 
         Raises ValueError for a `config.json` that asks for another computation.
         """
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache, `num_blocks` blocks with the null block 0; called once, before the first pass."""
+        self._executor.initialize_cache(num_blocks)
+
+    def warm_up(self, max_num_seqs: int) -> None:
+        """Prepare passes of up to `max_num_seqs` sequences that generate; once, the cache being there."""
+        if isinstance(self._executor, PaddleDecoder):
+            self._executor.record_decode(max_num_seqs)
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks.

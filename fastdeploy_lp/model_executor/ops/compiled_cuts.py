@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
-import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.ops.addresses import addresses, is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_cuts import PaddleRowCuts
 from fastdeploy_lp.model_executor.ops.row_cuts import Cut, RowCuts
@@ -38,33 +36,24 @@ class CompiledRowCuts(RowCuts):
 
     def cut(self, logits: Tensor, cut: Cut, rows: Int64s, values: Floats) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.cut(logits, cut, rows, values)
             return
-        self._library.fdlp_cut_rows(logits.data_ptr(), logits.shape[-1], cut, len(rows), *_addresses(rows, values))
+        self._library.fdlp_cut_rows(logits.data_ptr(), logits.shape[-1], cut, len(rows), *addresses(rows, values))
 
     def add(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.add(logits, rows, tokens, values)
             return
-        self._library.fdlp_add(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, tokens, values))
+        self._library.fdlp_add(logits.data_ptr(), logits.shape[-1], len(rows), *addresses(rows, tokens, values))
 
     def add_scaled(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.add_scaled(logits, rows, tokens, values)
             return
-        self._library.fdlp_add_scaled(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, tokens, values))
-
-
-def _is_plain(logits: Tensor) -> bool:
-    return bool(logits.dtype == paddle.float32 and logits.is_contiguous())
-
-
-def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
-    """Where C-contiguous arrays lie; they have to live on until the call returns."""
-    return tuple(array.ctypes.data for array in arrays)
+        self._library.fdlp_add_scaled(logits.data_ptr(), logits.shape[-1], len(rows), *addresses(rows, tokens, values))
 
 
 def row_cuts() -> RowCuts:

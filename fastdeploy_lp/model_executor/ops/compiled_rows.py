@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.ops.addresses import addresses, is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.model_executor.ops.row_ops import Bits, Draws, Int64s, Penalties, RowLogprobs, RowOps, TokenLists
@@ -54,7 +53,7 @@ class CompiledRowOps(RowOps):
         tokens = paddle.empty([rows], "int64")
         arguments = _draw_arguments(draws)
         self._library.fdlp_draw_rows(
-            logits.data_ptr(), rows, size, *arguments, *_addresses(draws.uniform), tokens.data_ptr()
+            logits.data_ptr(), rows, size, *arguments, *addresses(draws.uniform), tokens.data_ptr()
         )
         return tokens
 
@@ -82,57 +81,48 @@ class CompiledRowOps(RowOps):
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.penalize(logits, penalties)
             return
         arrays = (penalties.counts, penalties.repetition, penalties.presence, penalties.frequency)
         self._library.fdlp_penalize(
-            logits.data_ptr(), logits.shape[-1], *_list_arguments(penalties.lists), *_addresses(*arrays)
+            logits.data_ptr(), logits.shape[-1], *_list_arguments(penalties.lists), *addresses(*arrays)
         )
 
     def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.ban(logits, rows, tokens)
             return
         if self._places is None or self._places[0] is not rows or self._places[1] is not tokens:
-            self._places, self._place_addresses = (rows, tokens), _addresses(rows, tokens)
+            self._places, self._place_addresses = (rows, tokens), addresses(rows, tokens)
         self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *self._place_addresses)
 
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.allow_only(logits, lists)
             return
         self._library.fdlp_allow_only(logits.data_ptr(), logits.shape[-1], *_list_arguments(lists))
 
     def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
         """As the interface says."""
-        if not _is_plain(logits):
+        if not is_plain(logits):
             self._paddle.mask(logits, rows, bits)
             return
-        self._library.fdlp_mask(logits.data_ptr(), logits.shape[-1], len(rows), *_addresses(rows, bits))
-
-
-def _is_plain(logits: Tensor) -> bool:
-    return bool(logits.dtype == paddle.float32 and logits.is_contiguous())
+        self._library.fdlp_mask(logits.data_ptr(), logits.shape[-1], len(rows), *addresses(rows, bits))
 
 
 def _plain(logits: Tensor) -> Tensor:
-    return logits if _is_plain(logits) else logits.astype("float32").contiguous()
+    return logits if is_plain(logits) else logits.astype("float32").contiguous()
 
 
 def _draw_arguments(draws: Draws) -> tuple[int, ...]:
-    return _addresses(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
+    return addresses(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
 
 
 def _list_arguments(lists: TokenLists) -> tuple[int, ...]:
-    return (len(lists.rows), *_addresses(lists.rows, lists.offsets, lists.tokens))
-
-
-def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
-    """Where C-contiguous arrays lie; they have to live on until the call returns."""
-    return tuple(array.ctypes.data for array in arrays)
+    return (len(lists.rows), *addresses(lists.rows, lists.offsets, lists.tokens))
 
 
 def row_ops() -> RowOps:

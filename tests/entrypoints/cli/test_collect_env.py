@@ -46,10 +46,10 @@ def test_the_report() -> None:
     assert "geheim" not in text
     assert "FASTDEPLOY_LP_API_KEY=***" in environment
     assert "DATABASE" not in text
-    assert any(" = " in line and ":" in line for line in section(text, "Installed logits processors"))
+    assert any(" = " in line and ":" in line for line in section(text, "Installed plugins"))
 
 
 def test_what_there_is_none_of() -> None:
     text = report(FASTDEPLOY_LP_COMPILED_OPS="0", PYTHONPATH=str(REPOSITORY))
     assert section(text, "Compiled operators") == ["Paddle's own: FASTDEPLOY_LP_COMPILED_OPS=0"]
-    assert section(text, "Installed logits processors") == ["none"]
+    assert section(text, "Installed plugins") == ["none"]

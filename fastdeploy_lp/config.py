@@ -19,6 +19,7 @@ from fastdeploy_lp.pooling_params import POOLING_TYPES
 # Clients' keys, separated by commas; no other process gets it.
 API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_MODEL_LEN = 2048
+DEFAULT_MEMORY_BUDGET = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
@@ -109,6 +110,7 @@ class StructuredOutputsConfig:
     on_error: "fail" ends the requests that use it, "skip" lets them go on without it, "abort" stops the worker.
     max_faults: faults and slow steps that put a processor into quarantine; 0 for never.
     time_budget: seconds of a step that a processor may take; ten times as long breaks it off. 0 for no budget.
+    memory_budget: MiB of main memory that a processor may take before it goes into quarantine. 0 for no budget.
     vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
     """
 
@@ -117,6 +119,7 @@ class StructuredOutputsConfig:
     max_faults: int = 5
     time_budget: float = 1.0
     vllm_compat: bool = False
+    memory_budget: int = DEFAULT_MEMORY_BUDGET
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,13 @@ class EngineArgs:
         metadata={
             "group": "Logits processors",
             "help": "seconds of a step that one logits processor may take; 0 for no limit",
+        },
+    )
+    logits_processors_memory_budget: int = field(
+        default=DEFAULT_MEMORY_BUDGET,
+        metadata={
+            "group": "Logits processors",
+            "help": "MiB of main memory that a logits processor may take, else it goes into quarantine; 0 for no limit",
         },
     )
     vllm_compat: bool = field(
@@ -376,7 +386,8 @@ class EngineArgs:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
-        for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
+        budgets = ("logits_processors_time_budget", "logits_processors_memory_budget")
+        for name in ("logits_processors_max_faults", *budgets):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
         if not 0 <= self.log_stats_interval < float("inf"):
@@ -444,6 +455,7 @@ class EngineArgs:
                 on_error=self.logits_processors_on_error,
                 max_faults=self.logits_processors_max_faults,
                 time_budget=self.logits_processors_time_budget,
+                memory_budget=self.logits_processors_memory_budget,
                 vllm_compat=self.vllm_compat,
             ),
             chat_config=ChatConfig(

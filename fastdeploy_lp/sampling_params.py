@@ -25,6 +25,8 @@ from fastdeploy_lp.request_limits import (
 MAX_SEED = 2**64 - 1
 MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
+# Samplers compute with float32, in which smaller ones are 0, and of 0 nothing would be kept.
+SMALLEST_TOP_P = 1e-30
 # An integer of more bits is named by its size: writing out a very large one is refused by Python itself.
 MAX_SHOWN_BITS = 128
 
@@ -47,7 +49,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
     top_k: keep this many most likely tokens; 0 or -1 keeps all.
     min_p: leave out tokens less likely than this share of the most likely one, in [0, 1].
-    repetition_penalty: above 0; divides positive logits, and multiplies others, of the tokens of prompt and output.
+    repetition_penalty: 1e-6 to 1e6; divides positive logits, and multiplies others, of the tokens of prompt and output.
     presence_penalty: -2 to 2; taken off the logits of tokens that the output holds.
     frequency_penalty: -2 to 2; taken off the logit of a token for each time that the output holds it.
     bad_words: strings that are not generated, at the beginning of a word or with a space before it.
@@ -109,7 +111,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p: must be above 0 and at most 1")
-        self.top_p = float(self.top_p)
+        self.top_p = max(float(self.top_p), SMALLEST_TOP_P)
         _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         self._check_penalties()
         if self.seed is not None:
@@ -136,8 +138,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def _check_penalties(self) -> None:
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
-        if self.repetition_penalty == 0.0:
-            raise ValueError(f"repetition_penalty: must be above 0 and at most {MAX_REPETITION_PENALTY:g}")
+        if self.repetition_penalty < 1 / MAX_REPETITION_PENALTY:
+            low, high = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+            raise ValueError(f"repetition_penalty: must be from {low:g} to {high:g}, not {self.repetition_penalty:g}")
         for name in ("presence_penalty", "frequency_penalty"):
             _check_number(name, getattr(self, name), -2.0, 2.0)
         for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):

@@ -219,6 +219,10 @@ BOUNDED: dict[str, Any] = {
     "half a pair as a model": {"model": "\ud800"},
     "NUL": {"prompt": "a\0b", "stop": ["\0"], "user": "\0", "guided_regex": "\0"},
     "the smallest float": {"temperature": 5e-324, "top_p": 5e-324},
+    "the smallest share": {"temperature": 1.0, "top_p": 5e-324},
+    "the smallest share of few": {"temperature": 1.0, "top_p": 1e-308, "top_k": 5, "min_p": 5e-324},
+    "the smallest penalty": {"temperature": 1.0, "repetition_penalty": 5e-324},
+    "the hottest": {"temperature": 100.0, "top_p": 0.9999999999999999, "min_p": 1.0},
 }
 
 
@@ -228,6 +232,11 @@ def test_what_is_expensive_is_refused_or_bounded(limited: ServerProcess, name: s
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code != 200:
         check_error(answer, answer.status_code)
+
+
+def test_ids_that_cannot_be_written_are_refused(limited: ServerProcess) -> None:
+    for name in ("\ud800", "a b", "", "x" * 1000, "a\n"):
+        assert check_error(post(limited, "/v1/abort_requests", {"req_ids": [name]}), 400)["param"] == "req_ids.0"
 
 
 BOMBS = {

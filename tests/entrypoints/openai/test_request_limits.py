@@ -16,7 +16,6 @@ from support.server import REPOSITORY, ServerProcess
 
 from fastdeploy_lp import request_limits
 from fastdeploy_lp.request_limits import (
-    MAX_ARGUMENT_VALUES,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_LISTS,
     MAX_BAD_WORD_TOKENS,
@@ -104,16 +103,16 @@ TOO_MUCH: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         str(MAX_BAD_WORD_LISTS),
     ),
     "allowed tokens": (lambda: {**ASK, "allowed_token_ids": [1] * 100_000}, "allowed_token_ids", "tokens"),
-    "biases": (lambda: {**ASK, "logit_bias": {str(i): 1.0 for i in range(100_000)}}, "logit_bias", str(MAX_LOGIT_BIAS)),
+    "biases": (lambda: {**ASK, "logit_bias": {str(i): 1.0 for i in range(50_000)}}, "logit_bias", str(MAX_LOGIT_BIAS)),
+    "a hundred thousand biases": (
+        lambda: {**ASK, "logit_bias": {str(i): 1.0 for i in range(100_000)}},
+        None,
+        str(MAX_BODY_MEMBERS),
+    ),
     "flat biases": (
-        lambda: {**ASK, "logits_processors_args": {"logit_bias": {str(i): 1.0 for i in range(100_000)}}},
+        lambda: {**ASK, "logits_processors_args": {"logit_bias": {str(i): 1.0 for i in range(30_000)}}},
         "logits_processors_args.logit_bias",
         str(MAX_LOGIT_BIAS),
-    ),
-    "arguments": (
-        lambda: {**ASK, "logits_processors_args": {"logit_bias": [0] * 300_000}},
-        "logits_processors_args.logit_bias",
-        str(MAX_ARGUMENT_VALUES),
     ),
     "biases of other tokens": (
         lambda: {**ASK, "logits_processors_args": {"logit_bias": {str(i): 1.0 for i in range(4000)}}},
@@ -125,10 +124,10 @@ TOO_MUCH: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "logits_processors_args.logit_bias.",
         "32 levels",
     ),
-    "metadata": (lambda: {**ASK, "metadata": {str(i): "" for i in range(10**5)}}, "metadata", str(MAX_METADATA)),
+    "metadata": (lambda: {**ASK, "metadata": {str(i): "" for i in range(50_000)}}, "metadata", str(MAX_METADATA)),
     "a long key": (lambda: {**ASK, "metadata": {"k" * 10**6: "v"}}, "metadata", str(MAX_METADATA_KEY)),
     "a long value": (lambda: {**ASK, "metadata": {"k": "v" * 10**6}}, "metadata", str(MAX_METADATA_VALUE)),
-    "unknown fields": (lambda: {**ASK, **{f"x{i}": 1 for i in range(10**5)}}, None, str(MAX_OBJECT_FIELDS)),
+    "unknown fields": (lambda: {**ASK, **{f"x{i}": 1 for i in range(50_000)}}, None, str(MAX_OBJECT_FIELDS)),
     "prompts": (lambda: {**ASK, "prompt": ["x"] * 10_000}, "prompt", str(MAX_PROMPTS)),
     "sequences": (lambda: {**ASK, "prompt": ["x"] * 2000, "n": 128}, "prompt", str(MAX_SEQUENCES)),
     "a long prompt": (lambda: {**ASK, "prompt": "word " * 10**6}, "prompt", "characters"),

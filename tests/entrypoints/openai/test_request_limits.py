@@ -16,6 +16,7 @@ from support.server import REPOSITORY, ServerProcess
 
 from fastdeploy_lp import request_limits
 from fastdeploy_lp.request_limits import (
+    MAX_ARGUMENT_VALUES,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_LISTS,
     MAX_BAD_WORD_TOKENS,
@@ -113,6 +114,11 @@ TOO_MUCH: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         lambda: {**ASK, "logits_processors_args": {"logit_bias": {str(i): 1.0 for i in range(30_000)}}},
         "logits_processors_args.logit_bias",
         str(MAX_LOGIT_BIAS),
+    ),
+    "arguments": (
+        lambda: {**ASK, "logits_processors_args": {"logit_bias": [0] * 100_000}},
+        "logits_processors_args.logit_bias",
+        str(MAX_ARGUMENT_VALUES),
     ),
     "biases of other tokens": (
         lambda: {**ASK, "logits_processors_args": {"logit_bias": {str(i): 1.0 for i in range(4000)}}},

@@ -14,8 +14,9 @@ from pathlib import Path
 import zmq
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
 from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.messages import (
     FromWorker,
     Shutdown,
@@ -48,6 +49,7 @@ class WorkerHandle:
         self._socket = self._context.socket(zmq.PAIR)
         # What is under way is bounded where requests are admitted.
         self._socket.sndhwm = 0
+        self._handshakes = HandshakeWatch(self._socket)
         self._inbox = decoder(FromWorker)
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[int] | None = None
@@ -59,6 +61,7 @@ class WorkerHandle:
             public_key, self._socket.curve_secretkey = zmq.curve_keypair()
             self._socket.curve_publickey = public_key
             self._socket.curve_server = True
+            self._handshakes.start()
             endpoint = self._bind()
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._stirred.set)
             await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors))
@@ -131,6 +134,7 @@ class WorkerHandle:
         if process is not None:
             shared_memory.remove_of(process.pid)
         if not self._socket.closed:
+            self._handshakes.close()
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
         self._context.term()
@@ -158,7 +162,7 @@ class WorkerHandle:
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
-            env=self._environment(),
+            env=_environment(self._fd_config.parallel_config.tensor_parallel_size),
         )
         self._ended = asyncio.create_task(self._process.wait())
         self._ended.add_done_callback(lambda _: self._stirred.set())
@@ -170,15 +174,18 @@ class WorkerHandle:
         with contextlib.suppress(ConnectionError):  # it ended at once; `receive` tells why
             await pipe.drain()
 
-    def _environment(self) -> dict[str, str]:
-        platform, ranks = current_platform(), self._fd_config.parallel_config.tensor_parallel_size
-        wanted = platform.worker_environment() | platform.rank_environment(ranks)
-        return {**os.environ, **wanted, "PYTHONPATH": _python_path()}
-
     def _why(self, message: FromWorker | None) -> str:
         if isinstance(message, WorkerFailed):
             return message.message
         return f"{self.how_it_ended} before it was ready"
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    """Ours, without the keys of clients: processors run there, and whatever their authors print."""
+    own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    platform = current_platform()
+    wanted = platform.worker_environment() | platform.rank_environment(ranks)
+    return {**own, **wanted, "PYTHONPATH": _python_path()}
 
 
 def _python_path() -> str:

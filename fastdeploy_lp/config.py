@@ -24,6 +24,7 @@ DEFAULT_POOLING_TYPE = "last"
 DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
 DEFAULT_GUIDED_TIMEOUT = 5.0
 DEFAULT_GUIDED_CACHE_SIZE = 128
+DEFAULT_MAX_TRACE_TOKENS = 1024
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
@@ -91,6 +92,8 @@ class StructuredOutputsConfig:
     max_faults: faults and slow steps that put a processor into quarantine; 0 for never.
     time_budget: seconds of a step that a processor may take; ten times as long breaks it off. 0 for no budget.
     vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
+    shadow: names of processors that run beside the chain, on copies, for every request that would use them.
+    max_trace_tokens: tokens of a request that may be traced; 0 for no traces.
     """
 
     logits_processors: tuple[str, ...] = ()
@@ -98,6 +101,8 @@ class StructuredOutputsConfig:
     max_faults: int = 5
     time_budget: float = 1.0
     vllm_compat: bool = False
+    shadow: tuple[str, ...] = ()
+    max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,21 @@ class EngineArgs:
         metadata={
             "group": "Logits processors",
             "help": "let packages that import vllm's logits-processor modules run without vLLM",
+        },
+    )
+    shadow: list[str] = field(
+        default_factory=list,
+        metadata={
+            "group": "Logits processors",
+            "help": "declared logits processors that run on copies only, to count how often they would change a token",
+            "metavar": "NAME",
+        },
+    )
+    max_trace_tokens: int = field(
+        default=DEFAULT_MAX_TRACE_TOKENS,
+        metadata={
+            "group": "Logits processors",
+            "help": "tokens of one request that may be traced; 0 refuses traces",
         },
     )
     max_model_len: int | None = field(
@@ -338,7 +358,10 @@ class EngineArgs:
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", *guided):
             _require_at_least(1, name, getattr(self, name))
-        _require_at_least(0, "max_waiting_requests", self.max_waiting_requests)
+        for name in ("max_waiting_requests", "max_trace_tokens"):
+            _require_at_least(0, name, getattr(self, name))
+        if not isinstance(self.shadow, (list, tuple)):
+            raise ValueError(f"shadow: must be a list of names, not {self.shadow!r}")
         for name in ("max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 _require_at_least(1, name, getattr(self, name))
@@ -385,6 +408,8 @@ class EngineArgs:
                 max_faults=self.logits_processors_max_faults,
                 time_budget=self.logits_processors_time_budget,
                 vllm_compat=self.vllm_compat,
+                shadow=tuple(dict.fromkeys(self.shadow)),
+                max_trace_tokens=self.max_trace_tokens,
             ),
             chat_config=ChatConfig(
                 chat_template=_read_chat_template(self.chat_template),

@@ -88,6 +88,37 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class StageNumbers(msgspec.Struct, array_like=True):
+    """A row's distribution behind one stage: `token_ids` and `logits` are the most likely ones, in order.
+
+    log_sum: logarithm of the sum of exp(logit). moved: total variation distance from the last stage that ran.
+    most_likely: the token with the greatest logit. logit, rank: of the token that was sampled in the end.
+    """
+
+    token_ids: list[int]
+    logits: list[float]
+    log_sum: float
+    entropy: float
+    moved: float
+    most_likely: int
+    logit: float
+    rank: int
+
+
+class StageTrace(msgspec.Struct, array_like=True):
+    """One stage of a traced token, with the names of `trace.TraceStage`; `numbers` is None unless it ran."""
+
+    name: str
+    kind: str
+    status: str
+    seconds: float
+    numbers: StageNumbers | None = None
+
+
+ShadowTokens = dict[str, int | None]
+"""By processor in shadow, the token that there would have been: -1 for none, None if the processor failed."""
+
+
 class SequenceStep(msgspec.Struct, array_like=True):
     """What one step did for one sequence.
 
@@ -96,6 +127,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
     `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
     `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
+    `trace` is one list of stages a token, while the request is traced; `shadows` one entry a token, while processors
+    run in shadow for it.
     A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these.
     """
 
@@ -110,6 +143,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: bytes | None = None
     scheduled_at: float | None = None
+    trace: list[list[StageTrace]] | None = None
+    shadows: list[ShadowTokens] | None = None
 
 
 class CacheStats(msgspec.Struct, array_like=True):

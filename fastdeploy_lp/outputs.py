@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.trace import ShadowReport, TokenTrace
+
 
 @dataclass(slots=True, frozen=True)
 class Logprob:
@@ -30,6 +32,8 @@ class CompletionOutput:
 
     With `SamplingParams.logprobs`: `logprobs` has one dict an output token, by token id, the sampled one first;
     `cumulative_logprob` sums the sampled ones; `text_offsets` says where in `text` each token begins.
+    With `SamplingParams.logits_processors_trace`: `logits_processors_trace` has one entry for each of the first output
+    tokens, all of them unless a limit says otherwise. With processors in shadow: `logits_processors_shadow` by name.
     """
 
     index: int
@@ -40,6 +44,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     text_offsets: list[int] = field(default_factory=list)
+    logits_processors_trace: list[TokenTrace] | None = None
+    logits_processors_shadow: dict[str, ShadowReport] | None = None
 
     def extend(self, delta: CompletionDelta) -> None:
         """Take what is new."""
@@ -51,11 +57,22 @@ class CompletionOutput:
             gained = sum(next(iter(position.values())).logprob for position in delta.logprobs)
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + gained
             self.text_offsets += delta.text_offsets
+        if delta.logits_processors_trace is not None:
+            self.logits_processors_trace = (self.logits_processors_trace or []) + delta.logits_processors_trace
+        if delta.logits_processors_shadow is not None:
+            self.logits_processors_shadow = delta.logits_processors_shadow
 
     def snapshot(self) -> CompletionOutput:
         """A copy that does not grow with this one."""
         logprobs = None if self.logprobs is None else list(self.logprobs)
-        return replace(self, token_ids=list(self.token_ids), logprobs=logprobs, text_offsets=list(self.text_offsets))
+        trace = None if self.logits_processors_trace is None else list(self.logits_processors_trace)
+        return replace(
+            self,
+            token_ids=list(self.token_ids),
+            logprobs=logprobs,
+            text_offsets=list(self.text_offsets),
+            logits_processors_trace=trace,
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,7 +120,8 @@ class RequestOutput:
 class CompletionDelta:
     """What a completion gained since its last delta; a finishing delta carries the reasons.
 
-    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for.
+    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for, and
+    `logits_processors_trace` one for each that is traced. `logits_processors_shadow` counts from the first token on.
     """
 
     index: int
@@ -113,6 +131,8 @@ class CompletionDelta:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     text_offsets: list[int] = field(default_factory=list)
+    logits_processors_trace: list[TokenTrace] | None = None
+    logits_processors_shadow: dict[str, ShadowReport] | None = None
 
 
 @dataclass(slots=True)

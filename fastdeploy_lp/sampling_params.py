@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.trace_params import TraceParams
 
 MAX_SEED = 2**64 - 1
 MAX_INTEGER = 2**63 - 1
@@ -55,7 +56,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: the same, under vLLM's name (`vllm_xargs` over HTTP).
     logit_bias: the same for the builtin of OpenAI's own field, `{42: 5.0}`.
     logits_processors: processors by name, each with arguments of its own; only these see the request. A dict
-        `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution.
+        `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution. An entry of the
+        list with `"shadow": True` runs in shadow.
+    logits_processors_shadow: names of processors that run in shadow: on a copy, to tell how often they would change a
+        token.
+    logits_processors_trace: `TraceParams(top_k=8)`, the same as a dict, or True: tell how each token came about.
     guided_decoding: the form that the output has to have, such as `GuidedDecodingParams(regex="[0-9]+")`.
     output_kind: what each output of an offline stream holds; over HTTP every piece holds what is new.
 
@@ -87,6 +92,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: dict[str, Any] | None = None
     logit_bias: dict[int | str, float] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None
+    logits_processors_shadow: list[str] | None = None
+    logits_processors_trace: TraceParams | bool | None = None
     guided_decoding: GuidedDecodingParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
@@ -116,6 +123,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
+        _check_list("logits_processors_shadow", self.logits_processors_shadow, "names")
+        self.logits_processors_trace = TraceParams.of(self.logits_processors_trace)
         if not isinstance(self.guided_decoding, GuidedDecodingParams | None):
             raise ValueError(f"guided_decoding: must be GuidedDecodingParams, not {self.guided_decoding!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
@@ -153,6 +162,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             _check_token_ids(f"bad_words_token_ids.{index}", tokens)
             if not tokens:
                 raise ValueError(f"bad_words_token_ids.{index}: must be a list of at least one token id")
+
+    @property
+    def trace(self) -> TraceParams | None:
+        """`logits_processors_trace` as it was settled."""
+        return TraceParams.of(self.logits_processors_trace)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.messages import TokenLogprobs
+from fastdeploy_lp.engine.tracing import count_shadows, spelled_trace
+from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta
+from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
 
 class Completion:
     """Collects the tokens of one of a request's `n` completions and gives out what is new.
 
     Text that could still turn out to be the beginning of a stop string is held back. Stop strings that end before the
-    `min_tokens`-th token does are text like any other. With `logprobs`, each token comes with its own.
+    `min_tokens`-th token does are text like any other. With `logprobs`, each token comes with its own; with `trace`,
+    with its trace as far as the worker tells of it.
     `num_cached_tokens` are the tokens of the prompt that this completion found in the prefix cache. What ends the
     output, a stop string or the text of a stop token, is cut off unless `include_stop`.
     """
@@ -27,6 +31,7 @@ class Completion:
         *,
         min_tokens: int = 0,
         logprobs: bool = False,
+        trace: bool = False,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
@@ -42,6 +47,8 @@ class Completion:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = [] if logprobs else None
         self._text_offsets: list[int] = []
+        self._trace: list[TokenTrace] | None = [] if trace else None
+        self._shadows: dict[str, ShadowReport] = {}
         self._text = ""
         self._sent_text = 0
         self._sent_tokens = 0
@@ -59,8 +66,11 @@ class Completion:
         finish_reason: str | None,
         stop_reason: int | None,
         logprobs: Sequence[TokenLogprobs] | None = None,
+        *,
+        trace: Sequence[Sequence[StageTrace]] | None = None,
+        shadows: Sequence[ShadowTokens] | None = None,
     ) -> None:
-        """Take what a step sampled; tokens behind a stop string are dropped."""
+        """Take what a step sampled, all else being one entry a token; tokens behind a stop string are dropped."""
         for place, token_id in enumerate(token_ids):
             if self.finish_reason is not None:
                 return
@@ -68,6 +78,11 @@ class Completion:
             if self._logprobs is not None and logprobs is not None:
                 self._logprobs.append(logprobs[place])
                 self._text_offsets.append(len(self._text))
+            if shadows is not None:
+                count_shadows(self._shadows, token_id, shadows[place])
+            if self._trace is not None and trace is not None:
+                shadow = None if shadows is None else shadows[place]
+                self._trace.append(spelled_trace(token_id, trace[place], shadow, self._tokenizer))
             # The worker says so of the last token only.
             if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
                 self._extend_text(self._decoder.push(token_id))
@@ -90,6 +105,10 @@ class Completion:
             delta.logprobs = [spelled_out(position, self._tokenizer) for position in new]
             # A token behind the stop string's beginning lies at the end of what is left of the text.
             delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
+        if self._trace is not None:
+            delta.logits_processors_trace = self._trace[self._sent_tokens :]
+        if self._shadows:
+            delta.logits_processors_shadow = {name: replace(report) for name, report in self._shadows.items()}
         self._sent_text, self._sent_tokens = end, len(self._token_ids)
         return delta
 

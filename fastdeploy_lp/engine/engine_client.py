@@ -74,9 +74,16 @@ class EngineClient:
         self.fd_config = fd_config
         self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
-        args_validator = RequestArgsValidator(declared, config.vocab_size, self.tokenizer.encode_phrase)
-        guided = fd_config.guided_decoding_config
-        self.inputs = InputProcessor(config, self.tokenizer, args_validator, any_whitespace=guided.any_whitespace)
+        chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
+        encode = self.tokenizer.encode_phrase
+        args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
+        self.inputs = InputProcessor(
+            config,
+            self.tokenizer,
+            args_validator,
+            any_whitespace=guided.any_whitespace,
+            max_trace_tokens=chain.max_trace_tokens,
+        )
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
         self.processors = ProcessorStates(declared)
@@ -215,7 +222,9 @@ class EngineClient:
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
-        completion.feed(step.token_ids, step.finish_reason, step.stop_reason, step.logprobs)
+        completion.feed(
+            step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
+        )
         if completion.finish_reason is not None:
             self.metrics.sequence_ended(times, completion.num_tokens, completion.finish_reason)
             del self._routes[step.request_id]
@@ -254,6 +263,7 @@ class EngineClient:
                 params.stop_strings,
                 min_tokens=params.min_tokens,
                 logprobs=params.logprobs is not None,
+                trace=params.trace is not None,
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )

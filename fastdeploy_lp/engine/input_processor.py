@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fastdeploy_lp.config import ModelConfig
+from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -18,6 +18,17 @@ from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+from fastdeploy_lp.trace_params import TraceParams
+
+# What of a request's parameters the worker gets in another form.
+SENT_APART = (
+    "logits_processors_args",
+    "extra_args",
+    "logit_bias",
+    "logits_processors",
+    "logits_processors_shadow",
+    "guided_decoding",
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,10 @@ class InputProcessor:
         args_validator: RequestArgsValidator,
         *,
         any_whitespace: bool = True,
+        max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS,
     ) -> None:
         self._config = config
+        self._max_trace_tokens = max_trace_tokens
         self._any_whitespace = any_whitespace
         self._tokenizer = tokenizer
         self._args_validator = args_validator
@@ -113,19 +126,48 @@ class InputProcessor:
             seed=seed,
             bad_words=None,
             bad_words_token_ids=bad_words,
+            logits_processors_trace=self._trace(params, room),
         )
         return Settled(settled, selection, self._grammar(params))
 
     def sequence_params(self, settled: Settled, index: int) -> SamplingParams:
         """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
         seed = ((settled.params.seed or 0) + index) & MAX_SEED
-        sent_apart = ("logits_processors_args", "extra_args", "logit_bias", "logits_processors", "guided_decoding")
-        chosen = dict.fromkeys(sent_apart)
+        chosen = dict.fromkeys(SENT_APART)
         # The prompt is the same for all of them.
         prompt_logprobs = settled.params.prompt_logprobs if index == 0 else None
         return msgspec.structs.replace(
             settled.params, n=1, stop=None, seed=seed, prompt_logprobs=prompt_logprobs, **chosen
         )
+
+    def _trace(self, params: SamplingParams, room: int) -> TraceParams | None:
+        """With the number of tokens that are traced of each completion."""
+        asked, most = params.trace, self._max_trace_tokens
+        if asked is None:
+            return None
+        field = "logits_processors_trace"
+        if not most:
+            raise InvalidRequestError(field, "this server traces nothing; it was started with --max-trace-tokens 0")
+        # A request that leaves its length open is not refused for what it may come to.
+        open_ended = asked.max_tokens is None and params.max_tokens is None
+        wanted = most // params.n if open_ended else asked.max_tokens or params.max_tokens or room
+        wanted = min(wanted, params.max_tokens or room)
+        if not 1 <= wanted * params.n <= most:
+            raise self._too_much_to_trace(wanted * params.n)
+        return msgspec.structs.replace(asked, max_tokens=wanted)
+
+    def require_traceable(self, settled: Sequence[Settled]) -> None:
+        """Raise InvalidRequestError if the prompts of one request have more to trace together than is allowed."""
+        traced = [(each.params.trace, each.params.n) for each in settled]
+        total = sum(trace.max_tokens * n for trace, n in traced if trace is not None and trace.max_tokens is not None)
+        if total > self._max_trace_tokens:
+            raise self._too_much_to_trace(total)
+
+    def _too_much_to_trace(self, count: int) -> InvalidRequestError:
+        most = self._max_trace_tokens
+        reason = f"{count} tokens are too many to trace: this server traces {most} of a request (--max-trace-tokens)"
+        hint = "lower max_tokens of the trace or of the request, or n"
+        return InvalidRequestError("logits_processors_trace.max_tokens", f"{reason}; {hint}")
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
         if params.guided_decoding is None:

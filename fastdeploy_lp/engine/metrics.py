@@ -161,6 +161,14 @@ class _ProcessorCollector(Collector):
         "skipped_greedy": "Steps in which a logits processor was left out because every row was greedy",
     }
 
+    SHADOW_COUNTERS: ClassVar[dict[str, str]] = {
+        "tokens": "Tokens that a logits processor in shadow was tried on",
+        "changed": "Tokens that a logits processor in shadow would have changed",
+        "faults": "Tokens and steps in which a logits processor failed in shadow",
+        "seconds": "Seconds spent in a logits processor in shadow",
+        "requests": "Sequences that had a logits processor in shadow",
+    }
+
     def __init__(self, processors: ProcessorStates) -> None:
         self._processors = processors
 
@@ -171,6 +179,11 @@ class _ProcessorCollector(Collector):
             family = CounterMetricFamily(f"{PREFIX}logits_processor_{field}", text, labels=["processor"])
             for each in stats:
                 family.add_metric([each.name], getattr(each, field))
+            yield family
+        for field, text in self.SHADOW_COUNTERS.items():
+            family = CounterMetricFamily(f"{PREFIX}logits_processor_shadow_{field}", text, labels=["processor"])
+            for each in stats:
+                family.add_metric([each.name], getattr(each.shadow, field))
             yield family
         states = GaugeMetricFamily(
             f"{PREFIX}logits_processor_quarantined", "1 while in quarantine", labels=["processor"]

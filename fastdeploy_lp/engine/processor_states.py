@@ -83,3 +83,4 @@ class ProcessorStates:
     def reset(self, name: str) -> None:
         """Take a processor to be in service again; raises KeyError for a name that is not declared."""
         self._stats[name].state = OK
+        self._stats[name].shadow.state = OK

@@ -36,6 +36,10 @@ def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine
         vllm_compat.install()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
+    names = [processor.name for processor in declared]
+    for name in args.shadow:
+        if name not in names:
+            raise ValueError(f"shadow: {name!r} is not declared; declared are {', '.join(names) or 'none'}")
     if args.reasoning_parser is not None:
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:

@@ -17,7 +17,8 @@ class OptionsParser(argparse.ArgumentParser):
     """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
 
     A field's metadata has its "help", and may have "choices", the "group" of the help page that it stands in (else the
-    first line of the dataclass's docstring) and "short" names beside the long one.
+    first line of the dataclass's docstring) and "short" names beside the long one. A "positional" field has no name on
+    the command line.
     What the command line says wins over the file; a key of the file that is no option is an error.
     """
 
@@ -32,6 +33,9 @@ class OptionsParser(argparse.ArgumentParser):
                 title = field.metadata.get("group") or _first_line(group)
                 section = sections.get(title) or self.add_argument_group(title)
                 sections[title] = section
+                if field.metadata.get("positional"):
+                    self.add_argument(field.name, nargs="?", help=field.metadata["help"])
+                    continue
                 names = [*field.metadata.get("short", ()), _flag(field.name)]
                 section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
 
@@ -50,7 +54,8 @@ class OptionsParser(argparse.ArgumentParser):
             for name, field in fields.items():
                 required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
                 if required and name not in values:
-                    raise ValueError(f"{_flag(name)} is needed: {field.metadata['help']}")
+                    shown = name if field.metadata.get("positional") else _flag(name)
+                    raise ValueError(f"{shown} is needed: {field.metadata['help']}")
             built.append(group(**{name: value for name, value in values.items() if name in fields}))
         return built
 

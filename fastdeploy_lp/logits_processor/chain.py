@@ -12,11 +12,14 @@ import numpy as np
 
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
+from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.trace import FAILED, SKIPPED
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -46,7 +49,7 @@ class LogitsProcessorChain:
 
     Requests enter and leave slots. In a step, `update_state` comes first and `apply` second; afterwards `failures` says
     which slots' requests have to end. A processor that fails is left out of the rest of the step, and the rows of
-    requests that do not use it get the logits they would have had without it.
+    requests that do not use it get the logits they would have had without it. `shadows` are beside the chain.
     """
 
     def __init__(self, declared: Sequence[DeclaredProcessor], fd_config: FDConfig) -> None:
@@ -58,6 +61,7 @@ class LogitsProcessorChain:
         self._faults_since_reset = dict.fromkeys(self._declared, 0)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
+        self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit)
         self._main = self._new_group(None)
         self._groups: dict[Order, ChainGroup] = {None: self._main}
         self.failures: dict[int, SlotFailure] = {}
@@ -66,10 +70,12 @@ class LogitsProcessorChain:
     @property
     def argmax_invariant(self) -> dict[str, bool]:
         """What each processor says of itself."""
-        return {entry.name: not entry.changes_argmax for entry in self._main.entries}
+        invariant = {entry.name: not entry.changes_argmax for entry in self._main.entries}
+        return invariant | self.shadows.argmax_invariant
 
     def enter(self, slot: int, selection: Selection) -> None:
         """A request takes a slot."""
+        self.shadows.enter(slot, selection)
         order = self._order_of(selection)
         try:
             if order not in self._groups:
@@ -83,6 +89,7 @@ class LogitsProcessorChain:
     def leave(self, slot: int) -> None:
         """A request leaves its slot; the group of an order that nobody wants any more goes with it."""
         self._refused.pop(slot, None)
+        self.shadows.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is None:
             return
@@ -104,16 +111,28 @@ class LogitsProcessorChain:
                     self._take_out_of_service(entry)
                 elif entry.needs_update:
                     self._guarded_update(group, entry, share_inputs)
+        if self.shadows.has_work:
+            self.shadows.update_state(share_inputs)
 
-    def apply(self, logits: Tensor, *, all_greedy: bool, recompute: Callable[[], Tensor]) -> Tensor:
+    def apply(
+        self,
+        logits: Tensor,
+        *,
+        all_greedy: bool,
+        recompute: Callable[[], Tensor],
+        trace: ChainTrace | None = None,
+    ) -> Tensor:
         """The logits [rows, vocab_size] after every processor.
 
         all_greedy: leave out processors that can not change any row's most likely token.
         recompute: gives the same logits as `logits` was, for when a processor has failed half way.
+        trace: is told of every processor.
         """
         while True:
             left_out = len(self._left_out)
-            result = self._apply_groups(logits, all_greedy=all_greedy)
+            if trace is not None:
+                trace.restart()
+            result = self._apply_groups(logits, trace, all_greedy=all_greedy)
             if result is not None and len(self._left_out) == left_out:
                 self._count_step(all_greedy=all_greedy)
                 return result
@@ -138,27 +157,28 @@ class LogitsProcessorChain:
     def reset(self, name: str) -> None:
         """Put a quarantined processor back into service."""
         self.stats[name].state = OK
+        self.shadows.reset(name)
         self._faults_since_reset[name] = 0
 
     def _order_of(self, selection: Selection) -> Order:
         """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
-        if selection.named is None or selection.order is not None:
+        if selection.order is not None or (selection.named is None and not selection.shadow):
             return selection.order
-        unnamed = (entry for entry in self._main.entries if entry.name not in selection.named)
-        if all(entry.processor.only_with_args for entry in unnamed):
+        left_alone = [entry for entry in self._main.entries if entry.declared.leaves_alone(selection)]
+        if all(entry.processor.only_with_args for entry in left_alone):
             return None
-        return tuple(name for name in self._declared if name in selection.named)
+        return tuple(entry.name for entry in self._main.entries if entry not in left_alone)
 
     def _new_group(self, order: Order) -> ChainGroup:
-        names = self._declared if order is None else order
+        names = [name for name in self._declared if name not in self._policy.shadow] if order is None else order
         return ChainGroup([ChainEntry(self._declared[name], self._fd_config, self.stats[name]) for name in names])
 
-    def _apply_groups(self, logits: Tensor, *, all_greedy: bool) -> Tensor | None:
+    def _apply_groups(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         if len(self._groups) == 1:
-            return self._apply_group(self._main, logits, all_greedy=all_greedy)
-        return self._apply_split(logits, all_greedy=all_greedy)
+            return self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
+        return self._apply_split(logits, trace, all_greedy=all_greedy)
 
-    def _apply_split(self, logits: Tensor, *, all_greedy: bool) -> Tensor | None:
+    def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         """Every order's rows on their own: gathered, processed, and put back."""
         import paddle
 
@@ -167,31 +187,39 @@ class LogitsProcessorChain:
             rows = paddle.to_tensor(np.searchsorted(active, group.active_slots()))
             if not rows.size:
                 continue
-            part = self._apply_group(group, paddle.gather(logits, rows), all_greedy=all_greedy)
+            part = self._apply_group(group, paddle.gather(logits, rows), trace, all_greedy=all_greedy)
             if part is None:
                 return None
             logits.index_put_((rows,), part)
         return logits
 
-    def _apply_group(self, group: ChainGroup, logits: Tensor, *, all_greedy: bool) -> Tensor | None:
-        for entry in self._ran(group):
-            if all_greedy and not entry.changes_argmax:
+    def _apply_group(
+        self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
+    ) -> Tensor | None:
+        for entry in self._working(group):
+            if entry in self._left_out or (all_greedy and not entry.changes_argmax):
+                if trace is not None:
+                    _tell_it_did_not_run(trace, group, entry, FAILED if entry in self._left_out else SKIPPED)
                 continue
             try:
                 with self._limit_of(entry):
                     logits = entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
-                if self._blame_rows(group, entry, error):
-                    continue
-                return None
+                if not self._blame_rows(group, entry, error):
+                    return None
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything
                 self._blame(group, entry, error)
                 return None
+            if trace is not None:
+                _tell_it_ran(trace, group, entry, logits)
         return logits
 
+    def _working(self, group: ChainGroup) -> list[ChainEntry]:
+        return [entry for entry in group.entries if entry.has_work]
+
     def _ran(self, group: ChainGroup) -> list[ChainEntry]:
-        return [entry for entry in group.entries if entry.has_work and entry not in self._left_out]
+        return [entry for entry in self._working(group) if entry not in self._left_out]
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
@@ -279,3 +307,20 @@ class LogitsProcessorChain:
         for slot in entry.view.using:
             message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
             self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
+
+
+def _tell_it_ran(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, logits: Tensor) -> None:
+    slots = _traced_slots(trace, group, entry)
+    if slots:
+        rows = np.searchsorted(group.active_slots(), slots)
+        trace.ran(entry.name, slots, rows, logits, entry.step_seconds)
+
+
+def _tell_it_did_not_run(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, status: str) -> None:
+    slots = _traced_slots(trace, group, entry)
+    if slots:
+        trace.did_not_run(entry.name, slots, status)
+
+
+def _traced_slots(trace: ChainTrace, group: ChainGroup, entry: ChainEntry) -> list[int]:
+    return [slot for slot in trace.slots if slot in group.slots and entry.works_on(slot)]

@@ -89,6 +89,10 @@ class ChainEntry:
         """Whether its state has to follow the slots: also once more when the last request that used it has left."""
         return self.has_work or self._was_used
 
+    def works_on(self, slot: int) -> bool:
+        """Whether it may change the slot's row."""
+        return slot in self.view.using or not self.processor.only_with_args
+
     def enter(self, slot: int, selection: Selection) -> None:
         """A request takes the slot."""
         self.view.set_args(slot, selection.args_for(self.name))

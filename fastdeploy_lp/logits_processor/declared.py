@@ -71,8 +71,10 @@ class DeclaredProcessor:
     def is_used_by(self, selection: Selection) -> bool:
         """Whether the request is meant for this processor: named, or with an argument that is its own.
 
-        A processor whose arguments are unknown is taken to be meant by any flat argument.
+        A processor whose arguments are unknown is taken to be meant by any flat argument; one in shadow by nothing.
         """
+        if self.name in selection.shadow:
+            return False
         if selection.named is not None:
             return self.name in selection.named
         if self.dialect.by_name_only:
@@ -80,5 +82,5 @@ class DeclaredProcessor:
         return bool(self.argument_names & selection.flat.keys() if self.params_model else selection.flat)
 
     def leaves_alone(self, selection: Selection) -> bool:
-        """Whether the request must not be shown to the processor at all: it named others."""
-        return selection.named is not None and self.name not in selection.named
+        """Whether the request must not be shown to the processor at all: it named others, or wants it in shadow."""
+        return self.name in selection.shadow or (selection.named is not None and self.name not in selection.named)

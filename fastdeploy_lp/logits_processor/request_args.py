@@ -17,16 +17,26 @@ from fastdeploy_lp.logits_processor.sendable import require_sendable
 from fastdeploy_lp.sampling_params import SamplingParams
 
 FLAT, EXTRA, BIAS, NAMED = "logits_processors_args", "extra_args", "logit_bias", "logits_processors"
+SHADOW = "logits_processors_shadow"
 
 
 class RequestArgsValidator:
     """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`.
 
-    `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only.
+    `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only. `shadow` names
+    the processors that run in shadow for every request.
     """
 
-    def __init__(self, declared: Sequence[DeclaredProcessor], vocab_size: int, encode: Encode | None = None) -> None:
+    def __init__(
+        self,
+        declared: Sequence[DeclaredProcessor],
+        vocab_size: int,
+        encode: Encode | None = None,
+        *,
+        shadow: Sequence[str] = (),
+    ) -> None:
         self._declared = {processor.name: processor for processor in declared}
+        self._always_in_shadow = tuple(shadow)
         self._flat = [processor for processor in declared if not processor.dialect.by_name_only]
         self._known = sorted({name for processor in self._flat for name in processor.argument_names})
         # A processor without Params may read any argument, so none can be called unknown.
@@ -44,7 +54,7 @@ class RequestArgsValidator:
         else:
             selection = self._named_selection(params.logits_processors)
         self._ask_processors(params, selection)
-        return selection
+        return self._with_shadows(selection, self._wanted_in_shadow(params, selection))
 
     def _flat_args(self, params: SamplingParams) -> dict[str, Any]:
         """The arguments of all flat fields together, settled by the processors that know them."""
@@ -91,6 +101,37 @@ class RequestArgsValidator:
         own_order = not isinstance(chosen, Mapping) and order != declared_order
         return Selection(named=named, order=order if own_order else None)
 
+    def _wanted_in_shadow(self, params: SamplingParams, selection: Selection) -> list[str]:
+        """The names that the request has marked, and those that the operator has."""
+        wanted = [entry.name for entry in _entries(params.logits_processors or {}) if entry.shadow]
+        for index, name in enumerate(params.logits_processors_shadow or []):
+            path = f"{SHADOW}.{index}"
+            if not isinstance(name, str):
+                raise RequestArgsError(path, "processor names are strings")
+            if name not in self._declared:
+                raise RequestArgsError(path, self._unknown_name(name))
+            if not self._reaches(self._declared[name], selection):
+                raise RequestArgsError(path, f"this request does not use {name}; name it in {NAMED}, too")
+            wanted.append(name)
+        always = [name for name in self._always_in_shadow if self._reaches(self._declared[name], selection)]
+        return [*wanted, *always]
+
+    def _reaches(self, processor: DeclaredProcessor, selection: Selection) -> bool:
+        """Whether the processor may get to see the request."""
+        if processor.dialect.by_name_only:
+            return processor.is_used_by(selection)
+        return not processor.leaves_alone(selection)
+
+    def _with_shadows(self, selection: Selection, wanted: Sequence[str]) -> Selection:
+        """The same choice with the wanted ones out of the chain."""
+        if not wanted:
+            return selection
+        shadow = tuple(name for name in self._declared if name in wanted)
+        order = None if selection.order is None else tuple(name for name in selection.order if name not in shadow)
+        if order == tuple(name for name in self._declared if name in (order or ())):
+            order = None
+        return msgspec.structs.replace(selection, order=order, shadow=shadow)
+
     def _settle_named(
         self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
     ) -> dict[str, Any]:
@@ -107,9 +148,7 @@ class RequestArgsValidator:
 
     def _ask_processors(self, params: SamplingParams, selection: Selection) -> None:
         for processor in self._declared.values():
-            if processor.leaves_alone(selection):
-                continue
-            if processor.dialect.by_name_only and not processor.is_used_by(selection):
+            if not self._reaches(processor, selection):
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
@@ -133,12 +172,13 @@ class RequestArgsValidator:
 
 
 class _Entry(NamedTuple):
-    """One named processor of a request, and where in the request its name and its params stand."""
+    """One named processor of a request, where in the request its name and params stand, and whether it is in shadow."""
 
     name: str
     params: dict[str, Any]
     name_path: tuple[str, ...]
     params_path: tuple[str, ...]
+    shadow: bool = False
 
 
 def _entries(chosen: Mapping[str, Any] | Sequence[Any]) -> list[_Entry]:
@@ -161,11 +201,13 @@ def _list_entry(entry: Any, index: int) -> _Entry:
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise RequestArgsError(".".join(path), 'must read {"name": "…", "params": {…}}')
     for key in entry:
-        if key not in ("name", "params"):
-            raise RequestArgsError(".".join((*path, str(key))), "is unknown here; an entry has name and params")
-    return _Entry(
-        entry["name"], {} if entry.get("params") is None else entry["params"], (*path, "name"), (*path, "params")
-    )
+        if key not in ("name", "params", "shadow"):
+            raise RequestArgsError(".".join((*path, str(key))), "is unknown here; an entry has name, params and shadow")
+    shadow = entry.get("shadow")
+    if not isinstance(shadow, bool | None):
+        raise RequestArgsError(".".join((*path, "shadow")), f"must be true or false, not {shadow!r}")
+    params = {} if entry.get("params") is None else entry["params"]
+    return _Entry(entry["name"], params, (*path, "name"), (*path, "params"), bool(shadow))
 
 
 def _settle(

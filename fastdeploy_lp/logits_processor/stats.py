@@ -7,12 +7,29 @@ import msgspec
 OK, QUARANTINED = "ok", "quarantined"
 
 
+class ShadowStats(msgspec.Struct):
+    """Counters of a processor in shadow since the worker started.
+
+    tokens: those that it was tried on. changed: those that it would have made others. faults: those on which it failed,
+    and steps in which it took longer than its time budget. seconds, requests, state, last_error: as in the chain.
+    """
+
+    tokens: int = 0
+    changed: int = 0
+    faults: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    state: str = OK
+    last_error: str | None = None
+
+
 class ProcessorStats(msgspec.Struct):
     """Counters of one declared processor since the worker started.
 
     seconds: time spent in its `update_state` and `apply`. rows: rows it was used on, summed over steps. requests:
     requests that used it. faults: steps in which it failed. slow_steps: steps in which it took longer than its time
     budget. skipped_greedy: steps in which it was left out because every row was greedy. state: "ok" or "quarantined".
+    shadow: what it did in shadow.
     """
 
     name: str
@@ -24,3 +41,4 @@ class ProcessorStats(msgspec.Struct):
     slow_steps: int = 0
     skipped_greedy: int = 0
     last_error: str | None = None
+    shadow: ShadowStats = msgspec.field(default_factory=ShadowStats)

@@ -105,6 +105,10 @@ class EngineCore:
         if slot in result.logprobs:
             step.logprobs = [result.logprobs[slot]]
         step.prompt_logprobs = result.prompt_logprobs.get(slot)
+        if slot in result.traces:
+            step.trace = [result.traces[slot]]
+        if slot in result.shadows:
+            step.shadows = [result.shadows[slot]]
         return step
 
     def _pool(self, sequence: Sequence, vector: NDArray[np.float32]) -> SequenceStep:

@@ -139,6 +139,14 @@ class GuidedDecoding(LogitsMask):
             self._ops.mask(logits, self._rows, self._bits[: len(self._rows)])
         return logits
 
+    def apply_to_copies(self, copies: Tensor, rows: NDArray[np.int64]) -> None:
+        """The masks of those rows that have one."""
+        if not self._step:
+            return
+        masked = np.flatnonzero(np.isin(self._rows, rows))
+        if masked.size:
+            self._ops.mask(copies, np.searchsorted(rows, self._rows[masked]), self._bits[masked])
+
     def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - those of `begin`
         """Follow the grammars over the sampled tokens."""
         if not self._step:

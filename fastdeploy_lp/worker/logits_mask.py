@@ -35,6 +35,9 @@ class LogitsMask(ABC):
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """The logits [rows, vocab_size] with ruled-out tokens at -inf, in place; row r is slot `slots[r]`."""
 
+    def apply_to_copies(self, copies: Tensor, rows: NDArray[np.int64]) -> None:  # noqa: B027
+        """The same, in place, for copies [n, vocab_size] of these rows of the step's logits; ascending, int64 [n]."""
+
     def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: B027
         """What was sampled [rows], -1 where nothing could be."""
 

@@ -13,10 +13,11 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.messages import TokenLogprobs
+from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
@@ -24,9 +25,14 @@ from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.share_inputs import ShareInputs
+from fastdeploy_lp.worker.step_trace import StepTrace
+from fastdeploy_lp.worker.tracing import Tracing
+
+RAW, GUIDED = "raw", "guided_decoding"
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class StepResult:
     prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
     pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
     completed: the slots whose output is whole with this token.
+    traces: by slot, the stages of a token that is traced. shadows: by slot, the tokens of processors in shadow.
     """
 
     tokens: NDArray[np.int64]
@@ -44,6 +51,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    traces: dict[int, list[StageTrace]] = field(default_factory=dict)
+    shadows: dict[int, ShadowTokens] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -65,6 +74,7 @@ class ModelRunner:
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
         )
         self._pooling = PromptPooling()
+        self._tracing = Tracing(self._sampler.ops)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -77,6 +87,7 @@ class ModelRunner:
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
+        self._tracing.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
@@ -87,6 +98,7 @@ class ModelRunner:
         self._sampler.leave(slot)
         self._prompt_logprobs.leave(slot)
         self._pooling.leave(slot)
+        self._tracing.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
@@ -139,34 +151,80 @@ class ModelRunner:
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
-        logits = self._process(hidden, slots)
+        trace = self._tracing.begin(slots)
+        all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
+        logits = self._process(hidden, slots, trace, all_greedy=all_greedy)
+        shadows = self._shadow_draws(logits, slots, all_greedy=all_greedy)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
         guard = self.mask.active or self.chain.needs_guard()
         prompts = self._prompt_logprobs.finish(slots.tolist())
-        also = [*prompts.tensors, *pooled.tensors]
-        sampled = self._sampler(logits, self.share_inputs, slots, guard=guard, also_read=also)
+        sampled = self._sampler(
+            logits,
+            self.share_inputs,
+            slots,
+            guard=guard,
+            also_read=[*prompts.tensors, *pooled.tensors],
+            watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
+        )
         self.mask.accept(slots, sampled.tokens)
         failures = {slot: SlotFailure(reason) for slot, reason in self.mask.failures.items()} | self.chain.failures
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
         self.share_inputs.append_tokens(slots, sampled.tokens)
-        logprobs = {int(slots[row]): found for row, found in sampled.logprobs.items()}
         read = iter(sampled.also)
-        completed = frozenset(self.mask.completed)
-        return StepResult(sampled.tokens, failures, logprobs, prompts.unpack(read), pooled.unpack(read), completed)
+        return StepResult(
+            sampled.tokens,
+            failures,
+            logprobs={int(slots[row]): found for row, found in sampled.logprobs.items()},
+            prompt_logprobs=prompts.unpack(read),
+            pooled=pooled.unpack(read),
+            completed=frozenset(self.mask.completed),
+            traces={} if trace is None else trace.stages,
+            shadows={} if shadows is None else shadows.tokens,
+        )
 
-    def _process(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
+    def _process(
+        self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace | None, *, all_greedy: bool
+    ) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
 
         def raw_logits() -> Tensor:
             return self.mask.apply(self._model.compute_logits(hidden), slots)
 
-        raw = raw_logits()
+        raw = raw_logits() if trace is None else self._traced_raw_logits(hidden, slots, trace)
         self._sampler.capture(raw, self.share_inputs, slots)
-        all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
-        logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits)
+        logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits, trace=trace)
+        if trace is not None:
+            trace.start_clock()
         # A processor must not bring back a token that the mask rules out.
-        return self.mask.apply(logits, slots) if self.chain.ran() else logits
+        if not self.chain.ran():
+            return logits
+        logits = self.mask.apply(logits, slots)
+        if trace is not None:
+            trace.keep(GUIDED, MASK, logits, [slot for slot in self._masked(trace) if trace.was_processed(slot)])
+        return logits
+
+    def _traced_raw_logits(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace) -> Tensor:
+        """The same as without the trace, in two stages."""
+        trace.start_clock()
+        logits = self._model.compute_logits(hidden)
+        trace.keep(RAW, MODEL, logits)
+        logits = self.mask.apply(logits, slots)
+        trace.keep(GUIDED, MASK, logits, self._masked(trace))
+        return logits
+
+    def _masked(self, trace: StepTrace) -> list[int]:
+        return [slot for slot in trace.slots if self.mask.bans_in(slot)]
+
+    def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64], *, all_greedy: bool) -> ShadowDraws | None:
+        """What processors in shadow make of the chain's logits; None while there are none."""
+        if not self.chain.shadows.has_work:
+            return None
+        step = self.chain.shadows.apply(logits, slots, all_greedy=all_greedy)
+        for result in step.results:
+            if result.logits is not None:
+                self.mask.apply_to_copies(result.logits, result.rows)
+        return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
     def _why_nothing_is_left(self, slot: int) -> str:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]

@@ -17,8 +17,10 @@ from fastdeploy_lp.entrypoints.openai.logprobs import (
     prompt_logprobs,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, TextChoice
+from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
 from fastdeploy_lp.entrypoints.openai.serving import text_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
+from fastdeploy_lp.trace import TokenTrace
 
 Gained = TypeVar("Gained", CompletionDelta, CompletionOutput)
 
@@ -40,7 +42,8 @@ class CompletionReader:
 
     def is_plain(self, index: int) -> bool:
         """Whether the completion's deltas of text are nothing but that from now on."""
-        return not self._request.return_token_ids and (self._echo is None or index in self._begun)
+        asks_for_text = not self._request.return_token_ids and not self._request.is_traced
+        return asks_for_text and (self._echo is None or index in self._begun)
 
     def choices(self, output: RequestOutput) -> list[TextChoice]:
         """Of whole completions."""
@@ -76,6 +79,8 @@ class CompletionReader:
             prompt_logprobs=self._prompt_logprobs(positions),
             prompt_token_ids=self._prompt.token_ids if self._request.return_token_ids and with_prompt else None,
             token_ids=gained.token_ids if self._request.return_token_ids else None,
+            logits_processors_trace=trace_body(gained.logits_processors_trace),
+            logits_processors_shadow=shadow_body(gained.logits_processors_shadow) if gained.finish_reason else None,
         )
 
     def _logprobs(
@@ -102,6 +107,15 @@ def _nothing(gained: Gained) -> Gained:
     """What is left of the one token that the engine samples behind a prompt that is only echoed."""
     logprobs = None if gained.logprobs is None else list[dict[int, Logprob]]()
     reason = gained.finish_reason and "length"
+    trace = None if gained.logits_processors_trace is None else list[TokenTrace]()
     return replace(
-        gained, text="", token_ids=[], logprobs=logprobs, text_offsets=[], finish_reason=reason, stop_reason=None
+        gained,
+        text="",
+        token_ids=[],
+        logprobs=logprobs,
+        text_offsets=[],
+        finish_reason=reason,
+        stop_reason=None,
+        logits_processors_trace=trace,
+        logits_processors_shadow=None,
     )

@@ -20,6 +20,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ToolCallDelta,
     new_call_id,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
 from fastdeploy_lp.entrypoints.openai.serving import text_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput
 
@@ -45,7 +46,7 @@ class MessageReader:
     @property
     def is_plain(self) -> bool:
         """Whether deltas of text are deltas of content, and nothing else is asked for."""
-        return self._parser is None and not self._request.return_token_ids
+        return self._parser is None and not self._request.return_token_ids and not self._request.is_traced
 
     @property
     def reasoning_tokens(self) -> int:
@@ -72,6 +73,8 @@ class MessageReader:
             finish_reason=self._finish_reason(completion.finish_reason) or "abort",
             stop_reason=text_reason(completion.stop_reason),
             token_ids=completion.token_ids if self._request.return_token_ids else None,
+            logits_processors_trace=trace_body(completion.logits_processors_trace),
+            logits_processors_shadow=shadow_body(completion.logits_processors_shadow),
         )
 
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
@@ -90,6 +93,8 @@ class MessageReader:
             finish_reason=self._finish_reason(delta.finish_reason),
             stop_reason=text_reason(delta.stop_reason),
             token_ids=unsent.token_ids if self._request.return_token_ids else None,
+            logits_processors_trace=trace_body(unsent.logits_processors_trace),
+            logits_processors_shadow=shadow_body(unsent.logits_processors_shadow) if finished else None,
         )
 
     def _count(self, token_ids: list[int]) -> None:

@@ -42,6 +42,7 @@ class ServingCompletion:
         field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
         prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
+        inputs.require_traceable(settled)
         request_id = new_completion_id(request.request_id)
         requests = [
             EngineRequest(f"{request_id}-{index}", prompt, each)

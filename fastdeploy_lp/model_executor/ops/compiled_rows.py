@@ -10,7 +10,16 @@ from paddle import Tensor
 from fastdeploy_lp.model_executor.ops.addresses import addresses, is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
-from fastdeploy_lp.model_executor.ops.row_ops import Bits, Draws, Int64s, Penalties, RowLogprobs, RowOps, TokenLists
+from fastdeploy_lp.model_executor.ops.row_ops import (
+    Bits,
+    Draws,
+    Int64s,
+    Penalties,
+    RowDistributions,
+    RowLogprobs,
+    RowOps,
+    TokenLists,
+)
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 # Arguments of the functions of csrc/row_*.cpp.
@@ -22,6 +31,7 @@ SIGNATURES = {
         *[_POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER, ctypes.c_int],
         *[_POINTER] * 3,
     ],
+    "fdlp_compare_rows": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 6],
     "fdlp_penalize": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
     "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
     "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
@@ -78,6 +88,19 @@ class CompiledRowOps(RowOps):
             *(each.data_ptr() for each in (values, tokens, ranks)),
         )
         return RowLogprobs(values, tokens, ranks)
+
+    def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
+        """As the interface says."""
+        logits = _plain(logits)
+        rows, size = logits.shape
+        scratch = paddle.empty([rows, size], "float64")
+        log_sums, entropies, moved = (paddle.empty([rows], "float64") for _ in range(3))
+        most_likely = paddle.empty([rows], "int64")
+        self._library.fdlp_compare_rows(
+            *(logits.data_ptr(), rows, size, *_addresses(before)),
+            *(each.data_ptr() for each in (scratch, log_sums, entropies, moved, most_likely)),
+        )
+        return RowDistributions(log_sums, entropies, moved, most_likely)
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """As the interface says."""

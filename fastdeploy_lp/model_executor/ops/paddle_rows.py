@@ -12,6 +12,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     Floats,
     Int64s,
     Penalties,
+    RowDistributions,
     RowLogprobs,
     RowOps,
     TokenLists,
@@ -22,6 +23,8 @@ from fastdeploy_lp.sampling_params import MAX_LOGPROBS
 ONE = 2.0**32
 # Digits, from the highest, by which `_keep_top_p` finds a 32-bit key: (shift, bits).
 DIGITS = ((21, 11), (10, 11), (0, 10))
+# A logit so far below the greatest one weighs nothing, and unlike -inf its product with nothing is nothing.
+LOWEST = -700.0
 # A word with one bit set, for each of its bits.
 EACH_BIT = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
@@ -72,6 +75,24 @@ class PaddleRowOps(RowOps):
             norm = paddle.logsumexp(logits.astype("float64"), axis=-1, keepdim=True)
             values = (values.astype("float64") - norm).astype("float32")
         return RowLogprobs(values, tokens, ranks)
+
+    def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
+        """As the interface says."""
+        wide = logits.astype("float64")
+        highest = wide.max(axis=-1, keepdim=True)
+        below = (wide - highest).clip(min=LOWEST)
+        weights = paddle.exp(below)
+        total = weights.sum(axis=-1, keepdim=True)
+        shares = weights / total
+        earlier = paddle.gather(shares, paddle.to_tensor(np.maximum(before, 0)))
+        first = paddle.to_tensor(before < 0)
+        moved = 0.5 * (shares - earlier).abs().sum(axis=-1)
+        return RowDistributions(
+            log_sums=(highest + paddle.log(total)).squeeze(-1),
+            entropies=paddle.log(total).squeeze(-1) - (shares * below).sum(axis=-1),
+            moved=paddle.where(first, paddle.zeros_like(moved), moved),
+            most_likely=paddle.argmax(logits, axis=-1),
+        )
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """As the interface says."""

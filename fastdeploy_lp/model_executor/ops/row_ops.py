@@ -97,6 +97,19 @@ class RowLogprobs:
     ranks: Tensor
 
 
+@dataclass(frozen=True)
+class RowDistributions:
+    """The distribution that each row stands for, and how far it is from another row's.
+
+    log_sums, entropies (in nats), moved: float64 [rows]. most_likely: int64 [rows], of equal tokens the first.
+    """
+
+    log_sums: Tensor
+    entropies: Tensor
+    moved: Tensor
+    most_likely: Tensor
+
+
 class RowOps(ABC):
     """Operations on logits, a float32 tensor [rows, vocab_size]; each row's result depends on this row alone.
 
@@ -120,6 +133,13 @@ class RowOps(ABC):
         """Log probabilities of `chosen` (int64 [rows]) and of the `count` (at most MAX_LOGPROBS) most likely tokens.
 
         normalize: False gives the logits themselves. What rows with a chosen -1 get means nothing.
+        """
+
+    @abstractmethod
+    def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
+        """The rows' distributions, and the total variation distance of row r from row `before[r]`, 0 if that is -1.
+
+        Of a row with a NaN or without a finite maximum, and of one compared with it, the numbers mean nothing.
         """
 
     @abstractmethod

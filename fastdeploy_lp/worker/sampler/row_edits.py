@@ -31,6 +31,10 @@ class RowEdits:
         """A slot is empty."""
         self._by_slot.pop(slot, None)
 
+    def works_on(self, slot: int) -> bool:
+        """Whether the slot's request changes anything."""
+        return slot in self._by_slot
+
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
         edits = self._by_slot.get(slot)

@@ -15,6 +15,7 @@ from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
@@ -65,15 +66,38 @@ class Sampler:
         *,
         guard: bool = False,
         also_read: Sequence[Tensor] = (),
+        watchers: Sequence[DrawWatcher] = (),
     ) -> SampledRows:
         """Sample from logits [rows, vocab_size], which penalties and bans change in place.
 
         guard: a processor may have left a row without a usable logit. also_read: tensors to bring to the host in the
-        same read.
+        same read. watchers: are shown what happens, and read with it.
         """
         self._edits.apply(logits, slots)
+        for watcher in watchers:
+            watcher.edited(logits, slots, self._edits)
         draws = _draws(share_inputs, slots)
         tokens = self.ops.draw(logits, draws, guard=guard or self._edits.any_bans)
+        if watchers:
+            return self._watched(logits, draws, tokens, also_read, watchers)
+        return self._read(logits, draws, tokens, also_read)
+
+    def _watched(
+        self,
+        logits: Tensor,
+        draws: Draws,
+        tokens: Tensor,
+        also_read: Sequence[Tensor],
+        watchers: Sequence[DrawWatcher],
+    ) -> SampledRows:
+        wanted = [watcher.drawn(logits, draws, tokens) for watcher in watchers]
+        sampled = self._read(logits, draws, tokens, [*also_read, *(tensor for each in wanted for tensor in each)])
+        read = iter(sampled.also[len(also_read) :])
+        for watcher in watchers:
+            watcher.take(sampled.tokens, read)
+        return SampledRows(sampled.tokens, sampled.logprobs, sampled.also[: len(also_read)])
+
+    def _read(self, logits: Tensor, draws: Draws, tokens: Tensor, also_read: Sequence[Tensor]) -> SampledRows:
         if not self._logprobs.asked_for:
             host_tokens, *also = read_together([tokens, *also_read])
             return SampledRows(host_tokens.astype(np.int64), also=also)

@@ -44,7 +44,7 @@ def test_what_the_server_measures_is_on_the_dashboard(samples: dict[str, set[str
     left_out = {
         *("requests_number", "request_inference_time_seconds", "http_request_duration_seconds", "request_params_n"),
         *("request_params_max_tokens", "kv_cache_blocks", "kv_cache_blocks_used", "logits_processor_requests"),
-        "logits_processor_skipped_greedy",
+        *("logits_processor_skipped_greedy", "logits_processor_shadow_requests"),
     }
     exported = {_family(name) for name in samples if not name.endswith("_created")}
     assert exported - shown == {f"fastdeploy_lp:{name}" for name in left_out}

@@ -14,6 +14,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
 from fastdeploy_lp.entrypoints.openai.protocol.tool import NamedToolChoice, Tool, ToolChoice
+from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
 
@@ -178,6 +179,8 @@ class ChatChoice(BaseModel):
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: Omitted[list[int]] = None
+    logits_processors_trace: Omitted[list[TokenTraceBody]] = None
+    logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
 
 
 def new_chat_id(request_id: str | None = None) -> str:
@@ -237,6 +240,8 @@ class ChatChunkChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: Omitted[list[int]] = None
+    logits_processors_trace: Omitted[list[TokenTraceBody]] = None
+    logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
 
 
 class ChatCompletionChunk(BaseModel):

@@ -13,6 +13,7 @@ from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, Prompt
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -107,6 +108,8 @@ class TextChoice(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: Omitted[list[int]] = None
     token_ids: Omitted[list[int]] = None
+    logits_processors_trace: Omitted[list[TokenTraceBody]] = None
+    logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
 
 
 class CompletionResponse(BaseModel):

@@ -18,6 +18,18 @@ class ProcessorCounters(BaseModel):
     skipped_greedy: int
 
 
+class ShadowCounters(BaseModel):
+    """What it did in shadow; `state` is there "quarantined" after repeated faults, until it is reset."""
+
+    tokens: int
+    changed: int
+    faults: int
+    seconds: float
+    requests: int
+    state: str
+    last_error: str | None
+
+
 class ProcessorCard(BaseModel):
     """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known."""
 
@@ -33,6 +45,7 @@ class ProcessorCard(BaseModel):
     state: str
     last_error: str | None
     counters: ProcessorCounters
+    shadow: ShadowCounters
 
 
 class ProcessorList(BaseModel):

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.trace_params import TraceParams
 
 # Ids stand in logs and headers.
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
@@ -60,6 +61,17 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool = False
 
 
+class TraceOptions(RequestModel):
+    """What `logits_processors_trace` may say beyond true; the limits are those of `TraceParams`."""
+
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+    def params(self) -> TraceParams:
+        """Raises ValueError naming the field."""
+        return TraceParams(**self.model_dump(exclude_none=True))
+
+
 class GenerationRequest(RequestModel):
     """What chat and text completions share; the limits of sampling fields are those of `SamplingParams`."""
 
@@ -97,6 +109,7 @@ class GenerationRequest(RequestModel):
         "logit_bias",
         "logits_processors_args",
         "logits_processors",
+        "logits_processors_shadow",
     )
 
     model: str | None = None
@@ -125,6 +138,8 @@ class GenerationRequest(RequestModel):
     logit_bias: dict[str, float] | None = None
     logits_processors_args: dict[str, Any] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None
+    logits_processors_shadow: list[str] | None = None
+    logits_processors_trace: bool | TraceOptions | None = None
     vllm_xargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
@@ -157,6 +172,11 @@ class GenerationRequest(RequestModel):
         return None
 
     @property
+    def is_traced(self) -> bool:
+        """Whether answers carry a trace."""
+        return bool(self.logits_processors_trace)
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -178,10 +198,12 @@ class GenerationRequest(RequestModel):
 
     def sampling_params(self) -> SamplingParams:
         """Raises ValueError naming the field."""
+        trace = self.logits_processors_trace
         given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **given,
             max_tokens=self.tokens_to_sample,
             logprobs=self.num_logprobs,
             extra_args=self.vllm_xargs,
+            logits_processors_trace=trace.params() if isinstance(trace, TraceOptions) else trace,
         )

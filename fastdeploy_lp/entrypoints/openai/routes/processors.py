@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter
 
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
-from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorCounters, ProcessorList
+from fastdeploy_lp.entrypoints.openai.protocol.processor import (
+    ProcessorCard,
+    ProcessorCounters,
+    ProcessorList,
+    ShadowCounters,
+)
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
@@ -49,4 +55,5 @@ def _card(info: ProcessorInfo) -> ProcessorCard:
         state=stats.state,
         last_error=stats.last_error,
         counters=ProcessorCounters(**counters),
+        shadow=ShadowCounters(**msgspec.structs.asdict(stats.shadow)),
     )

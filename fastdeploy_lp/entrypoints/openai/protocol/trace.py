@@ -1,0 +1,119 @@
+"""What answers tell of traces and shadows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel
+
+from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
+from fastdeploy_lp.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
+
+
+class TraceEntry(BaseModel):
+    """A token at one stage; a `logit` of null is minus infinity: the token is ruled out."""
+
+    token_id: int
+    token: str
+    bytes: list[int]
+    logit: float | None
+    probability: float
+    rank: int
+
+
+class TraceStageBody(BaseModel):
+    """The distribution behind one stage. What did not run has no numbers: null, and an empty `top`."""
+
+    name: str
+    kind: str
+    status: str
+    seconds: float
+    top: list[TraceEntry]
+    sampled: TraceEntry | None
+    entropy: float | None
+    mass_moved: float | None
+    flipped: bool
+
+
+class ShadowTokenBody(BaseModel):
+    """The token that there would have been; null if none was left, or if the processor `failed`."""
+
+    token_id: int | None
+    token: str | None
+    changed: bool
+    failed: bool
+
+
+class TokenTraceBody(BaseModel):
+    """One output token, with its stages in the order in which they ran."""
+
+    token_id: int
+    token: str
+    bytes: list[int]
+    stages: list[TraceStageBody]
+    shadows: Omitted[dict[str, ShadowTokenBody]] = None
+
+
+class ShadowCounts(BaseModel):
+    """Of a choice's tokens so far: those that a processor in shadow was tried on, would have changed, and failed on."""
+
+    tokens: int
+    changed: int
+    faults: int
+
+
+def trace_body(trace: Sequence[TokenTrace] | None) -> list[TokenTraceBody] | None:
+    """None for a request that is not traced."""
+    return None if trace is None else [_token_trace(each) for each in trace]
+
+
+def shadow_body(reports: Mapping[str, ShadowReport] | None) -> dict[str, ShadowCounts] | None:
+    """None for a request without processors in shadow."""
+    if reports is None:
+        return None
+    return {
+        name: ShadowCounts(tokens=report.tokens, changed=report.changed, faults=report.faults)
+        for name, report in reports.items()
+    }
+
+
+def _token_trace(trace: TokenTrace) -> TokenTraceBody:
+    shadows = {
+        name: ShadowTokenBody(
+            token_id=each.token_id, token=each.decoded_token, changed=each.changed, failed=each.failed
+        )
+        for name, each in trace.shadows.items()
+    }
+    return TokenTraceBody(
+        token_id=trace.token_id,
+        token=trace.decoded_token,
+        bytes=list(trace.token_bytes),
+        stages=[_stage(stage) for stage in trace.stages],
+        shadows=shadows or None,
+    )
+
+
+def _stage(stage: TraceStage) -> TraceStageBody:
+    return TraceStageBody(
+        name=stage.name,
+        kind=stage.kind,
+        status=stage.status,
+        seconds=stage.seconds,
+        top=[_entry(token) for token in stage.top],
+        sampled=None if stage.sampled is None else _entry(stage.sampled),
+        entropy=stage.entropy,
+        mass_moved=stage.mass_moved,
+        flipped=stage.flipped,
+    )
+
+
+def _entry(token: TracedToken) -> TraceEntry:
+    return TraceEntry(
+        token_id=token.token_id,
+        token=token.decoded_token,
+        bytes=list(token.token_bytes),
+        logit=token.logit if math.isfinite(token.logit) else None,
+        probability=token.probability,
+        rank=token.rank,
+    )

@@ -1,0 +1,246 @@
+"""Processors in shadow: each works on a copy of its requests' rows behind the chain, and nothing it does is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_group import ChainGroup
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
+from fastdeploy_lp.logits_processor.time_limit import TimeLimit
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShadowRows:
+    """What one processor made of copies of some rows of a step.
+
+    slots, rows: int64 [n], ascending, the slots and which rows of the step's logits are theirs.
+    logits: [n, vocab_size], None where it can not have changed what is sampled.
+    """
+
+    name: str
+    slots: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    logits: Tensor | None
+
+
+@dataclass
+class ShadowStep:
+    """One step: what came out, and by slot the names of the processors that failed there."""
+
+    results: list[ShadowRows] = field(default_factory=list)
+    failed: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class _Shadow:
+    """A processor with an instance of its own for those who want it in shadow.
+
+    In a step, `rests` says that it is out of service, `broken` that it failed as a whole, `failed` where it did.
+    """
+
+    entry: ChainEntry
+    group: ChainGroup
+    stats: ShadowStats
+    faults_since_reset: int = 0
+    failed: set[int] = field(default_factory=set)
+    broken: bool = False
+    rests: bool = False
+    followed: bool = False
+
+    @property
+    def needs_update(self) -> bool:
+        """Once more when the last request has left: an instance with a state has to hear of it."""
+        return bool(self.group.slots) or self.followed
+
+
+class ShadowChain:
+    """Follows requests through slots as the chain does; requests without shadows have no state here.
+
+    Processors are built when a request first wants them, those that the operator put into shadow at once. A fault ends
+    no request: it is counted, and repeated ones put the processor out of service here until it is reset.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, DeclaredProcessor],
+        fd_config: FDConfig,
+        stats: Mapping[str, ProcessorStats],
+        limit: TimeLimit,
+    ) -> None:
+        self._declared = declared
+        self._fd_config = fd_config
+        self._policy = fd_config.structured_outputs_config
+        self._stats = stats
+        self._limit = limit
+        self._shadows: dict[str, _Shadow] = {}
+        for name in self._policy.shadow:
+            self._shadows[name] = self._build(name)
+
+    @property
+    def argmax_invariant(self) -> dict[str, bool]:
+        """What the processors that the operator put into shadow say of themselves."""
+        return {name: not self._shadows[name].entry.changes_argmax for name in self._policy.shadow}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a processor has to hear of this step."""
+        return any(shadow.needs_update for shadow in self._shadows.values())
+
+    def enter(self, slot: int, selection: Selection) -> None:
+        """A request takes a slot."""
+        for name in selection.shadow:
+            shadow = self._shadow_of(name)
+            if shadow is not None:
+                shadow.group.enter(slot, selection.in_shadow())
+                shadow.stats.requests += 1
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty again."""
+        for shadow in self._shadows.values():
+            if slot in shadow.group.slots:
+                shadow.group.leave(slot)
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Let them read the slots; once before each step that samples."""
+        for shadow in self._shadows.values():
+            shadow.failed, shadow.broken, shadow.rests = set(), False, shadow.stats.state == QUARANTINED
+            if not shadow.needs_update or shadow.rests:
+                continue
+            shadow.followed = bool(shadow.group.slots)
+            shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
+            shadow.entry.step_seconds = 0.0
+            try:
+                with self._limit:
+                    shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
+            except RowErrors as error:
+                self._count_rows(shadow, error)
+            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+                self._count_whole(shadow, error)
+
+    def apply(self, logits: Tensor, slots: NDArray[np.int64], *, all_greedy: bool) -> ShadowStep:
+        """What each makes of copies of its rows of logits [rows, vocab_size], row r being slot `slots[r]`."""
+        step = ShadowStep()
+        for shadow in self._shadows.values():
+            if shadow.rests or not shadow.group.slots:
+                continue
+            own = shadow.group.active_slots()
+            if not own.size:
+                continue
+            result = None if shadow.broken else self._apply_one(shadow, logits, slots, own, all_greedy=all_greedy)
+            if result is not None:
+                step.results.append(result)
+            for slot in own.tolist() if shadow.broken else sorted(shadow.failed):
+                step.failed.setdefault(slot, []).append(shadow.entry.name)
+            self._check_time(shadow)
+            shadow.stats.seconds = shadow.entry.stats.seconds
+        return step
+
+    def count(self, name: str, *, tokens: int, changed: int) -> None:
+        """A processor was tried on so many tokens, and would have changed some of them."""
+        self._shadows[name].stats.tokens += tokens
+        self._shadows[name].stats.changed += changed
+
+    def reset(self, name: str) -> None:
+        """Put a processor back into service."""
+        if name in self._shadows:
+            self._shadows[name].stats.state = OK
+            self._shadows[name].faults_since_reset = 0
+
+    def _build(self, name: str) -> _Shadow:
+        # Its counters are not those of the instance in the chain.
+        entry = ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name))
+        return _Shadow(entry, ChainGroup([entry]), self._stats[name].shadow)
+
+    def _shadow_of(self, name: str) -> _Shadow | None:
+        if name not in self._shadows:
+            try:
+                self._shadows[name] = self._build(name)
+            except RuntimeError as error:
+                stats = self._stats[name].shadow
+                stats.faults, stats.last_error = stats.faults + 1, str(error)
+                logger.error("in shadow: %s", error)
+                return None
+        return self._shadows[name]
+
+    def _apply_one(
+        self,
+        shadow: _Shadow,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        own: NDArray[np.int64],
+        *,
+        all_greedy: bool,
+    ) -> ShadowRows | None:
+        import paddle
+
+        rows = np.searchsorted(slots, own)
+        if all_greedy and not shadow.entry.changes_argmax:
+            return ShadowRows(shadow.entry.name, own, rows, None)
+        copies = paddle.gather(logits, paddle.to_tensor(rows))
+        try:
+            with self._limit:
+                copies = shadow.entry.apply(copies)
+        except RowErrors as error:
+            # The other rows were processed in place.
+            self._count_rows(shadow, error)
+        except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+            self._count_whole(shadow, error)
+            return None
+        kept = [place for place, slot in enumerate(own.tolist()) if slot not in shadow.failed]
+        if len(kept) < len(own):
+            if not kept:
+                return None
+            copies, own, rows = paddle.gather(copies, paddle.to_tensor(kept)), own[kept], rows[kept]
+        return ShadowRows(shadow.entry.name, own, rows, copies)
+
+    def _count_rows(self, shadow: _Shadow, error: RowErrors) -> None:
+        active: Sequence[int] = shadow.group.active_slots().tolist()
+        for row, cause in error.by_row.items():
+            if active[row] not in shadow.failed:
+                shadow.failed.add(active[row])
+                self._count(shadow, f"{type(cause).__name__}: {cause}", cause)
+
+    def _count_whole(self, shadow: _Shadow, error: Exception) -> None:
+        shadow.broken = True
+        self._count(shadow, f"{type(error).__name__}: {error}", error)
+        try:
+            shadow.entry.rebuild()
+        except RuntimeError as second:
+            self._put_out_of_service(shadow, str(second))
+
+    def _check_time(self, shadow: _Shadow) -> None:
+        if shadow.entry.step_seconds > self._policy.time_budget > 0:
+            seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
+            self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
+
+    def _count(self, shadow: _Shadow, what: str, error: Exception | None = None) -> None:
+        reason = f"logits processor {shadow.entry.name} failed in shadow: {what}"
+        logger.error("%s", reason, exc_info=error)
+        shadow.stats.faults += 1
+        shadow.stats.last_error = reason
+        shadow.faults_since_reset += 1
+        if shadow.faults_since_reset >= self._policy.max_faults > 0:
+            self._put_out_of_service(shadow, reason)
+
+    def _put_out_of_service(self, shadow: _Shadow, reason: str) -> None:
+        if shadow.stats.state == OK:
+            logger.error("logits processor %s runs no more in shadow until it is reset", shadow.entry.name)
+        shadow.stats.state = QUARANTINED
+        shadow.stats.last_error = reason

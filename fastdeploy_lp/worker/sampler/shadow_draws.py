@@ -1,0 +1,56 @@
+"""What would have been sampled from the logits of processors in shadow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain, ShadowRows, ShadowStep
+from fastdeploy_lp.messages import ShadowTokens
+from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+
+
+class ShadowDraws(DrawWatcher):
+    """Draws again, with the very numbers of the real draw, from each processor's copies of its rows.
+
+    When all is read, `tokens` has by slot what each processor in shadow would have made of the token.
+    """
+
+    def __init__(self, ops: RowOps, chain: ShadowChain, step: ShadowStep) -> None:
+        self._ops = ops
+        self._chain = chain
+        self._results = step.results
+        self.tokens: dict[int, ShadowTokens] = {slot: dict.fromkeys(names) for slot, names in step.failed.items()}
+
+    def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - copies of our own
+        """Penalties and bans work on the copies as well."""
+        for result in self._results:
+            if result.logits is not None:
+                edits.apply(result.logits, result.slots)
+
+    def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - copies of our own
+        """A token for each row of the copies."""
+        return [
+            self._ops.draw(result.logits, draws.of(result.rows), guard=True)
+            for result in self._results
+            if result.logits is not None
+        ]
+
+    def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
+        """Count what would have been another token; a row from which nothing could be sampled is not counted."""
+        for result in self._results:
+            real = tokens[result.rows]
+            others = real if result.logits is None else next(read).astype(real.dtype)
+            self._tell(result, real, others)
+
+    def _tell(self, result: ShadowRows, real: Int64s, others: Int64s) -> None:
+        for slot, other in zip(result.slots.tolist(), others.tolist(), strict=True):
+            self.tokens.setdefault(slot, {})[result.name] = other
+        sampled = real >= 0
+        changed = int((sampled & (real != others)).sum())
+        self._chain.count(result.name, tokens=int(sampled.sum()), changed=changed)

@@ -1,0 +1,189 @@
+"""One step's traced rows: a copy of them behind each stage, and what is told of the copies."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
+from fastdeploy_lp.messages import StageNumbers, StageTrace
+from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
+from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+
+FINAL = "final"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """`place`: where among the kept rows the copy is; None for a stage that has none."""
+
+    name: str
+    kind: str
+    status: str
+    seconds: float
+    place: int | None
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How much had been told: of each slot, and how many tensors and rows had been kept."""
+
+    told: dict[int, int]
+    tensors: int
+    rows: int
+
+
+class StepTrace(ChainTrace, DrawWatcher):
+    """Keeps copies of the traced rows, and nothing of the others.
+
+    rows: by slot, ascending, which row of the step's logits is traced. counts: by slot, how many most likely tokens are
+    told. When all is read, `stages` has the stages of each slot.
+    """
+
+    def __init__(self, ops: RowOps, rows: Mapping[int, int], counts: Mapping[int, int]) -> None:
+        self._ops = ops
+        self._rows = rows
+        self._counts = counts
+        self._told: dict[int, list[_Stage]] = {slot: [] for slot in rows}
+        self._kept: list[Tensor] = []
+        # Of each kept row its slot, and the slot's row before it.
+        self._slots: list[int] = []
+        self._before: list[int] = []
+        self._chain_began: _Mark | None = None
+        self.stages: dict[int, list[StageTrace]] = {}
+        self.start_clock()
+
+    @property
+    def slots(self) -> list[int]:
+        """As the chain wants to know."""
+        return list(self._rows)
+
+    def start_clock(self) -> None:
+        """What comes now belongs to the next stage."""
+        self._began = time.perf_counter()
+
+    def keep(self, name: str, kind: str, logits: Tensor, slots: Sequence[int] | None = None) -> None:
+        """These slots, or all that are traced, have passed a stage that left logits [rows, vocab_size] behind."""
+        seconds = time.perf_counter() - self._began
+        slots = self.slots if slots is None else slots
+        if slots:
+            rows = np.array([self._rows[slot] for slot in slots], np.int64)
+            self._put(name, kind, slots, _copies(logits, rows), seconds)
+        self.start_clock()
+
+    def was_processed(self, slot: int) -> bool:
+        """Whether a processor has run on the slot's row."""
+        return any(stage.kind == PROCESSOR and stage.status == RAN for stage in self._told[slot])
+
+    def restart(self) -> None:
+        """The chain begins; what was told of it before is void."""
+        if self._chain_began is None:
+            told = {slot: len(stages) for slot, stages in self._told.items()}
+            self._chain_began = _Mark(told, len(self._kept), len(self._slots))
+            return
+        mark = self._chain_began
+        for slot, stages in self._told.items():
+            del stages[mark.told[slot] :]
+        del self._kept[mark.tensors :], self._slots[mark.rows :], self._before[mark.rows :]
+
+    def ran(self, name: str, slots: Sequence[int], rows: Int64s, logits: Tensor, seconds: float) -> None:
+        """Copy the rows that a processor has left behind."""
+        self._put(name, PROCESSOR, slots, _copies(logits, rows), seconds)
+
+    def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
+        """Tell so."""
+        for slot in slots:
+            self._told[slot].append(_Stage(name, PROCESSOR, status, 0.0, None))
+
+    def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - those of this step
+        """Copy the rows that penalties and bans work on."""
+        self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if edits.works_on(slot)])
+
+    def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:
+        """Compute what is told, on the device; a greedy row's last stage follows from the one before."""
+        seconds = time.perf_counter() - self._began
+        random = [slot for slot, row in self._rows.items() if draws.temperature[row] > 0]
+        if random:
+            rows = np.array([self._rows[slot] for slot in random], np.int64)
+            self._put(FINAL, SAMPLING, random, self._ops.filtered(_copies(logits, rows), draws.of(rows)), seconds)
+        for slot in self._rows:
+            if slot not in random:
+                self._told[slot].append(_Stage(FINAL, SAMPLING, RAN, seconds, None))
+        kept = self._kept[0] if len(self._kept) == 1 else paddle.concat(self._kept)
+        self._kept = []
+        rows = np.array([self._rows[slot] for slot in self._slots], np.int64)
+        top = self._ops.logprobs(kept, _copies(tokens, rows), max(self._counts.values()), normalize=False)
+        found = self._ops.compare(kept, np.array(self._before, np.int64))
+        numbers = [found.log_sums, found.entropies, found.moved, found.most_likely]
+        return [top.values, top.tokens, top.ranks, *numbers]
+
+    def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
+        """Put the stages together."""
+        columns = [next(read).tolist() for _ in range(7)]
+        rows = list(zip(*columns, strict=True))
+        for slot, stages in self._told.items():
+            told = self.stages[slot] = []
+            for stage in stages:
+                numbers = None
+                if stage.place is not None:
+                    numbers = _numbers(self._counts[slot], *rows[stage.place])
+                elif stage.kind == SAMPLING:
+                    numbers = _greedy(int(tokens[self._rows[slot]]), _last(told))
+                told.append(StageTrace(stage.name, stage.kind, stage.status, stage.seconds, numbers))
+
+    def _put(self, name: str, kind: str, slots: Sequence[int], copies: Tensor, seconds: float) -> None:
+        self._kept.append(copies)
+        for slot in slots:
+            places = [stage.place for stage in self._told[slot] if stage.place is not None]
+            self._before.append(places[-1] if places else -1)
+            self._told[slot].append(_Stage(name, kind, RAN, seconds, len(self._slots)))
+            self._slots.append(slot)
+
+
+def _copies(tensor: Tensor, rows: Int64s) -> Tensor:
+    return paddle.gather(tensor, paddle.to_tensor(rows))
+
+
+def _numbers(
+    count: int,
+    values: list[float],
+    tokens: list[float],
+    rank: float,
+    log_sum: float,
+    entropy: float,
+    moved: float,
+    most_likely: float,
+) -> StageNumbers:
+    """Of one row, whose chosen token stands before the most likely ones; those that are ruled out are none."""
+    top = [(int(token), value) for token, value in zip(tokens[1 : count + 1], values[1:], strict=False)]
+    top = [(token, value) for token, value in top if value > -math.inf]
+    return StageNumbers(
+        token_ids=[token for token, _ in top],
+        logits=[value for _, value in top],
+        log_sum=log_sum,
+        entropy=entropy,
+        moved=moved,
+        most_likely=int(most_likely),
+        logit=values[0],
+        rank=int(rank),
+    )
+
+
+def _last(told: Sequence[StageTrace]) -> StageNumbers:
+    return next(stage.numbers for stage in reversed(told) if stage.numbers is not None)
+
+
+def _greedy(token: int, before: StageNumbers) -> StageNumbers:
+    """All of the probability on the token that is taken."""
+    moved = 1.0 - math.exp(before.logit - before.log_sum)
+    return StageNumbers([token], [before.logit], before.logit, 0.0, moved, token, before.logit, 1)

@@ -97,7 +97,7 @@ class CompiledRowOps(RowOps):
         log_sums, entropies, moved = (paddle.empty([rows], "float64") for _ in range(3))
         most_likely = paddle.empty([rows], "int64")
         self._library.fdlp_compare_rows(
-            *(logits.data_ptr(), rows, size, *_addresses(before)),
+            *(logits.data_ptr(), rows, size, *addresses(before)),
             *(each.data_ptr() for each in (scratch, log_sums, entropies, moved, most_likely)),
         )
         return RowDistributions(log_sums, entropies, moved, most_likely)

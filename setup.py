@@ -84,6 +84,7 @@ setup(
     packages=find_packages(include=["fastdeploy_lp", "fastdeploy_lp.*"]),
     package_data={
         "fastdeploy_lp": ["py.typed"],
+        "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
         "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"],
     },

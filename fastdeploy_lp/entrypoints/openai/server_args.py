@@ -37,6 +37,9 @@ class ServerArgs:
             "metavar": "KEY",
         },
     )
+    playground: bool = field(
+        default=False, metadata={"help": "serve a page at /playground to try processors, and one with metrics"}
+    )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
     allow_extra_fields: bool = field(
         default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}

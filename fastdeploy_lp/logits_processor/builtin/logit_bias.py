@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
@@ -42,7 +42,9 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
 MAX_ENTRIES = 4096
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
-TokenId = Annotated[int, AfterValidator(_in_vocabulary)]
+# Forms made from a schema let people look a token up where one is wanted.
+TOKEN_FORMAT = {"format": "token-id"}
+TokenId = Annotated[int, AfterValidator(_in_vocabulary), WithJsonSchema({"type": "integer", **TOKEN_FORMAT})]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
 
 
@@ -51,7 +53,14 @@ class LogitBiasParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_ENTRIES), AfterValidator(_leaves_one)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenId, Bias],
+            Field(max_length=MAX_ENTRIES, json_schema_extra={"propertyNames": {**TOKEN_FORMAT, "pattern": "^[0-9]+$"}}),
+            AfterValidator(_leaves_one),
+        ]
+        | None
+    ) = None
 
 
 class LogitBiasLogitsProcessor(LogitsProcessor):

@@ -17,15 +17,19 @@ OPEN_PATHS = ("/health", "/ping")
 
 
 class AuthenticationMiddleware:
-    """Lets a request pass that brings one of the keys as `Authorization: Bearer KEY`; the others get a 401."""
+    """Lets a request pass that brings one of the keys as `Authorization: Bearer KEY`; the others get a 401.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    `open_paths`: what is answered without a key, with all that lies below.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Sequence[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check HTTP requests; CORS preflights never carry a key."""
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _is_open(scope) or self._has_key(scope):
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         info = ErrorInfo(
@@ -35,6 +39,10 @@ class AuthenticationMiddleware:
         )
         await error_response(401, info, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
+    def _is_open(self, scope: Scope) -> bool:
+        path = route_path(scope)
+        return any(path == open_path or path.startswith(f"{open_path}/") for open_path in self._open_paths)
+
     def _has_key(self, scope: Scope) -> bool:
         header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
@@ -42,11 +50,6 @@ class AuthenticationMiddleware:
         # All of them, always: how long this takes must not tell which one nearly fitted.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == b"bearer" and any(fits)
-
-
-def _is_open(scope: Scope) -> bool:
-    path = route_path(scope)
-    return any(path == open_path or path.startswith(f"{open_path}/") for open_path in OPEN_PATHS)
 
 
 def _digest(key: bytes) -> bytes:

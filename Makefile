@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-clients lint types bench-smoke clean
+.PHONY: help serve test test-clients test-browser screenshots lint types bench-smoke clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -48,6 +48,20 @@ test-clients: $(VENV)/dev.done $(VENV)/clients.done $(if $(NPM),$(VENV)/npm.done
 	FASTDEPLOY_LP_NEEDED_CLIENTS="python $(if $(NPM),npm)" $(BIN)/python -m pytest \
 	    tests/clients/test_frameworks.py tests/clients/test_node_client.py $(PYTEST_ARGS)
 
+# The checks of accessibility are axe's, which comes from npm.
+$(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/dev.done
+	npm ci --silent --no-audit --no-fund --prefix tests/entrypoints/playground/node
+	@touch $@
+
+# Debian: apt-get install chromium chromium-driver npm. `make test` leaves these tests out where that is missing.
+BROWSER_TESTS := tests/entrypoints/playground
+test-browser: $(VENV)/dev.done $(VENV)/axe.done ## test the playground in Chromium, which has to be installed
+	FASTDEPLOY_LP_NEEDS_BROWSER=1 $(BIN)/python -m pytest $(BROWSER_TESTS) $(PYTEST_ARGS)
+
+screenshots: $(VENV)/dev.done ## take the pictures of docs/images again
+	FASTDEPLOY_LP_NEEDS_BROWSER=1 FASTDEPLOY_LP_SCREENSHOTS=docs/images $(BIN)/python -m pytest \
+	    $(BROWSER_TESTS)/test_screenshots.py $(PYTEST_ARGS)
+
 lint: $(VENV)/dev.done ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,4 +73,4 @@ bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that th
 	$(BIN)/python benchmarks/smoke.py
 
 clean: ## remove the environment and caches of tools
-	rm -rf $(VENV) tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) tests/clients/node/node_modules tests/entrypoints/playground/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

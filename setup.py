@@ -47,6 +47,7 @@ EXTRAS = {
         "pytest>=8.3",
         "ruff>=0.9",
         "schemathesis>=4",
+        "selenium>=4.40",
         # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.
         "torch==2.13.0",
         "transformers>=5",

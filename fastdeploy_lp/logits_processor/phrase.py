@@ -145,4 +145,6 @@ PhraseForms = Annotated[
 Marker = Annotated[
     list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[_Token] | list[list[_Token]])
 ]
-SentenceEnds = Annotated[list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | _Token])]
+SentenceEnds = Annotated[
+    list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | _Token])
+]

@@ -25,8 +25,8 @@ from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
-from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 

@@ -43,6 +43,9 @@ export class Answer {
   /** Nothing more will come. */
   finish() {
     this.element.setAttribute("aria-busy", "false");
+    // The token that ends an answer is no part of its text.
+    const last = this.traces.at(-1);
+    if (last && !this.text.endsWith(last.token)) this.chips.at(-1).classList.add("special");
     this.status.replaceChildren(...this._summary().flatMap((part, index) => (index ? [" · ", part] : [part])));
   }
 

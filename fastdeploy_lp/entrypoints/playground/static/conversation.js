@@ -179,11 +179,12 @@ export class Conversation {
 
   _settle() {
     const runs = Boolean(this.abort);
+    const waited = document.activeElement === this.stop;
     this.stop.hidden = !runs;
     this.send.hidden = runs;
     this.again.disabled = runs || this.turns.length === 0;
     this.clear.disabled = !runs && this.turns.length === 0;
     if (runs) this.stop.focus();
-    else if (document.activeElement === document.body) this.message.focus({ preventScroll: true });
+    else if (waited || document.activeElement === document.body) this.message.focus({ preventScroll: true });
   }
 }

@@ -72,7 +72,7 @@ export class Field {
   }
 
   _mark() {
-    return this.spec.required ? h("span", { class: "required" }, " needed") : null;
+    return this.spec.required && this.spec.mark !== false ? h("span", { class: "required" }, " needed") : null;
   }
 
   _describe(node) {

@@ -200,7 +200,7 @@ export class MapField extends Field {
   _add(key, value) {
     const schema = this.spec.schema.additionalProperties;
     const label = h("span", {}, this.ofTokens ? [tokenName(this.spec.server, Number(key)), ` ${key}`] : key);
-    const field = this.newField({ ...this.spec, schema: schema === true ? {} : schema, label, hint: "", required: true });
+    const field = this.newField({ ...this.spec, schema: schema === true ? {} : schema, label, hint: "", required: true, mark: false });
     if (value !== undefined) field.value = value;
     const entry = { key, field };
     const remove = () => {

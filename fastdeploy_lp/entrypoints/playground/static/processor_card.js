@@ -45,7 +45,7 @@ export class ProcessorCard {
   }
 
   open() {
-    this.details.open = true;
+    this._unfold(true);
   }
 
   check() {
@@ -92,7 +92,13 @@ export class ProcessorCard {
     this.down = moveButton(info.name, "down", "↓");
     this.place = h("span", { class: "place" });
     const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, info.state);
-    const summary = h("summary", {}, h("span", { class: "processor-name" }, info.name), quarantined);
+    this.disclosure = h(
+      "button",
+      { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
+      ...shortened(info.name),
+      quarantined,
+    );
+    this.disclosure.addEventListener("click", () => this._unfold(this.folded.hidden));
     this.body = h(
       "div",
       { class: "card-body" },
@@ -103,12 +109,18 @@ export class ProcessorCard {
       "div",
       { class: "check" },
       this.shadow,
-      h("label", { for: this.shadow.id }, "In shadow: count what it would change, and change nothing"),
+      h("label", { for: this.shadow.id }, "Shadow: count what it would change"),
     );
     this.shadow.addEventListener("change", () => this._edited());
     const moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
-    this.details = h("details", {}, summary, this.error, this.body, shadow, moves);
-    this.element = h("li", { class: "processor", dataset: { name: info.name } }, this.handle, this.place, this.details, this.toggle);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, moves);
+    const head = [this.handle, this.place, this.disclosure, this.toggle];
+    this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
+  }
+
+  _unfold(open) {
+    this.folded.hidden = !open;
+    this.disclosure.setAttribute("aria-expanded", String(open));
   }
 }
 
@@ -143,6 +155,13 @@ class OpenForm {
   get tokenMap() {
     return undefined;
   }
+}
+
+/** The part of a name that tells processors apart, and the one that most of them share. */
+function shortened(name) {
+  const shared = "LogitsProcessor";
+  if (!name.endsWith(shared) || name === shared) return [h("b", {}, name)];
+  return [h("b", {}, name.slice(0, -shared.length)), h("wbr"), h("span", { class: "small" }, shared)];
 }
 
 function moveButton(name, direction, sign) {

@@ -14,11 +14,17 @@ export function sparkline(values, label, most) {
     .map((value, index) => (value === undefined ? null : `${(index * step).toFixed(1)},${(HEIGHT - 1 - (value / top) * (HEIGHT - 2)).toFixed(1)}`))
     .filter(Boolean);
   const picture = svg("svg", { class: "sparkline", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
+  picture.append(line(`0,${HEIGHT - 0.5} ${WIDTH},${HEIGHT - 0.5}`, 0.3));
   if (points.length < 2) return picture;
   const first = points[0].split(",")[0];
   picture.append(
     svg("polygon", { points: `${first},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`, fill: "currentColor", opacity: "0.15" }),
-    svg("polyline", { points: points.join(" "), fill: "none", stroke: "currentColor", "stroke-width": "1.5", "vector-effect": "non-scaling-stroke" }),
+    line(points.join(" "), 1),
   );
   return picture;
+}
+
+function line(points, opacity) {
+  const stroke = { stroke: "currentColor", "stroke-width": "1.5", "vector-effect": "non-scaling-stroke" };
+  return svg("polyline", { points, fill: "none", opacity: String(opacity), ...stroke });
 }

@@ -48,10 +48,10 @@ export class TokenPicker {
 
   _button(token) {
     const choose = () => {
-      this.picked(token);
       this.input.value = "";
       this.found.replaceChildren();
       this.input.focus();
+      this.picked(token);
     };
     return h("button", { type: "button", class: "token-choice", onclick: choose }, quoted(token.text), ` ${token.id}`);
   }

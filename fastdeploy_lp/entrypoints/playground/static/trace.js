@@ -33,6 +33,7 @@ function processorStages(trace) {
 /** A share of 1 as a percentage that is short and never says 0 or 100 of something in between. */
 export function percent(share) {
   const value = share * 100;
+  if (value === 0) return "0 %";
   if (value > 0 && value < 0.01) return "<0.01 %";
   if (value < 100 && value > 99.99) return ">99.99 %";
   return `${value.toFixed(value < 1 ? 2 : 1)} %`;

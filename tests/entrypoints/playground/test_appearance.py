@@ -55,6 +55,16 @@ def test_axe_finds_no_serious_fault(blank: Page, served: ServerProcess, scheme: 
     assert overflow(page) == 0
 
 
+def test_axe_is_not_blind(page: Page) -> None:
+    page.driver.execute_script(
+        "const faint = document.querySelector('#reorder-help');"
+        "faint.style.color = '#ddd'; faint.style.background = '#fff';"
+        "document.querySelector('label[for=system]').remove(); document.getElementById('system').hidden = false;"
+        "for (const panel of document.querySelectorAll('details.panel')) panel.open = true;"
+    )
+    assert {fault["id"] for fault in page.faults()} == {"color-contrast", "label"}
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault_in_the_metrics(blank: Page, served: ServerProcess, scheme: str, size: str) -> None:

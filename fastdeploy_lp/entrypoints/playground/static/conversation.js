@@ -6,6 +6,7 @@ import { h } from "./element.js";
 import { ServerError } from "./server.js";
 
 const SEEDS = 2 ** 31;
+const NEAR = 60;
 
 export class Conversation {
   /**
@@ -86,7 +87,6 @@ export class Conversation {
   }
 
   reset() {
-    this.abort?.abort();
     this.inspector.close();
     this.turns = [];
     this.log.replaceChildren(this.welcome);
@@ -139,17 +139,31 @@ export class Conversation {
     try {
       for await (const chunk of this.server.chat(body, this.abort.signal)) {
         began = true;
+        const follows = this._isAtItsEnd();
         answer.take(chunk);
+        if (follows) this.log.scrollTop = this.log.scrollHeight;
       }
     } catch (error) {
       if (error.name === "AbortError") answer.stopped();
       else if (!(error instanceof ServerError)) throw error;
-      else if (!began) return error;
-      else answer.fail(error.message);
+      else if (began) answer.fail(error.message);
+      else return this._giveUp(error);
     } finally {
       answer.finish();
     }
     return null;
+  }
+
+  /** What is refused once need not be answered in the other half. */
+  _giveUp(error) {
+    this.abort.abort();
+    return error;
+  }
+
+  /** Whether the last lines are being read, and not earlier ones. */
+  _isAtItsEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.log;
+    return scrollHeight - scrollTop - clientHeight < NEAR;
   }
 
   _keep(turn, answers) {
@@ -183,7 +197,7 @@ export class Conversation {
     this.stop.hidden = !runs;
     this.send.hidden = runs;
     this.again.disabled = runs || this.turns.length === 0;
-    this.clear.disabled = !runs && this.turns.length === 0;
+    this.clear.disabled = runs || this.turns.length === 0;
     if (runs) this.stop.focus();
     else if (waited || document.activeElement === document.body) this.message.focus({ preventScroll: true });
   }

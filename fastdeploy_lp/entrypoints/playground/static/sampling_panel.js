@@ -15,7 +15,7 @@ const FIELDS = [
   { name: "frequency_penalty", schema: { type: "number", minimum: -2, maximum: 2 }, hint: "-2 to 2" },
 ];
 const STOP = { name: "stop", schema: {}, hint: "one text a line; the answer ends before it" };
-const TOP_K = { name: "top_k of the trace", schema: { type: "integer", minimum: 1, maximum: 20 }, value: 8, hint: "tokens shown, 1 to 20" };
+const TOP_K = { name: "top_k of the trace", schema: { type: "integer", minimum: 1, maximum: 20 }, value: 8, hint: "1 to 20 at each stage" };
 const TRACE = "logits_processors_trace";
 
 export class SamplingPanel {

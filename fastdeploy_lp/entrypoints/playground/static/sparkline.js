@@ -16,9 +16,9 @@ export function sparkline(values, label, most) {
   const picture = svg("svg", { class: "sparkline", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   picture.append(line(`0,${HEIGHT - 0.5} ${WIDTH},${HEIGHT - 0.5}`, 0.3));
   if (points.length < 2) return picture;
-  const first = points[0].split(",")[0];
+  const [first, last] = [points[0], points.at(-1)].map((point) => point.split(",")[0]);
   picture.append(
-    svg("polygon", { points: `${first},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`, fill: "currentColor", opacity: "0.15" }),
+    svg("polygon", { points: `${first},${HEIGHT} ${points.join(" ")} ${last},${HEIGHT}`, fill: "currentColor", opacity: "0.15" }),
     line(points.join(" "), 1),
   );
   return picture;

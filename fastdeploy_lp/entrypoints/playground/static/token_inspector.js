@@ -151,7 +151,7 @@ function factsOf(stage) {
   facts.push(`entropy ${(stage.entropy ?? 0).toFixed(2)}`);
   if (stage.kind === "processor") facts.push(`${(stage.seconds * 1e6).toFixed(0)} µs`);
   if (stage.flipped) facts.push("flips the top token");
-  return facts.join(" · ");
+  return facts.flatMap((fact, index) => [index ? " · " : "", h("span", { class: "fact" }, fact)]);
 }
 
 function bar(entry, isSampled) {

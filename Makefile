@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-clients test-browser screenshots lint types bench-smoke clean
+.PHONY: help serve test test-long test-clients test-browser screenshots lint types bench-smoke gpu-check clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -30,6 +30,9 @@ serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcess
 
 test: $(VENV)/dev.done ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: $(VENV)/dev.done ## run the tests that take many minutes
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # Clients that are no part of our own environment: they ask for versions of their own.
 $(VENV)/clients.done: tests/clients/requirements.txt | $(VENV)/dev.done
@@ -71,6 +74,9 @@ types: $(VENV)/dev.done ## static types
 
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py
+
+gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
+	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
 
 clean: ## remove the environment and caches of tools
 	rm -rf $(VENV) tests/clients/node/node_modules tests/entrypoints/playground/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

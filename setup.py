@@ -21,6 +21,7 @@ RUNTIME = [
     "ml-dtypes>=0.5",
     "msgspec>=0.19",
     "numpy>=1.26",
+    "packaging>=23",
     "prometheus-client>=0.21",
     "pydantic>=2.12",
     "pyyaml>=6.0.2",

@@ -20,7 +20,7 @@ async def serve(model: str, port: int) -> None:
     """Until SIGTERM ends it, which uvicorn raises once more when it is done: the worker has to be stopped first."""
     signal.signal(signal.SIGTERM, lambda *_: None)
     setup = declare(model, ["LogitBiasLogitsProcessor"], {"max_num_seqs": 64})
-    engine = EngineClient(setup.fd_config, setup.declared, WorkerHandle(setup.fd_config, module="canned_worker"))
+    engine = EngineClient(setup.fd_config, setup.declared, lambda: WorkerHandle(setup.fd_config, "canned_worker"))
     await engine.start()
     try:
         app = build_app(engine, ServerArgs())

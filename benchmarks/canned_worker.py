@@ -60,6 +60,7 @@ def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> 
             elif isinstance(message, AbortRequests):
                 for request_id in message.request_ids:
                     left.pop(request_id, None)
+                socket.send(encode(StepOutputs([], len(left), 0)))
             elif isinstance(message, Shutdown):
                 break
             continue

@@ -144,6 +144,7 @@ class Reader:
         files = read_model_files(self.directory, need_tokenizer=False).weights
         with paddle.no_grad(), open_weights(files) as weights:
             self.model: CausalLM = model_class(fd_config.model_config.hf_config)(fd_config, weights)
+            self.model.initialize_cache(fd_config.cache_config.num_blocks)
         self._table = np.arange(1, fd_config.cache_config.num_blocks)
 
     def read(self, tokens: Int64Array, start: int) -> FloatArray:

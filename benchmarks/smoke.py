@@ -30,6 +30,7 @@ def main() -> int:
         ("http_overhead.py", "--smoke"),
         ("chain.py", "--smoke"),
         ("phrase_costs.py", "--smoke"),
+        ("trace_cost.py", "--smoke"),
         ("engine.py", "--smoke"),
         ("quality.py", "--smoke"),
         ("scheduler.py", "--steps", "20"),

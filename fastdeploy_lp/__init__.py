@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
+    from fastdeploy_lp.model_executor.models.registry import ModelRegistry
     from fastdeploy_lp.outputs import RequestOutput
+    from fastdeploy_lp.plugins.io_processor import IOProcessor
+    from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
     from fastdeploy_lp.pooling_params import PoolingParams
     from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
+    from fastdeploy_lp.trace_params import TraceParams
 
 # Inside another program the library speaks up only when something is wrong; the server turns this up.
 logging.getLogger(__name__).setLevel(logging.WARNING)
@@ -25,11 +29,15 @@ __all__ = [
     "EngineArgs",
     "FDConfig",
     "GuidedDecodingParams",
+    "IOProcessor",
     "LogitsProcessor",
+    "ModelRegistry",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StatLoggerBase",
+    "TraceParams",
     "__version__",
 ]
 
@@ -39,11 +47,15 @@ _HOMES = {
     "EngineArgs": "config",
     "FDConfig": "config",
     "GuidedDecodingParams": "guided_decoding.params",
+    "IOProcessor": "plugins.io_processor",
     "LogitsProcessor": "logits_processor",
+    "ModelRegistry": "model_executor.models.registry",
     "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "StatLoggerBase": "plugins.stat_logger",
+    "TraceParams": "trace_params",
 }
 
 

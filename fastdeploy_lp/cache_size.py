@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
+from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, num_parameters
+from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms import current_platform
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2}
-# What a parameter takes at most, and quantized ones while they are loaded.
-PARAMETER_BYTES = 4
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MEBIBYTE = 1 << 20
 
 
@@ -39,9 +38,14 @@ def settle_num_blocks(
             )
         return override
     wanted = 1 + max_num_seqs * per_sequence
-    bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
-    free = current_platform().free_memory()
-    weights = num_parameters(files.weights) * PARAMETER_BYTES
+    try:
+        bytes_per_block = kv_bytes_per_token(files.config, dtype) * block_size
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.directory}: {error}") from None
+    platform = current_platform()
+    free = platform.free_memory()
+    # At most, since quantized weights are loaded as others.
+    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype]
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block
@@ -54,11 +58,11 @@ def settle_num_blocks(
 
 
 def kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
-    """Bytes of keys and values that one token needs in all layers; raises ValueError for a field that is missing."""
-    try:
-        heads = int(config["num_attention_heads"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-        return 2 * int(config["num_hidden_layers"]) * kv_heads * head_dim * ELEMENT_BYTES[dtype]
-    except KeyError as error:
-        raise ValueError(f"config.json: {error.args[0]} is missing") from None
+    """Bytes of keys and values that one token needs in all layers.
+
+    Raises CheckpointError (a ValueError) for a field that is missing or no size.
+    """
+    heads = positive_int(config, "num_attention_heads")
+    kv_heads = positive_int(config, "num_key_value_heads", heads)
+    head_dim = positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads)
+    return 2 * positive_int(config, "num_hidden_layers") * kv_heads * head_dim * ELEMENT_BYTES[dtype]

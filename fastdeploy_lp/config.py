@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import ModelFiles, resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
+from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -25,18 +26,22 @@ DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
 DEFAULT_GUIDED_TIMEOUT = 5.0
 DEFAULT_GUIDED_CACHE_SIZE = 128
 DEFAULT_MAX_TRACE_TOKENS = 1024
+DEFAULT_LOG_STATS_INTERVAL = 10.0
 QUANTIZATIONS = ("w8a8", "w8a16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
+ON_WORKER_FAILURE = ("restart", "exit")
+DEFAULT_STEP_TIMEOUT = 120.0
+DEFAULT_MAX_WORKER_RESTARTS = 5
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The model that is served.
 
-    `dtype` is the element type of weights and logits, `quantization` what weights and activations are rounded to (None,
-    "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`;
-    `logprobs_mode` says which numbers requests for logprobs get, `pooling_type` how embeddings are pooled unless a
-    request says otherwise ("mean" or "last").
+    `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
+    (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
+    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
+    `skip_tokenizer_init` requests and answers are token ids.
     """
 
     model: str
@@ -50,6 +55,7 @@ class ModelConfig:
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = "raw_logprobs"
     pooling_type: str = DEFAULT_POOLING_TYPE
+    skip_tokenizer_init: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class SchedulerConfig:
 class CacheConfig:
     """The paged KV cache: `block_size` tokens a block, `num_blocks` blocks including the null block 0.
 
-    dtype: the element type of keys and values, "float32" or "float16".
+    dtype: the element type of keys and values, "float32" or "float16"; on a GPU that of the model.
+    gpu_memory_utilization: the share of the device's free memory that weights and cache may take.
     enable_prefix_caching: sequences that begin alike share blocks.
     cache_queue_port: where changes of the shared blocks are published; None for nowhere.
     """
@@ -75,6 +82,7 @@ class CacheConfig:
     cache_queue_port: int | None = None
     dtype: str = "float32"
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,20 @@ class ParallelConfig:
     """How the processes reach each other; without a port they use a private unix socket."""
 
     engine_worker_queue_port: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Which classes run the model, each named "module:Class"; None asks the platform for its own.
+
+    platform: the name of the platform that has settled the configuration; None before it has.
+    """
+
+    platform: str | None = None
+    worker_class: str | None = None
+    model_runner_class: str | None = None
+    attention_backend: str | None = None
+    communicator_class: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +125,13 @@ class StructuredOutputsConfig:
     vllm_compat: bool = False
     shadow: tuple[str, ...] = ()
     max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """Every how many seconds the engine's load is written into the log, and `log` of stat loggers called; 0: never."""
+
+    log_stats_interval: float = DEFAULT_LOG_STATS_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -136,6 +165,20 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """What follows when the worker ends, or says nothing for too long.
+
+    restart: another worker takes its place; False ends the engine. step_timeout: seconds without a word from a worker
+    that has work, after which it is ended by force; 0 for no limit. max_restarts: within a minute, before the engine
+    ends all the same.
+    """
+
+    restart: bool = False
+    step_timeout: float = DEFAULT_STEP_TIMEOUT
+    max_restarts: int = DEFAULT_MAX_WORKER_RESTARTS
+
+
+@dataclass(frozen=True)
 class FDConfig:
     """Everything a logits processor, the worker and the API process may need to know, under upstream's names."""
 
@@ -146,6 +189,9 @@ class FDConfig:
     structured_outputs_config: StructuredOutputsConfig
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     guided_decoding_config: GuidedDecodingConfig = field(default_factory=GuidedDecodingConfig)
+    supervision_config: SupervisionConfig = field(default_factory=SupervisionConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
 
 @dataclass
@@ -155,6 +201,13 @@ class EngineArgs:
     model: str = field(metadata={"group": "Model", "help": "model directory, GGUF file, or the name smollm2-135m"})
     served_model_name: str | None = field(
         default=None, metadata={"group": "Model", "help": "name in the API (default: the --model value)"}
+    )
+    skip_tokenizer_init: bool = field(
+        default=False,
+        metadata={
+            "group": "Model",
+            "help": "serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+        },
     )
     logits_processors: list[str | type] = field(
         default_factory=list,
@@ -236,7 +289,10 @@ class EngineArgs:
             "help": "let requests that begin alike share what was computed of their prompts",
         },
     )
-    block_size: int = field(default=16, metadata={"group": "KV cache", "help": "tokens in one block of the KV cache"})
+    block_size: int | None = field(
+        default=None,
+        metadata={"group": "KV cache", "help": "tokens in one block of the KV cache (default: 16; on a GPU 64)"},
+    )
     num_gpu_blocks_override: int | None = field(
         default=None,
         metadata={
@@ -332,9 +388,43 @@ class EngineArgs:
             "help": "loopback TCP port between API process and worker (default: a private unix socket)",
         },
     )
+    on_worker_failure: str | None = field(
+        default=None,
+        metadata={
+            "group": "Processes",
+            "help": "when the worker ends or hangs: restart it, or exit (default: restart; exit in LLM and run-batch)",
+            "choices": ON_WORKER_FAILURE,
+        },
+    )
+    step_timeout: float = field(
+        default=DEFAULT_STEP_TIMEOUT,
+        metadata={
+            "group": "Processes",
+            "help": "seconds that one step may take before the worker counts as hung; 0 for no limit",
+        },
+    )
+    max_worker_restarts: int = field(
+        default=DEFAULT_MAX_WORKER_RESTARTS,
+        metadata={"group": "Processes", "help": "restarts of the worker within a minute before the server ends"},
+    )
     cache_queue_port: int | None = field(
         default=None,
         metadata={"group": "KV cache", "help": "loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"},
+    )
+
+    log_stats_interval: float = field(
+        default=DEFAULT_LOG_STATS_INTERVAL,
+        metadata={
+            "group": "Plugins",
+            "help": "seconds between two lines of the log on the engine's load; 0 for none",
+        },
+    )
+    io_processor_plugin: str | None = field(
+        default=None,
+        metadata={
+            "group": "Plugins",
+            "help": "IO-processor plugin, by its entry point's name, that /pooling and LLM.encode hand data to",
+        },
     )
 
     def __post_init__(self) -> None:
@@ -350,19 +440,29 @@ class EngineArgs:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
+        if self.skip_tokenizer_init:
+            for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
         for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
+        if self.on_worker_failure is not None:
+            _require_one_of("on_worker_failure", self.on_worker_failure, ON_WORKER_FAILURE)
+        if not 0 <= self.step_timeout < math.inf:
+            raise ValueError(f"step_timeout: {self.step_timeout!r} is not allowed; it must be 0 or more seconds")
+        if not 0 <= self.log_stats_interval < float("inf"):
+            raise ValueError("log_stats_interval: must be 0 or more seconds")
         if not self.guided_decoding_timeout > 0:
             raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", *guided):
+        for name in ("max_num_seqs", "max_num_batched_tokens", *guided):
             _require_at_least(1, name, getattr(self, name))
-        for name in ("max_waiting_requests", "max_trace_tokens"):
+        for name in ("max_waiting_requests", "max_worker_restarts", "max_trace_tokens"):
             _require_at_least(0, name, getattr(self, name))
         if not isinstance(self.shadow, (list, tuple)):
             raise ValueError(f"shadow: must be a list of names, not {self.shadow!r}")
-        for name in ("max_model_len", "num_gpu_blocks_override"):
+        for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 _require_at_least(1, name, getattr(self, name))
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -374,33 +474,47 @@ class EngineArgs:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
 
     def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
-        """Find the model (converting a GGUF file once) and settle every open default.
+        """Find the model (converting a GGUF file once) and settle every open default, the platform's wishes included.
 
         Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
-        fit it.
+        fit it or the platform.
         """
-        files = resolve_model(self.model, show_progress=show_progress)
-        config = files.config
-        max_model_len = self._settle_max_model_len(int(config["max_position_embeddings"]))
+        need_tokenizer = not self.skip_tokenizer_init
+        files = resolve_model(self.model, show_progress=show_progress, need_tokenizer=need_tokenizer)
+        settled = settled_by(current_platform(), self._fd_config(files))
+        return replace(settled, cache_config=self._with_blocks(files, settled))
+
+    def _fd_config(self, files: ModelFiles) -> FDConfig:
+        limits = read_limits(files)
+        max_model_len = self._settle_max_model_len(limits.max_model_len)
         return FDConfig(
             model_config=ModelConfig(
                 model=self.model,
                 directory=str(files.directory),
                 served_model_name=self.served_model_name or self.model,
-                vocab_size=int(config["vocab_size"]),
+                vocab_size=limits.vocab_size,
                 max_model_len=max_model_len,
-                eos_token_ids=_eos_token_ids(config, files.directory),
+                eos_token_ids=limits.eos_token_ids,
+                dtype=current_platform().model_dtype,
                 quantization=self.quantization,
-                hf_config=config,
+                hf_config=files.config,
                 logprobs_mode=self.logprobs_mode,
                 pooling_type=self.pooling_type,
+                skip_tokenizer_init=self.skip_tokenizer_init,
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_waiting_requests=self.max_waiting_requests,
             ),
-            cache_config=self._cache_config(files, max_model_len),
+            cache_config=CacheConfig(
+                self.block_size or current_platform().default_block_size,
+                num_blocks=0,
+                cache_queue_port=self.cache_queue_port,
+                dtype=self._settle_kv_cache_dtype(),
+                enable_prefix_caching=self.enable_prefix_caching,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+            ),
             parallel_config=ParallelConfig(engine_worker_queue_port=self.engine_worker_queue_port),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
@@ -424,25 +538,31 @@ class EngineArgs:
                 timeout=self.guided_decoding_timeout,
                 cache_size=self.guided_decoding_cache_size,
             ),
+            supervision_config=SupervisionConfig(
+                restart=self.on_worker_failure == "restart",
+                step_timeout=self.step_timeout,
+                max_restarts=self.max_worker_restarts,
+            ),
+            observability_config=ObservabilityConfig(self.log_stats_interval),
         )
 
-    def _cache_config(self, files: ModelFiles, max_model_len: int) -> CacheConfig:
-        dtype = self._settle_kv_cache_dtype()
+    def _with_blocks(self, files: ModelFiles, settled: FDConfig) -> CacheConfig:
+        cache = settled.cache_config
         num_blocks = settle_num_blocks(
             files,
-            block_size=self.block_size,
-            max_model_len=max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            dtype=dtype,
-            override=self.num_gpu_blocks_override,
+            block_size=cache.block_size,
+            max_model_len=settled.model_config.max_model_len,
+            max_num_seqs=settled.scheduler_config.max_num_seqs,
+            dtype=cache.dtype,
+            override=cache.num_blocks or self.num_gpu_blocks_override,
             memory_share=self.gpu_memory_utilization,
         )
-        return CacheConfig(self.block_size, num_blocks, self.cache_queue_port, dtype, self.enable_prefix_caching)
+        return replace(cache, num_blocks=num_blocks)
 
     def _settle_kv_cache_dtype(self) -> str:
         if self.kv_cache_dtype != "auto":
             return self.kv_cache_dtype
-        return "float32" if self.quantization is None else "float16"
+        return current_platform().kv_cache_dtype(self.quantization)
 
     def _settle_max_model_len(self, model_limit: int) -> int:
         if self.max_model_len is None:
@@ -450,6 +570,20 @@ class EngineArgs:
         if self.max_model_len > model_limit:
             raise ValueError(f"max_model_len: {self.max_model_len} is more than the model's own {model_limit}")
         return self.max_model_len
+
+
+def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
+    """The configuration that `check_and_update_config` of the platform makes of this one, under the platform's name.
+
+    Raises ValueError when it gives no configuration back.
+    """
+    settled = platform.check_and_update_config(fd_config)
+    if not isinstance(settled, FDConfig):
+        given = type(settled).__name__
+        raise ValueError(
+            f"platform {platform.name}: check_and_update_config returned {given}; it must return the FDConfig"
+        )
+    return replace(settled, device_config=replace(settled.device_config, platform=platform.name))
 
 
 def spec_of(given: str | type) -> str:
@@ -481,14 +615,3 @@ def _require_at_least(least: int, name: str, value: object) -> None:
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
-
-
-def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
-    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
-    eos = config.get("eos_token_id")
-    generation_config = directory / "generation_config.json"
-    if generation_config.is_file():
-        eos = json.loads(generation_config.read_text()).get("eos_token_id", eos)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)

@@ -38,7 +38,10 @@ class AddRequest(msgspec.Struct, tag=True):
 
 
 class AddPooling(msgspec.Struct, tag=True):
-    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`. Nothing is sampled."""
+    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
+
+    Nothing is sampled.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -129,7 +132,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
     `trace` is one list of stages a token, while the request is traced; `shadows` one entry a token, while processors
     run in shadow for it.
-    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these.
+    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these;
+    `pooled` has a vector for each token, [tokens, hidden_size], if it asked for "all".
     """
 
     request_id: str
@@ -163,7 +167,8 @@ class CacheStats(msgspec.Struct, array_like=True):
 class StepOutputs(msgspec.Struct, tag=True):
     """One step of the whole batch, with the load after it.
 
-    `processors` are the logits processors' counters, sent when something but their seconds has changed.
+    `processors` are the logits processors' counters, sent when something but their seconds has changed; `step_time` is
+    how many seconds the step took, 0 if the message tells of the load alone.
     """
 
     steps: list[SequenceStep]
@@ -171,6 +176,7 @@ class StepOutputs(msgspec.Struct, tag=True):
     num_waiting: int
     processors: list[ProcessorStats] | None = None
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
+    step_time: float = 0.0
 
 
 ToWorker = AddRequest | AddPooling | AbortRequests | ResetProcessor | Shutdown

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
@@ -137,17 +139,24 @@ class CompletionDelta:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """`data`, float32 [dimensions], is what a prompt's hidden states came to."""
+    """`data` is what a prompt's hidden states came to: float32 [dimensions], or [tokens, dimensions] for each token."""
 
     data: NDArray[np.float32]
 
 
+# What stands for a request's prompts: of an IO processor's request, whatever that makes of them.
+Pooled = TypeVar("Pooled", default=PoolingOutput)
+
+
 @dataclass(slots=True)
-class PoolingRequestOutput:
-    """The answer to one prompt that was pooled; `num_cached_tokens` of its tokens were found in the prefix cache."""
+class PoolingRequestOutput(Generic[Pooled]):
+    """The answer to one prompt that was pooled; `num_cached_tokens` of its tokens were found in the prefix cache.
+
+    Of data that an IO processor turned into prompts, `outputs` is the processor's answer, and there are no token ids.
+    """
 
     request_id: str
-    outputs: PoolingOutput
+    outputs: Pooled
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True

@@ -1,18 +1,24 @@
-"""What one embedding request asks for; the same class over HTTP and offline."""
+"""What one request for vectors asks for; the same class over HTTP and offline."""
 
 from __future__ import annotations
 
 import msgspec
 
 POOLING_TYPES = ("mean", "last")
+EMBED, TOKEN_EMBED = "embed", "token_embed"
+POOLING_TASKS = (EMBED, TOKEN_EMBED)
+# What the worker does for TOKEN_EMBED; nobody can ask for it as a kind of pooling, since it gives no one vector.
+TOKEN_POOLING = "all"
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How the hidden states of a prompt become one vector.
+    """How the hidden states of a prompt become one vector, or one a token.
 
-    pooling: "mean" over all tokens or "last" token; None for what the operator chose with `--pooling-type`.
+    task: "embed" gives one vector, "token_embed" one for each token of the prompt.
+    pooling: "mean" over all tokens or "last" token; None for what the operator chose with `--pooling-type`. Not with
+        "token_embed".
     dimensions: keep so many of the first numbers, at least 1; None keeps all `hidden_size`.
-    normalize: divide by the Euclidean length, after `dimensions`.
+    normalize: divide each vector by its Euclidean length, after `dimensions`.
 
     Raises ValueError naming the field and what is allowed.
     """
@@ -20,10 +26,15 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     pooling: str | None = None
     dimensions: int | None = None
     normalize: bool = True
+    task: str = EMBED
 
     def __post_init__(self) -> None:
+        if self.task not in POOLING_TASKS:
+            raise ValueError(f"task: {self.task!r} is none of {', '.join(POOLING_TASKS)}")
         if self.pooling is not None and self.pooling not in POOLING_TYPES:
             raise ValueError(f"pooling: {self.pooling!r} is none of {', '.join(POOLING_TYPES)}")
+        if self.pooling is not None and self.task == TOKEN_EMBED:
+            raise ValueError(f"pooling: the task {TOKEN_EMBED} gives the vector of each token, none is made of them")
         is_integer = isinstance(self.dimensions, int) and not isinstance(self.dimensions, bool)
         if self.dimensions is not None and not (is_integer and self.dimensions >= 1):
             raise ValueError(f"dimensions: must be an integer of at least 1, not {self.dimensions!r}")

@@ -13,18 +13,23 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import HealthCheck, settings
 from support.server import PLUGINS, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 
-# Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
-os.environ.update(current_platform().worker_environment())
 # The plugin packages that are installed for tests load only where a test asks for them.
 os.environ["FASTDEPLOY_LP_PLUGINS"] = ""
+# Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
+os.environ.update(current_platform().worker_environment())
 sys.path.append(str(PLUGINS))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")
+
+# How long an example takes is the machine's affair, and no test's.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 DATA = Path(__file__).parent / "data"
 

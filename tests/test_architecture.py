@@ -22,12 +22,14 @@ FORBIDDEN = {
     "model_executor": ["engine", "entrypoints", "worker"],
     "logits_processor": ["engine", "worker", "entrypoints", "model_executor"],
     "platforms": ["engine", "worker", "entrypoints", "model_executor"],
+    "plugins": ["engine", "worker", "entrypoints", "model_executor", "logits_processor", "platforms"],
     "checkpoint": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
     "entrypoints": ["worker", "model_executor"],
     "guided_decoding": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
     "messages.py": ["engine", "worker", "entrypoints", "model_executor"],
     "config.py": ["engine", "worker", "entrypoints", "model_executor"],
     "sampling_params.py": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
+    "stats.py": ["engine", "worker", "entrypoints", "model_executor"],
     "outputs.py": ["engine", "worker", "entrypoints", "model_executor"],
 }
 # What may be imported all the same, and from where: the builtin processors edit rows with the sampler's operators.
@@ -39,14 +41,28 @@ WITHOUT_PADDLE = (
     "messages.py",
     "sampling_params.py",
     "outputs.py",
+    "stats.py",
     "engine",
     "entrypoints",
     "guided_decoding",
     "logits_processor",
     "openai",
     "platforms",
+    "plugins",
+    "model_executor/models/registry.py",
     "checkpoint",
 )
+
+
+# Who may ask on which device it runs, and what such a question looks like.
+ASKING = ("platforms", "model_executor/layers")
+DEVICE_QUESTIONS = {
+    *("is_compiled_with_cuda", "is_compiled_with_rocm", "is_compiled_with_xpu", "is_compiled_with_custom_device"),
+    *("get_device", "device_count", "get_device_capability", "get_device_properties", "is_cuda_graph_supported"),
+    *("CPUPlace", "CUDAPlace", "CUDAPinnedPlace", "XPUPlace", "CustomPlace", "CpuPlatform", "GpuPlatform"),
+    *("is_cpu_place", "is_gpu_place", "is_cuda_pinned_place"),
+}
+DEVICES = {"cpu", "gpu", "cuda"}
 
 
 def files_below(part: str) -> list[Path]:
@@ -145,3 +161,39 @@ def test_the_api_process_starts_without_paddle_and_without_the_worker(module: st
 def test_every_module_says_what_it_is_for() -> None:
     for path in files_below("."):
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def device_questions(path: Path) -> Iterator[str]:
+    """What of the file asks which device it runs on: by a name of Paddle's or ours, or by comparing with a device."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if name in DEVICE_QUESTIONS:
+            yield name
+        if isinstance(node, ast.Compare):
+            yield from (
+                str(each.value)
+                for part in (node.left, *node.comparators)
+                for each in ast.walk(part)
+                if isinstance(each, ast.Constant) and each.value in DEVICES
+            )
+
+
+def test_only_platforms_and_layers_ask_which_device_they_run_on() -> None:
+    for path in files_below("."):
+        if not any(path.is_relative_to(PACKAGE / part) for part in ASKING):
+            assert list(device_questions(path)) == [], path
+
+
+def test_questions_about_the_device_are_seen(tmp_path: Path) -> None:
+    asking = tmp_path / "asking.py"
+    for question, what in (
+        ("paddle.is_compiled_with_cuda()", "is_compiled_with_cuda"),
+        ("logits.place.is_gpu_place()", "is_gpu_place"),
+        ("platform.name == 'gpu'", "gpu"),
+        ("name in ('cpu', 'xpu')", "cpu"),
+        ("isinstance(platform, GpuPlatform)", "GpuPlatform"),
+    ):
+        asking.write_text(question)
+        assert list(device_questions(asking)) == [what]
+    asking.write_text("platform.runs_compiled_ops and in_host_memory(logits)")
+    assert list(device_questions(asking)) == []

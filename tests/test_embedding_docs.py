@@ -9,7 +9,7 @@ import sys
 from support.server import REPOSITORY, ServerProcess, server_environment
 
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.pooling_params import EMBED, POOLING_TASKS, PoolingParams
 
 DOCUMENT = (REPOSITORY / "docs" / "embeddings.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"
@@ -52,4 +52,5 @@ def test_the_offline_program_runs() -> None:
 def test_every_field_is_documented_and_every_parameter_is_a_field() -> None:
     documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)
     assert sorted(documented) == sorted(EmbeddingRequest.model_fields)
-    assert {*PoolingParams.__struct_fields__} <= set(documented)
+    assert {*PoolingParams.__struct_fields__} - {"task"} <= set(documented)
+    assert all(f'PoolingParams(task="{task}")' in DOCUMENT for task in POOLING_TASKS if task != EMBED)

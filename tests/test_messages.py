@@ -12,6 +12,7 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
+from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
@@ -21,6 +22,8 @@ from fastdeploy_lp.messages import (
     ResetProcessor,
     SequenceStep,
     Shutdown,
+    StageNumbers,
+    StageTrace,
     StepOutputs,
     TokenLogprobs,
     ToWorker,
@@ -31,6 +34,7 @@ from fastdeploy_lp.messages import (
     encode,
 )
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+from fastdeploy_lp.trace_params import TraceParams
 
 names = st.text(st.characters(codec="utf-8"), max_size=10)
 tokens = st.integers(0, 2**31)
@@ -64,6 +68,7 @@ sampling_params = st.builds(
     allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=3),
     logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
+    logits_processors_trace=st.none() | st.builds(TraceParams, top_k=st.integers(1, 20), max_tokens=st.integers(1, 99)),
     guided_decoding=st.none() | st.builds(GuidedDecodingParams, json=st.dictionaries(names, json_values, max_size=3)),
 )
 selections = st.builds(
@@ -71,6 +76,7 @@ selections = st.builds(
     flat=arguments,
     named=st.none() | st.dictionaries(names, arguments, max_size=3),
     order=st.none() | st.lists(names, max_size=3).map(tuple),
+    shadow=st.lists(names, max_size=3).map(tuple),
 )
 to_worker = st.one_of(
     st.builds(
@@ -94,6 +100,18 @@ logprobs = st.builds(
     logprobs=st.lists(st.floats(-1e4, 0), min_size=1, max_size=3) | st.just([-math.inf]),
     rank=tokens,
 )
+numbers = st.builds(
+    StageNumbers,
+    token_ids=st.lists(tokens, max_size=3),
+    logits=st.lists(biases, max_size=3),
+    log_sum=biases,
+    entropy=biases,
+    moved=biases,
+    most_likely=tokens,
+    logit=biases,
+    rank=tokens,
+)
+stages = st.builds(StageTrace, name=names, kind=names, status=names, seconds=biases, numbers=st.none() | numbers)
 steps = st.builds(
     SequenceStep,
     request_id=names,
@@ -107,6 +125,8 @@ steps = st.builds(
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
     pooled=st.none() | st.binary(max_size=20),
+    trace=st.none() | st.lists(st.lists(stages, max_size=3), max_size=2),
+    shadows=st.none() | st.lists(st.dictionaries(names, st.none() | st.integers(-1, 2**31), max_size=3), max_size=2),
 )
 processor_stats = st.builds(
     ProcessorStats,
@@ -119,6 +139,7 @@ processor_stats = st.builds(
     slow_steps=tokens,
     skipped_greedy=tokens,
     last_error=st.none() | names,
+    shadow=st.builds(ShadowStats, tokens=tokens, changed=tokens, faults=tokens, last_error=st.none() | names),
 )
 from_worker = st.one_of(
     st.builds(

@@ -18,6 +18,7 @@ from fastdeploy_lp.entrypoints.chat.session import HELP
 from fastdeploy_lp.entrypoints.cli.chat import ChatArgs
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
 from fastdeploy_lp.entrypoints.cli.detect_watermark import WatermarkArgs
+from fastdeploy_lp.entrypoints.cli.explain import ExplainArgs
 from fastdeploy_lp.entrypoints.cli.run_batch import BatchArgs
 from fastdeploy_lp.outputs import RequestOutput
 
@@ -55,7 +56,8 @@ def test_every_field_of_an_output_is_told() -> None:
 
 
 def test_every_option_and_command_that_is_told_exists() -> None:
-    fields = {name for args in (EngineArgs, ChatArgs, BatchArgs, WatermarkArgs) for name in args.__dataclass_fields__}
+    parsed = (EngineArgs, ChatArgs, BatchArgs, ExplainArgs, WatermarkArgs)
+    fields = {name for args in parsed for name in args.__dataclass_fields__}
     options = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", COMMAND_LINE)}
     assert options - {"help", "base_url", "config"} <= fields
     named = set(re.findall(r"fastdeploy-lp ([a-z][a-z-]+)", COMMAND_LINE))

@@ -8,14 +8,14 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 # Raised whenever the converter writes something else for the same GGUF: old conversions are then not used any more.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -34,23 +34,31 @@ def cache_root() -> Path:
         raise CheckpointError("~/.cache: no home directory; set FASTDEPLOY_LP_CACHE to a directory") from error
 
 
-def converted_directory(source: Path, convert: Callable[[Path], None]) -> Path:
+def converted_directory(
+    source: Path,
+    convert: Callable[[Path], None],
+    *,
+    inputs: Sequence[Path] = (),
+    needed: Sequence[str] = CONVERTED_FILES,
+) -> Path:
     """The cached conversion of `source`, made by `convert(new_directory)` if it is not there.
+
+    inputs: the files that it depends on where `source` is a directory. needed: the files that it has.
 
     A conversion appears whole or not at all, also when several processes ask for it at the same time. Those of older
     contents of `source` stay: another process may be reading them.
 
     Raises CheckpointError when `source` cannot be read or the cache cannot be written, and what `convert` raises.
     """
-    key = _fingerprint(source)
+    key = _fingerprint(source, inputs)
     directory = cache_root() / key
-    if _is_complete(directory):
+    if _is_complete(directory, needed):
         return directory
     try:
         with _locked(directory):
             # Another process may have converted it while this one waited for the lock.
-            if not _is_complete(directory):
-                _fill(directory, source, convert)
+            if not _is_complete(directory, needed):
+                _fill(directory, lambda: _fingerprint(source, inputs), convert)
     except OSError as error:
         raise CheckpointError(
             f"{directory}: the converted model cannot be written ({error.strerror or error}); "
@@ -59,26 +67,28 @@ def converted_directory(source: Path, convert: Callable[[Path], None]) -> Path:
     return directory
 
 
-def _fingerprint(source: Path) -> str:
+def _fingerprint(source: Path, inputs: Sequence[Path]) -> str:
     """A directory name that changes when the file does.
 
     Hashing gigabytes at every start would be slow. A rewritten file has another modification time; a file put in
     place with its old time kept differs in size, in the metadata at its head, or in the weights at its tail.
     """
-    try:
-        with source.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            digest = hashlib.sha256(f"{CONVERTER_VERSION} {status.st_size} {status.st_mtime_ns} ".encode())
-            digest.update(stream.read(_SAMPLE_BYTES))
-            stream.seek(max(0, status.st_size - _SAMPLE_BYTES))
-            digest.update(stream.read(_SAMPLE_BYTES))
-    except OSError as error:
-        raise CheckpointError(f"{source}: cannot be read ({error.strerror}); give a readable GGUF file") from error
-    return f"{source.stem}-{digest.hexdigest()[:16]}"
+    digest = hashlib.sha256(f"{CONVERTER_VERSION} ".encode())
+    for path in inputs or (source,):
+        try:
+            with path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                digest.update(f"{status.st_size} {status.st_mtime_ns} ".encode())
+                digest.update(stream.read(_SAMPLE_BYTES))
+                stream.seek(max(0, status.st_size - _SAMPLE_BYTES))
+                digest.update(stream.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror}); give a readable file") from error
+    return f"{source.absolute().stem}-{digest.hexdigest()[:16]}"
 
 
-def _is_complete(directory: Path) -> bool:
-    return all((directory / name).is_file() for name in CONVERTED_FILES)
+def _is_complete(directory: Path, needed: Sequence[str]) -> bool:
+    return all((directory / name).is_file() for name in needed)
 
 
 @contextmanager
@@ -90,8 +100,8 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _fill(directory: Path, source: Path, convert: Callable[[Path], None]) -> None:
-    """Convert into a sibling and rename it into place; the caller holds the lock."""
+def _fill(directory: Path, key_now: Callable[[], str], convert: Callable[[Path], None]) -> None:
+    """Convert into a sibling and rename it into place; the caller holds the lock. `key_now` is of what is there now."""
     # The holder of the lock is alone, so what lies here was left by a process that was killed.
     for leftover in directory.parent.glob(f".{glob.escape(directory.name)}.*.partial"):
         shutil.rmtree(leftover)
@@ -99,9 +109,9 @@ def _fill(directory: Path, source: Path, convert: Callable[[Path], None]) -> Non
     partial.mkdir()
     try:
         convert(partial)
-        if _fingerprint(source) != directory.name:
+        if key_now() != directory.name:
             raise CheckpointError(
-                f"{source}: changed while it was converted; give a GGUF file that is not being written"
+                f"{directory.name}: its source changed while it was converted; give a model that is not being written"
             )
         if directory.exists():
             # Somebody took files out of it: a directory can only be renamed over an empty one.

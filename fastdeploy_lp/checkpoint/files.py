@@ -35,14 +35,15 @@ def read_model_files(directory: Path, source: Path | None = None, *, need_tokeni
     Raises CheckpointError when config.json, the weights or (unless `need_tokenizer` is false) tokenizer.json are
     missing or unreadable.
     """
-    config = _read_object(directory / "config.json")
-    weights = _find_weights(directory)
+    config = read_json_object(directory / "config.json")
+    weights = find_weights(directory)
     if need_tokenizer and not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory}: no tokenizer.json in this directory; {_LAYOUT}")
     return ModelFiles(directory, directory if source is None else source, weights, config)
 
 
-def _find_weights(directory: Path) -> tuple[Path, ...]:
+def find_weights(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files of a directory; raises CheckpointError if there are none or the index is damaged."""
     index = directory / _INDEX
     single = directory / "model.safetensors"
     if index.is_file():
@@ -59,7 +60,7 @@ def _find_weights(directory: Path) -> tuple[Path, ...]:
 
 
 def _indexed_weights(index: Path) -> tuple[Path, ...]:
-    table = _read_object(index).get("weight_map")
+    table = read_json_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index}: no weight_map; give a complete copy of the model")
     weights = []
@@ -73,12 +74,13 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
     return tuple(weights)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; raises CheckpointError naming a file that is missing or something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent}: no {path.name} in this directory; {_LAYOUT}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); give a complete copy of the model") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object; give a complete copy of the model")

@@ -50,25 +50,49 @@ _DECODER_MODEL = (
     WeightRule(LM_HEAD, "lm_head.weight", ("vocab", "hidden"), optional=True),
 )
 
-_DECODER_LAYER = tuple(
-    WeightRule(f"blk.{{n}}.{source}.weight", f"model.layers.{{n}}.{target}.weight", shape, rope_heads)
-    for source, target, shape, rope_heads in (
-        ("attn_norm", "input_layernorm", ("hidden",), None),
-        ("attn_q", "self_attn.q_proj", ("queries", "hidden"), "num_attention_heads"),
-        ("attn_k", "self_attn.k_proj", ("keys", "hidden"), "num_key_value_heads"),
-        ("attn_v", "self_attn.v_proj", ("keys", "hidden"), None),
-        ("attn_output", "self_attn.o_proj", ("hidden", "queries"), None),
-        ("ffn_norm", "post_attention_layernorm", ("hidden",), None),
-        ("ffn_gate", "mlp.gate_proj", ("inner", "hidden"), None),
-        ("ffn_up", "mlp.up_proj", ("inner", "hidden"), None),
-        ("ffn_down", "mlp.down_proj", ("hidden", "inner"), None),
+
+def _layer_weights(*, interleaved: bool = False, more: tuple[WeightRule, ...] = ()) -> tuple[WeightRule, ...]:
+    """The matrices and norms of every decoder; `interleaved`: query and key rows stand in rotated pairs."""
+    query_heads, key_heads = ("num_attention_heads", "num_key_value_heads") if interleaved else (None, None)
+    return (
+        _rule("attn_norm.weight", "input_layernorm.weight", "hidden"),
+        _rule("attn_q.weight", "self_attn.q_proj.weight", "queries", "hidden", rope_heads=query_heads),
+        _rule("attn_k.weight", "self_attn.k_proj.weight", "keys", "hidden", rope_heads=key_heads),
+        _rule("attn_v.weight", "self_attn.v_proj.weight", "keys", "hidden"),
+        _rule("attn_output.weight", "self_attn.o_proj.weight", "hidden", "queries"),
+        _rule("ffn_norm.weight", "post_attention_layernorm.weight", "hidden"),
+        _rule("ffn_gate.weight", "mlp.gate_proj.weight", "inner", "hidden"),
+        _rule("ffn_up.weight", "mlp.up_proj.weight", "inner", "hidden"),
+        _rule("ffn_down.weight", "mlp.down_proj.weight", "hidden", "inner"),
+        *more,
     )
+
+
+def _rule(source: str, target: str, *shape: str, rope_heads: str | None = None) -> WeightRule:
+    return WeightRule(f"blk.{{n}}.{source}", f"model.layers.{{n}}.{target}", shape, rope_heads)
+
+
+_QKV_BIASES = (
+    _rule("attn_q.bias", "self_attn.q_proj.bias", "queries"),
+    _rule("attn_k.bias", "self_attn.k_proj.bias", "keys"),
+    _rule("attn_v.bias", "self_attn.v_proj.bias", "keys"),
+)
+
+_QK_NORMS = (
+    _rule("attn_q_norm.weight", "self_attn.q_norm.weight", "head"),
+    _rule("attn_k_norm.weight", "self_attn.k_norm.weight", "head"),
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
-        "LlamaForCausalLM", "llama", _DECODER_MODEL, _DECODER_LAYER, config_tensors=frozenset({ROPE_FACTORS})
+        "LlamaForCausalLM",
+        "llama",
+        _DECODER_MODEL,
+        _layer_weights(interleaved=True),
+        config_tensors=frozenset({ROPE_FACTORS}),
     ),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", _DECODER_MODEL, _layer_weights(more=_QKV_BIASES)),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", _DECODER_MODEL, _layer_weights(more=_QK_NORMS)),
 }
 
 

@@ -34,6 +34,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": _shortest(file.required(_key(file, "attention.layer_norm_rms_epsilon"), float)),
         "rope_theta": theta,
         "rope_scaling": rope_scaling(file, sizes["head_dim"], theta),
+        "sliding_window": file.optional(_key(file, "attention.sliding_window"), int, None) or None,
         "tie_word_embeddings": LM_HEAD not in file.tensors,
         "bos_token_id": token_id(file, "bos_token_id"),
         "eos_token_id": _end_tokens(file),
@@ -70,6 +71,8 @@ def _sizes(file: GgufFile) -> dict[str, int]:
     kv_heads = _positive(file, "attention.head_count_kv", heads)
     head_dim = _positive(file, "attention.key_length", hidden // heads)
     rotated = _positive(file, "rope.dimension_count", head_dim)
+    if _positive(file, "attention.value_length", head_dim) != head_dim:
+        raise file.error("heads of values and of keys have different sizes, which is not supported")
     if tokens > vocabulary:
         raise file.error(f"{tokens} tokens do not fit the vocabulary of {vocabulary}")
     if heads % kv_heads:

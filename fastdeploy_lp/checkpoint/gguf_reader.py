@@ -151,6 +151,8 @@ def _read_tensor_header(cursor: _Cursor) -> _TensorHeader:
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise ValueError(f"tensor {name} has {dimensions} dimensions")
     shape = tuple(cursor.u64() for _ in range(dimensions))[::-1]
+    if 0 in shape:
+        raise ValueError(f"tensor {name} has the shape {list(shape)}")
     return _TensorHeader(name, shape, quant=cursor.u32(), offset=cursor.u64())
 
 

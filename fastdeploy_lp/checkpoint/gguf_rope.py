@@ -16,7 +16,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def rope_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """The `rope_scaling` of config.json: None, linear, or llama3.
+    """The `rope_scaling` of config.json: None, linear, llama3 or yarn.
 
     Raises CheckpointError for scaling that none of these describes.
     """
@@ -28,7 +28,25 @@ def rope_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] 
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": file.required(f"{prefix}.factor", float)}
-    raise file.error(f"rope scaling {kind!r} is not supported", "give a model with none, linear or llama3 scaling")
+    if kind == "yarn":
+        return _yarn(file, prefix)
+    raise file.error(f"rope scaling {kind!r} is not supported", "give a model with linear, llama3, yarn or no scaling")
+
+
+def _yarn(file: GgufFile, prefix: str) -> dict[str, Any]:
+    """Its attention factor is the one that follows from `factor`, as GGUF's own runtime has it."""
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        if file.optional(f"{prefix}.{name}", float, 1.0) != 1.0:
+            raise file.error(f"metadata {prefix}.{name} is not supported", "give a model with plain yarn scaling")
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": file.required(f"{prefix}.factor", float),
+        "original_max_position_embeddings": file.required(f"{prefix}.original_context_length", int),
+    }
+    for name in ("beta_fast", "beta_slow"):
+        if (value := file.optional(f"{prefix}.yarn_{name}", float, None)) is not None:
+            scaling[name] = value
+    return scaling
 
 
 def _llama3(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] | None:

@@ -12,8 +12,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from fastdeploy_lp.checkpoint.finite import is_finite
 from fastdeploy_lp.checkpoint.gguf_architecture import WeightRule, architecture_of
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
+from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
 from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
 
 
@@ -38,16 +40,6 @@ def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_pr
     bar = tqdm(weights, desc=f"Converting {file.path.name}", unit="tensor", disable=not show_progress)
     shapes = {weight.target: weight.tensor.shape for weight in weights}
     write_safetensors(path, shapes, (_dequantized(file, weight) for weight in bar))
-
-
-def undo_rope_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Reorder query or key rows [heads * head_dim, hidden] from interleaved to half-rotating rotary embedding.
-
-    The GGUF order puts the two coordinates of a rotated pair next to each other; rotate-half wants all first ones,
-    then all second ones.
-    """
-    pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
@@ -80,6 +72,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, int]:
         "inner": config["intermediate_size"],
         "queries": config["num_attention_heads"] * config["head_dim"],
         "keys": config["num_key_value_heads"] * config["head_dim"],
+        "head": config["head_dim"],
     }
 
 
@@ -95,8 +88,12 @@ def _expanded_rules(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[st
 def _dequantized(file: GgufFile, weight: _Weight) -> NDArray[np.float32]:
     tensor = weight.tensor
     try:
-        values: NDArray[np.float32] = dequantize(tensor.data, tensor.quant)
+        # A damaged scale may be a NaN, which is told with the name of its tensor.
+        with np.errstate(all="ignore"):
+            values: NDArray[np.float32] = np.asarray(dequantize(tensor.data, tensor.quant), np.float32)
     except NotImplementedError as error:
         reason = f"tensor {tensor.name} has the quantization type {tensor.quant.name}, which cannot be read"
         raise file.error(reason) from error
+    if not is_finite(values):
+        raise file.error(f"tensor {tensor.name} holds NaN or infinity")
     return values if weight.rope_heads is None else undo_rope_interleaving(values, weight.rope_heads)

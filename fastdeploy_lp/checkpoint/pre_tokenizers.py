@@ -51,12 +51,17 @@ def _digit_groups(digits: str) -> Callable[[], PreTokenizer]:
 
 
 _GPT2 = PreTokenization(_gpt2)
+_LLAMA3 = PreTokenization(_digit_groups(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenization(_digit_groups(r"\p{N}"), normalize=NFC)
 
 PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "default": _GPT2,
     "gpt-2": _GPT2,
     "gpt2": _GPT2,
-    "llama-bpe": PreTokenization(_digit_groups(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
-    "qwen2": PreTokenization(_digit_groups(r"\p{N}"), normalize=NFC),
+    "deepseek-r1-qwen": _QWEN2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN2,
     "smollm": PreTokenization(_single_digits),
 }

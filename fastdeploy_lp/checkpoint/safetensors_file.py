@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,29 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
+DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
 _ALIGNMENT = 8
 _FLOAT32_BYTES = 4
 _LENGTH_BYTES = 8
+# The format's own limit.
+_MAX_HEADER_BYTES = 100_000_000
+_INSTEAD = "give a complete copy of the model"
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a header says of one tensor: `begin` and `end` count bytes behind the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], arrays: Iterable[NDArray[np.float32]]) -> None:
@@ -37,21 +58,98 @@ def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], arrays:
 
 def num_parameters(files: Iterable[Path]) -> int:
     """Elements of all tensors in safetensors files; raises CheckpointError for a file that is none."""
-    return sum(prod(tensor["shape"]) for path in files for tensor in _read_header(path).values())
+    return sum(prod(tensor.shape) for path in files for tensor in read_header(path).values())
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def require_whole(files: Sequence[Path]) -> None:
+    """Raise CheckpointError unless every file is as long as its header says and no tensor stands in two of them."""
+    found: dict[str, Path] = {}
+    for path in files:
+        for name in read_header(path):
+            if name in found:
+                raise CheckpointError(f"{path}: tensor {name} stands in {found[name].name} as well; {_INSTEAD}")
+            found[name] = path
+
+
+def read_header(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of a safetensors file by name; their bytes are not read.
+
+    Raises CheckpointError for a file that cannot be read, for a header that is damaged, and unless the tensors fill the
+    file from the header to its end without gaps.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            # Looked at before it is read: a damaged length may be any number.
+            if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+                raise ValueError(f"a header of {length} bytes does not fit a file of {size} bytes")
+            table = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
+        if not isinstance(table, dict):
+            raise ValueError("its header is no JSON object")
+        table.pop("__metadata__", None)
+        tensors = {name: _tensor_header(name, entry) for name, entry in table.items()}
+        _require_no_gaps(tensors, size - _LENGTH_BYTES - length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error.strerror or error}; {_INSTEAD}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}; {_INSTEAD}") from None
+    return tensors
+
+
+def read_format(path: Path) -> str | None:
+    """Which framework a safetensors file says that it is for, "pt" or "pd"; None where it says nothing readable."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            if length > path.stat().st_size:
-                raise ValueError("its header is longer than the file")
-            table = json.loads(stream.read(length))
-            table.pop("__metadata__", None)
-            # Looked at here, so that a damaged header is told with the name of its file.
-            return {name: {"shape": [int(size) for size in tensor["shape"]]} for name, tensor in table.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from None
+            if length > min(os.fstat(stream.fileno()).st_size, _MAX_HEADER_BYTES):
+                return None
+            found = json.loads(stream.read(length))["__metadata__"]["format"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
+    return table
+
+
+def _tensor_header(name: str, entry: Any) -> TensorHeader:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"tensor {name} has the unknown dtype {dtype!r}")
+    if not _are_sizes(shape):
+        raise ValueError(f"tensor {name} has the shape {shape!r}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"tensor {name} has the offsets {offsets!r}")
+    needed = prod(shape) * DTYPE_BYTES[dtype]
+    if offsets[1] - offsets[0] != needed:
+        raise ValueError(f"tensor {name} has {offsets[1] - offsets[0]} bytes; {dtype} {shape} needs {needed}")
+    return TensorHeader(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _require_no_gaps(tensors: Mapping[str, TensorHeader], size: int) -> None:
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin < end:
+            raise ValueError(f"tensor {name} begins inside the one before it")
+        if tensor.begin > end:
+            raise ValueError(f"nobody owns the {tensor.begin - end} bytes before tensor {name}")
+        if tensor.end > size:
+            raise ValueError(f"truncated: tensor {name} ends at byte {tensor.end} of {size}")
+        end = tensor.end
+    if end < size:
+        raise ValueError(f"nobody owns the last {size - end} bytes")
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:

@@ -40,14 +40,20 @@ class Completion:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
         self._stop_strings = list(stop_strings)
         self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
         self._min_tokens = min_tokens
+        self._wants_logprobs = logprobs
+        self._wants_trace = trace
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything that was fed, as before the first token."""
+        self._decoder = self._tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] | None = [] if logprobs else None
+        self._logprobs: list[TokenLogprobs] | None = [] if self._wants_logprobs else None
         self._text_offsets: list[int] = []
-        self._trace: list[TokenTrace] | None = [] if trace else None
+        self._trace: list[TokenTrace] | None = [] if self._wants_trace else None
         self._shadows: dict[str, ShadowReport] = {}
         self._text = ""
         self._sent_text = 0
@@ -59,6 +65,11 @@ class Completion:
     def num_tokens(self) -> int:
         """Tokens taken so far."""
         return len(self._token_ids)
+
+    @property
+    def num_untold_tokens(self) -> int:
+        """Tokens that no delta has told of."""
+        return len(self._token_ids) - self._sent_tokens
 
     def feed(
         self,
@@ -97,7 +108,8 @@ class Completion:
         finished = self.finish_reason is not None
         end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
-        if not text and not finished:
+        # Tokens wait for the text that they belong to, unless there never is any.
+        if not finished and not text and (self._tokenizer.handles_text or not token_ids):
             return None
         delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
         if self._logprobs is not None:

@@ -6,30 +6,44 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
+    EngineDrainingError,
+    EngineRestartingError,
     EngineStartingError,
     ProcessorUnavailableError,
     QueueFullError,
     RequestFailedError,
+    RequestTimeoutError,
+    WorkerLostError,
 )
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.metrics import EngineMetrics
+from fastdeploy_lp.engine.metrics import PrometheusStatLogger
+from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
+from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
+from fastdeploy_lp.engine.stat_log import LoggingStatLogger
+from fastdeploy_lp.engine.stat_loggers import StatLoggers
+from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
+from fastdeploy_lp.engine.waiting_room import WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
@@ -37,23 +51,37 @@ from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
     AddRequest,
+    FromWorker,
     ResetProcessor,
     SequenceStep,
     StepOutputs,
-    WorkerFailed,
+    WorkerReady,
 )
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
+
+# A request that ran on two workers that ended is likely to be what ended them.
+MAX_LOST_WORKERS = 2
+# Behind those in the slots, so that one that becomes free is taken in the next step.
+READY_SHARE = 4
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to be continued, with parameters that `EngineClient.settle` has settled."""
+    """A prompt to be continued, with parameters that `EngineClient.settle` has settled.
+
+    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    """
 
     request_id: str
     prompt: Prompt
     settled: Settled
+    client: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,17 +93,28 @@ class EngineLoad:
 
 
 class EngineClient:
-    """Runs requests on one worker process, its own unless another is given; lives on one event loop."""
+    """Runs requests on one worker process at a time; lives on one event loop.
+
+    make_worker: gives a worker that was not started, the engine's own unless another kind is given.
+    stat_loggers: by name; they are told what happens as the engine's own two are.
+    fair_queue: clients take turns, in place of first come, first served.
+    """
 
     def __init__(
-        self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], worker: WorkerHandle | None = None
+        self,
+        fd_config: FDConfig,
+        declared: Sequence[DeclaredProcessor],
+        make_worker: Callable[[], WorkerHandle] | None = None,
+        stat_loggers: Sequence[tuple[str, StatLoggerBase]] = (),
+        *,
+        fair_queue: bool = False,
     ) -> None:
         config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = Tokenizer(Path(config.directory), chat_template=fd_config.chat_config.chat_template)
+        self.tokenizer = _tokenizer(fd_config)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
-        encode = self.tokenizer.encode_phrase
+        encode = self.tokenizer.encode_phrase if self.tokenizer.handles_text else None
         args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
         self.inputs = InputProcessor(
             config,
@@ -87,40 +126,66 @@ class EngineClient:
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
         self.processors = ProcessorStates(declared)
-        self.metrics = EngineMetrics(self.processors, fd_config.scheduler_config.max_num_seqs)
+        slots = fd_config.scheduler_config.max_num_seqs
+        self.metrics = PrometheusStatLogger(fd_config)
+        self.reliability = ReliabilityMetrics(self.metrics.registry)
+        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config))]
+        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers]))
         self.load = EngineLoad()
         self._declared = list(declared)
-        self._worker = worker or WorkerHandle(fd_config)
+        make = make_worker or partial(WorkerHandle, fd_config)
+        self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self)
+        self._fair_queue = fair_queue
+        self._outbox = (
+            Outbox(self._supervisor.send, FairQueue(), slots + -(-slots // READY_SHARE))
+            if fair_queue
+            else Outbox(self._supervisor.send, ArrivalQueue())
+        )
+        self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._poolings: dict[str, Pooling] = {}
-        self._reader: asyncio.Task[None] | None = None
+        self._supervising: asyncio.Task[None] | None = None
         self._serials = itertools.count()
+        self._draining = False
         self._dead: str | None = None
+        self._ended = asyncio.Event()
+        self._quiet = asyncio.Event()
 
     async def start(self) -> None:
         """Start the worker and wait until it is ready; raises EngineStartError."""
         # Only classes given as objects travel; importable ones are found again by their SPEC.
         objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
-        ready = await self._worker.start(objects)
-        logger.info("worker %s ready, model loaded in %.1f s", self._worker.pid, ready.load_seconds)
+        ready = await self._supervisor.start(objects)
+        logger.info("worker %s ready, model loaded in %.1f s", self.worker_pid, ready.load_seconds)
         self.processors.set_argmax_invariant(ready.argmax_invariant)
-        self._reader = asyncio.create_task(self._read())
+        self._outbox.open()
+        self._supervising = asyncio.create_task(self._supervise())
+        self.stats.loggers.log_engine_initialized()
+        self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
 
     def require_started(self) -> None:
-        """Raise EngineStartingError before the worker is ready; it may be gone by now, too."""
-        if self._dead is None and self._reader is None:
+        """Raise EngineStartingError before the first worker is ready; it may be gone by now, too."""
+        if self._dead is None and self._supervising is None:
             raise EngineStartingError("the model is still being loaded; try again later")
 
     def require_alive(self) -> None:
-        """Raise EngineStartingError before the worker is ready, and EngineDeadError after its end."""
+        """Raise what says that no request is taken: EngineStartingError, EngineDeadError or EngineDrainingError."""
         self.require_started()
         if self._dead is not None:
             raise EngineDeadError(self._dead)
+        if self._draining:
+            raise EngineDrainingError("the server is shutting down; another one may take the request")
+
+    def require_ready(self) -> None:
+        """Raise as `require_alive` does, and EngineRestartingError while there is no worker."""
+        self.require_alive()
+        if not self._outbox.is_open:
+            raise EngineRestartingError("the worker is being started again; requests wait for it")
 
     @property
     def worker_pid(self) -> int | None:
         """The worker's process id."""
-        return self._worker.pid
+        return self._supervisor.pid
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
@@ -134,20 +199,19 @@ class EngineClient:
     ) -> list[Generation]:
         """Send requests to the worker, all of them or none.
 
-        Raises EngineDeadError or EngineStartingError when there is no worker, ProcessorUnavailableError when a request
-        asks for a logits processor that is in quarantine and, if `bounded`, QueueFullError when too many sequences wait
-        already.
+        Raises as `require_alive` does, ProcessorUnavailableError when a request asks for a logits processor that is in
+        quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
         """
         self.require_alive()
         for request in requests:
             self.processors.require_in_service(request.settled.selection)
         if bounded:
-            self._require_room(sum(request.settled.params.n for request in requests))
+            self._require_room(requests, sum(request.settled.params.n for request in requests))
         # All of them before the first is sent: what comes meanwhile must find the room taken.
         generations = [self._register(request, stream=stream) for request in requests]
         try:
             for request, generation in zip(requests, generations, strict=True):
-                self._send(request.settled, generation)
+                self._send(request, generation)
         except BaseException:
             for generation in generations:
                 self._close(generation)
@@ -158,59 +222,139 @@ class EngineClient:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
         self.require_alive()
         if bounded:
-            self._require_room(len(requests))
-        poolings = [Pooling(request, on_close=self._close_pooling) for request in requests]
+            self._require_room(requests, len(requests))
+        poolings = [Pooling(request, on_close=self._close) for request in requests]
         for pooling in poolings:
             pooling.serial = next(self._serials)
         self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
-        for pooling in poolings:
-            self.metrics.request_came(len(pooling.prompt.token_ids), 1, None)
-            kind = pooling.params.pooling or self.fd_config.model_config.pooling_type
-            self._worker.send(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind))
+        for request, pooling in zip(requests, poolings, strict=True):
+            self._end_at(request.deadline, pooling)
+            self.stats.arrived(len(pooling.prompt.token_ids))
+            params = pooling.params
+            kind = params.pooling or self.fd_config.model_config.pooling_type
+            kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
+            self._outbox.add(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind), request.client)
         return poolings
 
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
         self.processors.reset(name)
-        self._worker.send(ResetProcessor(name))
+        if self._outbox.is_open:
+            self._supervisor.send(ResetProcessor(name))
+
+    async def drain(self) -> None:
+        """Take no further requests, and wait until those in flight have ended."""
+        self._draining = True
+        self._note_quiet()
+        await self._quiet.wait()
+
+    async def wait_dead(self) -> str:
+        """Wait until no worker is left and none will follow; gives the cause."""
+        await self._ended.wait()
+        return self._dead or ""
 
     async def shutdown(self) -> None:
         """End the worker; requests still in flight end with EngineDeadError."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        self._die("the server is shutting down")
+        self.end_requests("the server is shutting down")
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        await self.stats.loggers.stop()
         self._grammars.close()
-        await self._worker.stop()
+        await self._supervisor.stop()
 
-    async def _read(self) -> None:
-        while (message := await self._worker.receive()) is not None:
-            if isinstance(message, StepOutputs):
-                self._take(message)
-            elif isinstance(message, WorkerFailed):
-                self._die(message.message)
-            # Messages may lie ready one behind the other; callers have to get their turn between them.
-            await asyncio.sleep(0)
-        self._die(f"the worker process ended with status {self._worker.exit_status}")
-        logger.error("engine down: %s", self._dead)
+    def end_requests(self, reason: str) -> None:
+        """End every request in flight with EngineDeadError, and take no further ones."""
+        if self._dead is not None:
+            return
+        self._outbox.close()
+        self._dead = reason
+        self.load = EngineLoad()
+        running = self._in_flight()
+        self.stats.died([each for work in running for each in self._forget(work, ERROR)])
+        for work in running:
+            work.fail(EngineDeadError(reason))
+        self._quiet.set()
+        self._ended.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker has sequences."""
+        return bool(self._routes or self._poolings)
+
+    def worker_said(self, message: FromWorker) -> None:
+        """Take a message of the worker."""
+        if isinstance(message, StepOutputs):
+            self._take(message)
+
+    def worker_lost(self, cause: str) -> None:
+        """The worker is gone: requests that told nobody of a token wait for the next one, the others fail."""
+        self._outbox.close()
+        self.load = EngineLoad(0, len(self._routes) + len(self._poolings))
+        self.processors.restart()
+        if not self.fd_config.supervision_config.restart:
+            return
+        for work in self._suspects():
+            work.lost_workers += 1
+        ended: list[FinishedRequestStats] = []
+        for work in self._in_flight():
+            if work.has_told or work.lost_workers >= MAX_LOST_WORKERS:
+                ended += self._forget(work, ERROR)
+                self.reliability.lost.inc()
+                work.fail(WorkerLostError(_of_loss(work, cause)))
+            else:
+                work.begin_again()
+        self.stats.died(ended)
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        """Another worker is there: it gets what the last one had, and what has come since."""
+        self.processors.set_argmax_invariant(ready.argmax_invariant)
+        self.reliability.worker_restarts.inc()
+        self.reliability.replays.inc(len(self._outbox.sent))
+        self._outbox.open()
+
+    async def _supervise(self) -> None:
+        try:
+            cause = await self._supervisor.run()
+        except Exception as error:
+            logger.exception("the engine cannot go on")
+            cause = f"{type(error).__name__}: {error}"
+        logger.error("engine down: %s", cause)
+        self.end_requests(cause)
+
+    def _in_flight(self) -> list[Generation | Pooling]:
+        generations = {generation.serial: generation for generation, _ in self._routes.values()}
+        return [*generations.values(), *self._poolings.values()]
+
+    def _suspects(self) -> list[Generation | Pooling]:
+        """Those that may have had a slot: as many of the oldest as there are slots, since nobody overtakes."""
+        found: dict[int, Generation | Pooling] = {}
+        for name in self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs]:
+            work = self._poolings[name] if name in self._poolings else self._routes[name][0]
+            found[work.serial] = work
+        return list(found.values())
 
     def _take(self, outputs: StepOutputs) -> None:
-        self._set_load(EngineLoad(outputs.num_running, outputs.num_waiting))
-        self.metrics.cache.stats = outputs.cache
+        outputs.num_waiting += self._outbox.num_waiting
+        self.load = EngineLoad(outputs.num_running, outputs.num_waiting)
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
-        self.metrics.generation_tokens.inc(sum(len(step.token_ids) for step in outputs.steps))
+        if self._fair_queue:
+            self._outbox.charge(outputs.steps)
+        iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
             route = self._routes.get(step.request_id)
             if route is not None:
-                self._take_step(step, *route)
+                self._take_step(step, *route, iteration)
             elif step.request_id in self._poolings:
-                self._take_pooled(step, self._poolings.pop(step.request_id))
+                self._take_pooled(step, self._poolings[step.request_id], iteration)
+        self.stats.step(outputs, iteration)
 
-    def _take_step(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
+    def _take_step(
+        self, step: SequenceStep, generation: Generation, completion: Completion, iteration: IterationStats
+    ) -> None:
         if step.error is not None:
-            self._drop(generation)
-            self.metrics.failed.inc()
+            iteration.finished_requests += self._forget(generation, ERROR)
             kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
             generation.fail(kind(step.error))
             return
@@ -218,7 +362,7 @@ class EngineClient:
         if times.first_token is None:
             times.scheduled = step.scheduled_at
             completion.num_cached_tokens = step.num_cached_tokens or 0
-        self.metrics.token_came(times, time.monotonic())
+        token_came(times, iteration)
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
@@ -226,33 +370,31 @@ class EngineClient:
             step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
         )
         if completion.finish_reason is not None:
-            self.metrics.sequence_ended(times, completion.num_tokens, completion.finish_reason)
-            del self._routes[step.request_id]
-            if step.finish_reason is None:  # a stop string, which the worker does not know of
-                self._abort([step.request_id])
+            iteration.finished_requests.append(completion_stats(generation, completion))
+            # Of a stop string the worker does not know.
+            self._end(step.request_id, runs_on=step.finish_reason is None)
         generation.notify()
 
-    def _take_pooled(self, step: SequenceStep, pooling: Pooling) -> None:
+    def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
+        self._end(step.request_id)
         if step.pooled is None:
-            self.metrics.failed.inc()
+            iteration.finished_requests.append(pooling_stats(pooling, ERROR))
             pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
             return
         (times,) = pooling.times
         times.scheduled = step.scheduled_at
         pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        self.metrics.pooling_ended(step.finish_reason or "stop", time.monotonic() - times.arrival)
+        ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
+        iteration.finished_requests.append(ended)
 
-    def _require_room(self, count: int) -> None:
-        """A request larger than all the room there is gets in when it is alone, or it never would."""
-        config = self.fd_config.scheduler_config
-        room = config.max_num_seqs + config.max_waiting_requests
-        in_flight = len(self._routes) + len(self._poolings)
-        if in_flight and in_flight + count > room:
-            raise QueueFullError(
-                f"the server is busy: {in_flight} sequences run or wait, {count} more are asked for, and it "
-                f"takes {room} (max_num_seqs = {config.max_num_seqs}, "
-                f"max_waiting_requests = {config.max_waiting_requests}); try again later"
-            )
+    def _require_room(self, requests: Sequence[EngineRequest | PoolingRequest], count: int) -> None:
+        if not requests:
+            return
+        try:
+            self._room.require(count, requests[0].client, len(self._routes) + len(self._poolings))
+        except QueueFullError:
+            self.reliability.refused.inc()
+            raise
 
     def _register(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
@@ -276,55 +418,73 @@ class EngineClient:
             stream=stream,
             on_close=self._close,
             processors=self.processors.used_by(request.settled.selection),
+            max_tokens=params.max_tokens,
         )
         generation.serial = next(self._serials)
+        self._end_at(request.deadline, generation)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
-        self.metrics.request_came(len(request.prompt.token_ids), params.n, params.max_tokens)
+        self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
         return generation
 
-    def _send(self, settled: Settled, generation: Generation) -> None:
+    def _send(self, request: EngineRequest, generation: Generation) -> None:
+        settled = request.settled
         for completion in generation.completions:
             params = self.inputs.sequence_params(settled, completion.index)
             name = _sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text
-            self._worker.send(AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar))
+            message = AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar)
+            self._outbox.add(message, request.client)
 
-    def _close(self, generation: Generation) -> None:
+    def _end_at(self, deadline: float | None, work: Generation | Pooling) -> None:
+        if deadline is not None:
+            seconds = max(deadline - time.monotonic(), 0.0)
+            work.ends_at(asyncio.get_running_loop().call_later(seconds, self._expire, work))
+
+    def _expire(self, work: Generation | Pooling) -> None:
+        if ended := self._forget(work, ABORT):
+            self.stats.finished(ended)
+            self.reliability.timeouts.inc()
+            work.fail(RequestTimeoutError("timeout: the time of the request is over, and its answer is not complete"))
+
+    def _close(self, work: Generation | Pooling) -> None:
         """The caller reads no more: what still runs is aborted."""
-        sequence_ids = self._drop(generation)
-        self.metrics.aborted.inc(len(sequence_ids))
-        self._abort(sequence_ids)
+        self.stats.finished(self._forget(work, ABORT))
 
-    def _close_pooling(self, pooling: Pooling) -> None:
-        if self._poolings.pop(_pooling_id(pooling), None) is not None:
-            self.metrics.aborted.inc()
-            self._abort([_pooling_id(pooling)])
+    def _end(self, sequence_id: str, *, runs_on: bool = False) -> None:
+        """A sequence has its answer; in the worker, too, unless it `runs_on`."""
+        self._routes.pop(sequence_id, None)
+        self._poolings.pop(sequence_id, None)
+        self._left([sequence_id], running=runs_on)
 
-    def _drop(self, generation: Generation) -> list[str]:
-        ids = [_sequence_id(generation, completion) for completion in generation.completions]
-        return [sequence_id for sequence_id in ids if self._routes.pop(sequence_id, None) is not None]
+    def _forget(self, work: Generation | Pooling, reason: str) -> list[FinishedRequestStats]:
+        """Drop the sequences of a request that still run, here and in the worker; gives what is to be told of them."""
+        if isinstance(work, Pooling):
+            names = [name for name in (_pooling_id(work),) if self._poolings.pop(name, None)]
+            ended = [pooling_stats(work, reason) for _ in names]
+        else:
+            running = {_sequence_id(work, each): each for each in work.completions}
+            names = [name for name in running if self._routes.pop(name, None)]
+            ended = [completion_stats(work, running[name], reason) for name in names]
+        if names:
+            self._left(names, running=True)
+        return ended
 
-    def _abort(self, sequence_ids: list[str]) -> None:
-        if sequence_ids and self._dead is None:
-            self._worker.send(AbortRequests(sequence_ids))
+    def _left(self, sequence_ids: list[str], *, running: bool) -> None:
+        known = self._outbox.remove(sequence_ids)
+        if running and known:
+            self._supervisor.send(AbortRequests(known))
+        self._room.left(len(sequence_ids))
+        self._note_quiet()
 
-    def _die(self, reason: str) -> None:
-        if self._dead is not None:
-            return
-        self._dead = reason
-        self._set_load(EngineLoad())
-        generations = {id(generation): generation for generation, _ in self._routes.values()}
-        self._routes.clear()
-        for generation in generations.values():
-            generation.fail(EngineDeadError(reason))
-        for pooling in self._poolings.values():
-            pooling.fail(EngineDeadError(reason))
-        self._poolings.clear()
+    def _note_quiet(self) -> None:
+        if self._draining and not self.is_busy:
+            self._quiet.set()
 
-    def _set_load(self, load: EngineLoad) -> None:
-        self.load = load
-        self.metrics.running.set(load.running)
-        self.metrics.waiting.set(load.waiting)
+
+def _tokenizer(fd_config: FDConfig) -> Tokenizer:
+    if fd_config.model_config.skip_tokenizer_init:
+        return NoTokenizer()
+    return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:
@@ -334,3 +494,9 @@ def _sequence_id(generation: Generation, completion: Completion) -> str:
 
 def _pooling_id(pooling: Pooling) -> str:
     return f"{pooling.request_id}-{pooling.serial}"
+
+
+def _of_loss(work: Generation | Pooling, cause: str) -> str:
+    if work.lost_workers >= MAX_LOST_WORKERS:
+        return f"{MAX_LOST_WORKERS} workers ended while this request ran, which is not run again: {cause}"
+    return f"the worker ended in the middle of this answer: {cause}"

@@ -17,12 +17,36 @@ class RequestFailedError(RuntimeError):
     """This request could not go on; others are not concerned."""
 
 
+class EngineRestartingError(RuntimeError):
+    """Another worker takes the place of one that has ended; requests that come meanwhile wait for it."""
+
+
+class EngineDrainingError(RuntimeError):
+    """The engine finishes what it has and takes no further requests."""
+
+
+class WorkerLostError(RequestFailedError):
+    """The worker ended while this request ran, and the request is not run again."""
+
+
+class RequestTimeoutError(RequestFailedError):
+    """The time that the request set itself has passed."""
+
+
 class RequestAbortedError(RequestFailedError):
     """Somebody ended this request, and there is nothing to give of what it was to be."""
 
 
+class IOProcessorError(RequestFailedError):
+    """The IO processor failed at this request; the message names it, and the log has the cause."""
+
+
 class QueueFullError(RuntimeError):
-    """As many sequences run and wait as the operator allows; the same request may be taken later."""
+    """As many sequences run and wait as the operator allows; the same request may be taken in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ProcessorUnavailableError(RequestFailedError):

@@ -19,7 +19,9 @@ class Generation:
     """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
 
     With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
-    has one entry a completion, and `processors` names the logits processors that the request uses.
+    has one entry a completion, `processors` names the logits processors that the request uses, and `max_tokens` is what
+    each completion may have. `lost_workers` counts workers that ended while it may have run; a request that `has_told`
+    its caller something cannot run again.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Generation:
         stream: bool,
         on_close: Callable[[Generation], None],
         processors: Sequence[str] = (),
+        max_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.serial = 0
@@ -39,6 +42,7 @@ class Generation:
         arrival = time.monotonic()
         self.times = [SequenceTimes(arrival) for _ in self.completions]
         self.processors = list(processors)
+        self.max_tokens = max_tokens
         self._arrival_time = time.time()
         self._ended: float | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -48,6 +52,9 @@ class Generation:
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.lost_workers = 0
+        self.has_told = False
 
     @property
     def finished(self) -> bool:
@@ -63,6 +70,11 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Tokens that all completions have so far."""
         return sum(completion.num_tokens for completion in self.completions)
+
+    @property
+    def num_untold_tokens(self) -> int:
+        """Tokens that the caller has not asked for yet."""
+        return sum(completion.num_untold_tokens for completion in self.completions)
 
     @property
     def finish_reasons(self) -> list[str | None]:
@@ -92,7 +104,20 @@ class Generation:
 
     def close(self) -> None:
         """Nobody reads any more: what still runs is aborted."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._on_close(self)
+
+    def ends_at(self, deadline: asyncio.TimerHandle) -> None:
+        """What ends the request when its time is over; needed no longer when the request ends before."""
+        self._deadline = deadline
+
+    def begin_again(self) -> None:
+        """Forget what completions that still run were fed: they run once more."""
+        for completion, times in zip(self.completions, self.times, strict=True):
+            if completion.finish_reason is None:
+                completion.begin()
+                times.begin()
 
     async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
         """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
@@ -107,6 +132,7 @@ class Generation:
                 if ended:
                     open_completions = [each for each in open_completions if each.index not in ended]
                 if deltas:
+                    self.has_told = True
                     yield deltas
         finally:
             self.close()

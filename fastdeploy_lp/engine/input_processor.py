@@ -13,10 +13,11 @@ from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
 from fastdeploy_lp.trace_params import TraceParams
 
@@ -69,15 +70,22 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._args_validator = args_validator
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> Prompt:
-        """The conversation after the model's chat template, or after the template and variables of `options`."""
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, *, room_for_output: int = 1
+    ) -> Prompt:
+        """The conversation after the model's chat template, or after the template and variables of `options`.
+
+        The context has to hold `room_for_output` more tokens.
+        """
+        self.require_text("messages")
         if not messages:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
         text = _require_unicode(self._tokenizer.render_chat(for_template(messages), options), "messages")
         # The template writes the special tokens itself.
-        return self._checked(self._tokenizer.encode(text, add_special_tokens=False), text, "messages")
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._checked(tokens, text, "messages", room_for_output=room_for_output)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """A text or token-id prompt; `param` is what errors call it."""
@@ -89,6 +97,16 @@ class InputProcessor:
             raise InvalidRequestError(param, "the prompt is empty")
         return self._checked(*self._tokenized(prompt, param), param, room_for_output=0)
 
+    @property
+    def handles_text(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._tokenizer.handles_text
+
+    def require_text(self, param: str) -> None:
+        """Raise InvalidRequestError for `param`, which needs a tokenizer, on a server that has none."""
+        if not self.handles_text:
+            raise InvalidRequestError(param, f"{NO_TOKENIZER}; send token ids and read token ids")
+
     def settle_pooling(self, params: PoolingParams) -> PoolingParams:
         """What is left open filled in, and `dimensions` held against the model."""
         hidden_size = int(self._config.hf_config["hidden_size"])
@@ -96,6 +114,8 @@ class InputProcessor:
             raise InvalidRequestError(
                 "dimensions", f"{params.dimensions} is too many; the model's hidden size allows 1 to {hidden_size}"
             )
+        if params.task == TOKEN_EMBED:
+            return params
         return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
 
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
@@ -113,6 +133,7 @@ class InputProcessor:
                 "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
             )
         self._check_token_ids(params)
+        self._require_text_for(params)
         try:
             selection = self._args_validator.validate(params)
         except RequestArgsError as error:
@@ -173,15 +194,28 @@ class InputProcessor:
         if params.guided_decoding is None:
             return None
         try:
-            return grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
+            grammar = grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise InvalidRequestError(field, reason) from None
+        self.require_text(grammar.field)
+        return grammar
+
+    def _require_text_for(self, params: SamplingParams) -> None:
+        if params.stop_strings:
+            self.require_text("stop")
+        for index, _ in enumerate(params.bad_words or []):
+            self.require_text(f"bad_words.{index}")
 
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
+            self.require_text(param)
             text = _require_unicode(prompt, param)
-            return self._tokenizer.encode(text), text
+            ids = self._tokenizer.encode(text)
+            # Some tokenizers have tokens that their model does not know.
+            if ids and max(ids) >= self._config.vocab_size:
+                self._check_token_id(param, max(ids))
+            return ids, text
         for index, token in enumerate(prompt):
             self._check_token_id(f"{param}.{index}", token)
         return list(prompt), None

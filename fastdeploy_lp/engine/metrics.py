@@ -9,11 +9,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.token_histogram import TokenHistogram
 from fastdeploy_lp.logits_processor.stats import OK
-from fastdeploy_lp.messages import CacheStats
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.stats import (
+    ABORT,
+    ERROR,
+    ArrivedRequestStats,
+    FinishedRequestStats,
+    IterationStats,
+    SchedulerStats,
+)
 
 PREFIX = "fastdeploy_lp:"
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -22,30 +29,29 @@ COUNTS = (1, 2, 3, 4, 5, 10, 20, 50, 100)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class EngineMetrics:
-    """The counters of one engine, in a registry of its own.
+class PrometheusStatLogger(StatLoggerBase):
+    """The engine's own stat logger for Prometheus, in a registry of its own.
 
     Everything is counted once a request, a sequence or a step, but for the time between two tokens.
     """
 
-    def __init__(self, processors: ProcessorStates, max_num_seqs: int) -> None:
+    def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:  # noqa: ARG002 - there is one
         self.registry = CollectorRegistry()
-        self.registry.register(_ProcessorCollector(processors))
-        self.cache = CacheCollector()
-        self.registry.register(self.cache)
-        self.running = self._gauge("num_requests_running", "Sequences in slots")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences waiting for a slot")
+        self._scheduler = SchedulerCollector()
+        self.registry.register(self._scheduler)
+        self._running = self._gauge("num_requests_running", "Sequences in slots")
+        self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for a slot")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self._requests = Counter(
             f"{PREFIX}request_success",
             "Completions that ended, by reason",
             ["finished_reason"],
             registry=self.registry,
         )
-        self._gauge("max_batch_size", "Sequences that can run at once").set(max_num_seqs)
-        self.aborted = self._counter("request_aborted", "Sequences that were aborted, by clients or operators")
-        self.failed = self._counter("request_failed", "Sequences that could not go on")
+        self._gauge("max_batch_size", "Sequences that can run at once").set(fd_config.scheduler_config.max_num_seqs)
+        self._aborted = self._counter("request_aborted", "Sequences that were aborted, by clients or operators")
+        self._failed = self._counter("request_failed", "Sequences that could not go on")
         self._arrived = self._counter("requests_number", "Requests taken in; a request for n completions is one")
         self._prompt_lengths = self._histogram("request_prompt_tokens", "Tokens of a prompt", TOKENS)
         self._output_lengths = self._histogram("request_generation_tokens", "Tokens of a completion", TOKENS)
@@ -67,43 +73,68 @@ class EngineMetrics:
         self._inter_token = TokenHistogram(f"{PREFIX}{name}", text, TOKEN_SECONDS)
         self.registry.register(self._inter_token)
 
-    def request_came(self, prompt_tokens: int, n: int, max_tokens: int | None) -> None:
-        """Count a request that was taken in."""
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        engine_idx: int = 0,  # noqa: ARG002 - there is one
+    ) -> None:
+        """Count what happened."""
+        if scheduler_stats is not None:
+            self._scheduler.stats = scheduler_stats
+            self._running.set(scheduler_stats.num_running_reqs)
+            self._waiting.set(scheduler_stats.num_waiting_reqs)
+        if iteration_stats is None:
+            return
+        if iteration_stats.num_generation_tokens:
+            self._generation_tokens.inc(iteration_stats.num_generation_tokens)
+        for seconds in iteration_stats.time_to_first_tokens_iter:
+            self._time_to_first_token.observe(seconds)
+        self._inter_token.observe(iteration_stats.inter_token_latencies_iter)
+        for arrived in iteration_stats.arrived_requests:
+            self._count_arrived(arrived)
+        for finished in iteration_stats.finished_requests:
+            self._count_finished(finished)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is counted for it."""
+
+    @property
+    def scheduler_stats(self) -> SchedulerStats:
+        """The worker's last account of itself."""
+        return self._scheduler.stats
+
+    def _count_arrived(self, request: ArrivedRequestStats) -> None:
         self._arrived.inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._prompt_lengths.observe(prompt_tokens)
-        self._n.observe(n)
-        if max_tokens is not None:
-            self._max_tokens.observe(max_tokens)
+        self._prompt_tokens.inc(request.num_prompt_tokens)
+        self._prompt_lengths.observe(request.num_prompt_tokens)
+        self._n.observe(request.n)
+        if request.max_tokens is not None:
+            self._max_tokens.observe(request.max_tokens)
 
-    def token_came(self, times: SequenceTimes, now: float) -> None:
-        """Write down the moment of a sequence's newest token."""
-        if times.last_token is None:
-            times.first_token = now
-            self._time_to_first_token.observe(now - times.arrival)
-        else:
-            self._inter_token.observe(now - times.last_token)
-        times.last_token = now
-
-    def sequence_ended(self, times: SequenceTimes, num_tokens: int, reason: str) -> None:
-        """Count a completion that ended by itself."""
-        self._requests.labels(reason).inc()
-        self._output_lengths.observe(num_tokens)
+    def _count_finished(self, request: FinishedRequestStats) -> None:
+        """Lengths and latencies are those of completions that ended by themselves."""
+        if request.finish_reason == ABORT:
+            self._aborted.inc()
+            return
+        if request.finish_reason == ERROR:
+            self._failed.inc()
+            return
+        self._requests.labels(request.finish_reason).inc()
+        if request.e2e_latency is not None:
+            self._e2e_latency.observe(request.e2e_latency)
+        if not request.num_generation_tokens:  # a prompt that was pooled
+            return
+        self._output_lengths.observe(request.num_generation_tokens)
         for histogram, seconds in (
-            (self._e2e_latency, None if times.last_token is None else times.last_token - times.arrival),
-            (self._queue, times.queue),
-            (self._prefill, times.prefill),
-            (self._decode, times.decode),
-            (self._inference, times.inference),
-            (self._per_token, times.time_per_output_token(num_tokens)),
+            (self._queue, request.queued_time),
+            (self._prefill, request.prefill_time),
+            (self._decode, request.decode_time),
+            (self._inference, request.inference_time),
+            (self._per_token, request.mean_time_per_output_token),
         ):
             if seconds is not None:
                 histogram.observe(seconds)
-
-    def pooling_ended(self, reason: str, seconds: float) -> None:
-        """Count a pooled prompt, which has no tokens."""
-        self._requests.labels(reason).inc()
-        self._e2e_latency.observe(seconds)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{PREFIX}{name}", text, registry=self.registry)
@@ -115,42 +146,8 @@ class EngineMetrics:
         return Histogram(f"{PREFIX}{name}", text, registry=self.registry, buckets=buckets)
 
 
-class CacheCollector(Collector):
-    """The worker's account of its KV cache; `stats` is the last one it sent."""
-
-    def __init__(self) -> None:
-        self.stats = CacheStats()
-
-    def collect(self) -> Iterator[Metric]:
-        """One family a number."""
-        stats = self.stats
-        hit_rate = _share(stats.prefix_hits, stats.prefix_queries)
-        for name, text, value in (
-            ("kv_cache_blocks", "Blocks of the KV cache", stats.blocks_total),
-            ("kv_cache_blocks_used", "Blocks of the KV cache that running sequences hold", stats.blocks_used),
-            # On a CPU, too: dashboards for the upstream server look for this name.
-            (
-                "gpu_cache_usage_perc",
-                "Share of the KV cache in use, 0 to 1",
-                _share(stats.blocks_used, stats.blocks_total),
-            ),
-            ("hit_token_rate", "Share of prompt tokens that were in the prefix cache, 0 to 1", hit_rate),
-        ):
-            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value)
-        for name, text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
-            ("num_preemptions", "Times that a running sequence had to give up its blocks", stats.preemptions),
-        ):
-            yield CounterMetricFamily(f"{PREFIX}{name}", text, value)
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-class _ProcessorCollector(Collector):
-    """The worker's counters of each logits processor, read when somebody looks."""
+class SchedulerCollector(Collector):
+    """The worker's account of its KV cache and of each logits processor, read when somebody looks."""
 
     COUNTERS: ClassVar[dict[str, str]] = {
         "seconds": "Seconds spent in a logits processor",
@@ -169,25 +166,51 @@ class _ProcessorCollector(Collector):
         "requests": "Sequences that had a logits processor in shadow",
     }
 
-    def __init__(self, processors: ProcessorStates) -> None:
-        self._processors = processors
+    def __init__(self) -> None:
+        self.stats = SchedulerStats()
 
     def collect(self) -> Iterator[Metric]:
-        """One family a counter, one sample a processor."""
-        stats = self._processors.stats
+        """One family a number."""
+        yield from self._cache()
+        yield from self._processors()
+
+    def _cache(self) -> Iterator[Metric]:
+        stats = self.stats
+        for name, text, value in (
+            ("kv_cache_blocks", "Blocks of the KV cache", stats.kv_cache_blocks_total),
+            ("kv_cache_blocks_used", "Blocks of the KV cache that running sequences hold", stats.kv_cache_blocks_used),
+            # On a CPU, too: dashboards for the upstream server look for this name.
+            ("gpu_cache_usage_perc", "Share of the KV cache in use, 0 to 1", stats.kv_cache_usage),
+            (
+                "hit_token_rate",
+                "Share of prompt tokens that were in the prefix cache, 0 to 1",
+                stats.prefix_cache_hit_rate,
+            ),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value)
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_cache_hits),
+            ("num_preemptions", "Times that a running sequence had to give up its blocks", stats.num_preemptions),
+        ):
+            yield CounterMetricFamily(f"{PREFIX}{name}", text, value)
+
+    def _processors(self) -> Iterator[Metric]:
+        """One sample a processor."""
+        processors = self.stats.processors
         for field, text in self.COUNTERS.items():
             family = CounterMetricFamily(f"{PREFIX}logits_processor_{field}", text, labels=["processor"])
-            for each in stats:
+            for each in processors:
                 family.add_metric([each.name], getattr(each, field))
             yield family
         for field, text in self.SHADOW_COUNTERS.items():
             family = CounterMetricFamily(f"{PREFIX}logits_processor_shadow_{field}", text, labels=["processor"])
-            for each in stats:
+            for each in processors:
                 family.add_metric([each.name], getattr(each.shadow, field))
             yield family
         states = GaugeMetricFamily(
             f"{PREFIX}logits_processor_quarantined", "1 while in quarantine", labels=["processor"]
         )
-        for each in stats:
+        for each in processors:
             states.add_metric([each.name], float(each.state != OK))
         yield states

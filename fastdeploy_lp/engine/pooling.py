@@ -15,23 +15,31 @@ from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, Re
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled."""
+    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled.
+
+    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    """
 
     request_id: str
     prompt: Prompt
     params: PoolingParams
+    client: str = ""
+    deadline: float | None = None
 
 
 class Pooling:
     """What the engine answers once and one caller waits for.
 
     `serial` tells requests of one engine apart. `times` has one entry and `processors` none: nothing is sampled.
+    `lost_workers` counts workers that ended while it may have run. It `has_told` nothing before its end.
     """
+
+    has_told = False
 
     def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
         self.request_id = request.request_id
@@ -45,6 +53,8 @@ class Pooling:
         self._ended = asyncio.Event()
         self._output: PoolingRequestOutput | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.lost_workers = 0
 
     @property
     def finished(self) -> bool:
@@ -62,10 +72,13 @@ class Pooling:
         return [None if self._output is None else "stop"]
 
     def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
-        """The worker's vector [hidden_size], little-endian float32."""
-        vector = np.frombuffer(pooled, "<f4").astype(np.float32)
-        data = cut_and_normalized(vector, self.params)
+        """The worker's vector [hidden_size], or those of all tokens [tokens, hidden_size]; little-endian float32."""
         token_ids = self.prompt.token_ids
+        numbers = np.frombuffer(pooled, "<f4").astype(np.float32)
+        if self.params.task == TOKEN_EMBED:
+            data = cut_and_normalized_rows(numbers.reshape(len(token_ids), -1), self.params)
+        else:
+            data = cut_and_normalized(numbers, self.params)
         self.num_cached_tokens = num_cached_tokens
         self._output = PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, num_cached_tokens)
         self._ended.set()
@@ -83,7 +96,17 @@ class Pooling:
 
     def close(self) -> None:
         """Nobody waits any more: a request that still runs is aborted."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._on_close(self)
+
+    def ends_at(self, deadline: asyncio.TimerHandle) -> None:
+        """What ends the request when its time is over; needed no longer when the request ends before."""
+        self._deadline = deadline
+
+    def begin_again(self) -> None:
+        """The prompt is computed once more."""
+        self.times[0].begin()
 
     async def result(self) -> PoolingRequestOutput:
         """The answer; leaving early aborts the request. Raises what `fail` was given."""
@@ -96,6 +119,20 @@ class Pooling:
         return self._output
 
 
+class PoolingsOfOneRequest(list[Pooling]):
+    """The prompts that one request was made into, which end together."""
+
+    def abort(self) -> None:
+        """End all of them; who waits gets a RequestAbortedError."""
+        for each in self:
+            each.abort()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for each in self:
+            each.close()
+
+
 def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
     """The first `dimensions` numbers of a vector [hidden_size], at length 1 if `normalize`; zeros stay zeros."""
     cut = vector[: params.dimensions]
@@ -105,3 +142,14 @@ def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> ND
     # Its sum is exact, so that no machine's order of adding shows.
     length = math.sqrt(math.fsum((exact * exact).tolist()))
     return (exact / length).astype(np.float32) if length else cut
+
+
+def cut_and_normalized_rows(vectors: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
+    """The same for each row of vectors [tokens, hidden_size]."""
+    cut = vectors[:, : params.dimensions]
+    if not params.normalize:
+        return cut
+    exact = cut.astype(np.float64)
+    # Squares of float32 are exact in float64, and there are too many of them for an exact sum.
+    lengths = np.sqrt(np.square(exact).sum(axis=1, keepdims=True))
+    return (exact / np.where(lengths, lengths, 1.0)).astype(np.float32)

@@ -47,6 +47,10 @@ class ProcessorStates:
         """Take newer counters."""
         self._stats |= {each.name: each for each in stats}
 
+    def restart(self) -> None:
+        """A new worker has built all of them anew: nothing is in quarantine, and nothing was counted."""
+        self._stats = {processor.name: ProcessorStats(processor.name) for processor in self._declared}
+
     def set_argmax_invariant(self, by_name: dict[str, bool]) -> None:
         """What the processors said of themselves when the worker built them."""
         self._argmax_invariant = dict(by_name)

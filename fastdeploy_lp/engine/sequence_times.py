@@ -17,6 +17,10 @@ class SequenceTimes:
     first_token: float | None = None
     last_token: float | None = None
 
+    def begin(self) -> None:
+        """The sequence has come to nothing yet but its arrival."""
+        self.scheduled = self.first_token = self.last_token = None
+
     @property
     def time_to_first_token(self) -> float | None:
         """Seconds from arrival to the first token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -20,10 +20,12 @@ class TokenHistogram(Collector):
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, values: Iterable[float]) -> None:
+        """Count some values."""
+        counts, bounds = self._counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._sum += value
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""

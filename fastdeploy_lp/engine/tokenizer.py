@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
+from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.token_bytes import TokenBytes
@@ -18,8 +18,11 @@ from fastdeploy_lp.engine.token_bytes import TokenBytes
 class Tokenizer:
     """Text to token ids and back; `chat_template` replaces the model's own.
 
-    Raises ValueError for a directory without a readable `tokenizer.json`, and for a template that does not compile.
+    Raises ValueError for a directory without a readable `tokenizer.json` or with a damaged `tokenizer_config.json`, and
+    for a template that does not compile.
     """
+
+    handles_text = True
 
     def __init__(self, directory: Path, *, chat_template: str | None = None) -> None:
         path = directory / "tokenizer.json"
@@ -29,10 +32,14 @@ class Tokenizer:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise ValueError(f"{path}: cannot be read: {error}") from None
-        self.token_bytes = TokenBytes(self._tokenizer)
-        config = _read_json(directory / "tokenizer_config.json")
-        self.chat_template_source = chat_template or _chat_template_source(directory, config)
-        self._special_tokens = _special_tokens(config)
+        self.token_bytes: Callable[[int], bytes] = TokenBytes(self._tokenizer)
+        config_path = directory / "tokenizer_config.json"
+        config = read_json_object(config_path) if config_path.is_file() else {}
+        try:
+            self.chat_template_source = chat_template or _chat_template_source(directory, config)
+            self._special_tokens = _special_tokens(config)
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{config_path}: damaged special tokens or chat template ({error!r})") from None
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -78,13 +85,6 @@ class TokenDecoder:
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" while a character is incomplete."""
         return self._stream.step(self._tokenizer, token_id) or ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:

@@ -65,8 +65,8 @@ def _stage(token_id: int, stage: StageTrace, before: StageNumbers | None, tokeni
 
 
 def _token(token_id: int, logit: float, rank: int, log_sum: float, tokenizer: Tokenizer) -> TracedToken:
-    content = tokenizer.token_bytes(token_id)
-    return TracedToken(token_id, logit, math.exp(logit - log_sum), rank, content.decode(errors="replace"), content)
+    text, content = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
+    return TracedToken(token_id, logit, math.exp(logit - log_sum), rank, text, content)
 
 
 def _shadow(token_id: int, other: int | None, tokenizer: Tokenizer) -> ShadowToken:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import zmq
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.messages import (
@@ -62,10 +64,9 @@ class WorkerHandle:
             message = await self.receive()
             if isinstance(message, WorkerReady):
                 return message
-            raise EngineStartError(_why(message, self.exit_status))
+            raise EngineStartError(self._why(message))
         except BaseException:
-            if self.exit_status is None and self._process is not None:
-                self._process.kill()  # while it loads the model it would not read a request to stop
+            self.kill()  # while it loads the model it would not read a request to stop
             await self.stop()
             raise
 
@@ -99,6 +100,21 @@ class WorkerHandle:
             self._stirred.clear()
         return None
 
+    @property
+    def how_it_ended(self) -> str:
+        """What is known of the end of the process."""
+        status = self.exit_status
+        if status is None or status >= 0:
+            return f"the worker process ended with status {status}"
+        name = {each.value: each.name for each in signal.Signals}.get(-status, "a signal")
+        memory = "; the system may have run out of memory" if -status == signal.SIGKILL else ""
+        return f"the worker process was ended by {name} (status {status}{memory})"
+
+    def kill(self) -> None:
+        """End the process by force; `receive` tells of it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def stop(self) -> None:
         """End the worker, by force if it does not follow, and remove what it left."""
         process = self._process
@@ -109,6 +125,8 @@ class WorkerHandle:
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
+        if process is not None:
+            shared_memory.remove_of(process.pid)
         if not self._socket.closed:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
@@ -149,13 +167,12 @@ class WorkerHandle:
         with contextlib.suppress(ConnectionError):  # it ended at once; `receive` tells why
             await pipe.drain()
 
+    def _why(self, message: FromWorker | None) -> str:
+        if isinstance(message, WorkerFailed):
+            return message.message
+        return f"{self.how_it_ended} before it was ready"
+
 
 def _python_path() -> str:
     """The worker must find what this process found, such as processors next to the script that was started."""
     return os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
-
-
-def _why(message: FromWorker | None, status: int | None) -> str:
-    if isinstance(message, WorkerFailed):
-        return message.message
-    return f"the worker process ended with status {status} before it was ready"

@@ -16,11 +16,13 @@ from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, PoolingsOfOneRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
+from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
-from fastdeploy_lp.outputs import EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
+from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
@@ -32,24 +34,33 @@ class AsyncLLM:
     `async with`.
     """
 
-    def __init__(self, model: str, *, logits_processors: Sequence[str | type] = (), **engine_args: Any) -> None:
-        self._setup = declare(model, logits_processors, engine_args)
+    def __init__(
+        self,
+        model: str,
+        *,
+        logits_processors: Sequence[str | type] = (),
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        **engine_args: Any,
+    ) -> None:
+        self._setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._starting = asyncio.Lock()
         self._engine: EngineClient | None = None
         # None while it is being admitted.
-        self._running: dict[str, Generation | Pooling | None] = {}
+        self._running: dict[str, Generation | Pooling | PoolingsOfOneRequest | None] = {}
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+    def from_engine_args(cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLoggerFactory] = ()) -> AsyncLLM:
         """From the options that the command line takes; `logits_processors` may hold classes as well."""
         options = vars(engine_args).copy()
-        return cls(options.pop("model"), logits_processors=options.pop("logits_processors"), **options)
+        processors = options.pop("logits_processors")
+        return cls(options.pop("model"), logits_processors=processors, stat_loggers=stat_loggers, **options)
 
     async def start(self) -> None:
         """Start the worker and wait until the model is loaded; raises EngineStartError."""
         async with self._starting:
             if self._engine is None:
-                engine = EngineClient(self._setup.fd_config, self._setup.declared)
+                setup = self._setup
+                engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
                 await engine.start()
                 self._engine = engine
 
@@ -95,21 +106,30 @@ class AsyncLLM:
         request_id: str | None = None,
     ) -> EmbeddingRequestOutput:
         """The embedding of a text or token-id prompt; a task that is cancelled aborts it. Raises as `generate` does."""
-        engine = self._require_engine()
-        tokens = engine.inputs.pooling_prompt(prompt)
-        params = engine.inputs.settle_pooling(pooling_params or PoolingParams())
-        unique = self._unique_id(request_id)
-        (pooling,) = await engine.pool([PoolingRequest(unique, tokens, params)])
-        self._running[request_id or unique] = pooling
-        try:
-            output = EmbeddingRequestOutput.of(await pooling.result())
-        finally:
-            del self._running[request_id or unique]
-        output.request_id = request_id or unique
-        return output
+        tokens = self._require_engine().inputs.pooling_prompt(prompt)
+        params = pooling_params or PoolingParams()
+        require_one_vector(params)
+        return EmbeddingRequestOutput.of(await self._pool(tokens, params, request_id))
+
+    async def encode(
+        self,
+        prompt: PromptInput | Mapping[str, Any],
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> PoolingRequestOutput[Any]:
+        """What a prompt's hidden states come to, or the IO processor's answer to `{"data": …}`; see `LLM.encode`.
+
+        A task that is cancelled aborts it. Raises as `generate` does.
+        """
+        inputs = self._require_engine().inputs
+        if isinstance(prompt, Mapping) and DATA in prompt:
+            processing = data_processing(inputs, self._setup.io_processor, prompt)
+            return await self._process(processing, prompt[DATA], pooling_params, request_id)
+        tokens = read_prompt(inputs, prompt, pooled=True)
+        return await self._pool(tokens, pooling_params or PoolingParams(), request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its iteration finishes with the reason "abort", and `embed` raises RequestFailedError.
+        """End a request: its iteration finishes with the reason "abort", `embed` and `encode` raise RequestFailedError.
 
         One that is not running is left alone.
         """
@@ -137,6 +157,37 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+    async def _pool(self, prompt: Prompt, params: PoolingParams, request_id: str | None) -> PoolingRequestOutput:
+        engine = self._require_engine()
+        settled = engine.inputs.settle_pooling(params)
+        unique = self._unique_id(request_id)
+        name = request_id or unique
+        (pooling,) = await engine.pool([PoolingRequest(unique, prompt, settled)])
+        self._running[name] = pooling
+        try:
+            output = await pooling.result()
+        finally:
+            del self._running[name]
+        output.request_id = name
+        return output
+
+    async def _process(
+        self, processing: IOProcessing, data: Any, params: PoolingParams | None, request_id: str | None
+    ) -> PoolingRequestOutput[Any]:
+        unique = self._unique_id(request_id)
+        name = request_id or unique
+        self._running[name] = None
+        poolings = PoolingsOfOneRequest()
+        try:
+            requests = await processing.requests(data, params, unique)
+            poolings.extend(await self._require_engine().pool(requests))
+            self._running[name] = poolings
+            output = await processing.answer([each.result for each in poolings], unique)
+        finally:
+            poolings.close()
+            del self._running[name]
+        return PoolingRequestOutput(name, output, [])
 
     async def _answer(
         self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_general_plugins
+from fastdeploy_lp.plugins.general import warn_of_unknown_names
+from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
+from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
 
 
 @dataclass(frozen=True)
@@ -18,22 +24,37 @@ class DeclaredEngine:
 
     fd_config: FDConfig
     declared: list[DeclaredProcessor]
+    stat_loggers: list[tuple[str, StatLoggerBase]] = field(default_factory=list)
+    io_processor: NamedIOProcessor | None = None
 
 
-def declare(model: str, logits_processors: Sequence[str | type], options: dict[str, Any]) -> DeclaredEngine:
+def declare(
+    model: str,
+    logits_processors: Sequence[str | type],
+    options: dict[str, Any],
+    stat_loggers: Sequence[StatLoggerFactory] = (),
+) -> DeclaredEngine:
     """Check everything that can be checked before a model is loaded; raises ValueError naming the option."""
     try:
         args = EngineArgs(model=model, logits_processors=logits_processors, **options)  # type: ignore[arg-type]
     except TypeError as error:
         known = ", ".join(sorted(EngineArgs.__dataclass_fields__))
         raise ValueError(f"{str(error).split('() ')[-1]}; options are {known}") from None
-    return declare_engine(args)
+    return declare_engine(args, stat_loggers=stat_loggers)
 
 
-def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine:
-    """The same from `EngineArgs`; processors first, since finding the model may take a conversion."""
+def declare_engine(
+    args: EngineArgs, *, progress: bool = True, stat_loggers: Sequence[StatLoggerFactory] = ()
+) -> DeclaredEngine:
+    """The same from `EngineArgs`; processors first, since finding the model may take a conversion.
+
+    Plugins are loaded before anything is settled. Raises PluginError, a ValueError, for one that ends the start.
+    """
     if args.vllm_compat:
         vllm_compat.install()
+    warn_of_unknown_names()
+    load_general_plugins()
+    current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
     names = [processor.name for processor in declared]
@@ -44,4 +65,12 @@ def declare_engine(args: EngineArgs, *, progress: bool = True) -> DeclaredEngine
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:
         find_tool_parser(args.tool_call_parser)
-    return DeclaredEngine(args.create_fd_config(show_progress=progress), declared)
+    loggers = [*installed_stat_loggers(), *given_stat_loggers(stat_loggers)]
+    io_processor = None if args.io_processor_plugin is None else find_io_processor(args.io_processor_plugin)
+    fd_config = args.create_fd_config(show_progress=progress)
+    return DeclaredEngine(
+        fd_config,
+        declared,
+        [source.build(fd_config) for source in loggers],
+        None if io_processor is None else io_processor.build(fd_config),
+    )

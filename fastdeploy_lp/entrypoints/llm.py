@@ -8,6 +8,7 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
@@ -15,15 +16,22 @@ from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
-from fastdeploy_lp.engine.errors import EngineDeadError, ProcessorUnavailableError, RequestFailedError
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+    WorkerLostError,
+)
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
+from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, listed, read_prompt
-from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
+from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
@@ -38,17 +46,28 @@ class LLM:
 
     model: directory, GGUF file or known name.
     logits_processors: builtin names, `module.path:ClassName`, or classes themselves.
+    stat_loggers: classes derived from `StatLoggerBase`, or functions that make one of (fd_config, engine_index).
     Every other keyword is a field of `EngineArgs`.
 
     Raises ValueError for options that cannot be used and EngineStartError when the worker does not come up. Use it as a
     context manager or call `shutdown`; at the interpreter's exit it ends by itself.
     """
 
-    def __init__(self, model: str, *, logits_processors: Sequence[str | type] = (), **engine_args: Any) -> None:
-        setup = declare(model, logits_processors, engine_args)
+    def __init__(
+        self,
+        model: str,
+        *,
+        logits_processors: Sequence[str | type] = (),
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        **engine_args: Any,
+    ) -> None:
+        setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._loop = LoopThread()
-        self._engine = self._loop.run(_create(EngineClient, setup.fd_config, setup.declared))
+        self._engine = self._loop.run(
+            _create(EngineClient, setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
+        )
         config = setup.fd_config.scheduler_config
+        self._io_processor = setup.io_processor
         self._turns = asyncio.Semaphore(config.max_num_seqs + config.max_waiting_requests)
         self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
         try:
@@ -160,19 +179,41 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """The embeddings of one prompt or many, given as text or as token ids, in order.
 
-        Raises ValueError, before anything is computed, for a prompt or parameters that cannot be used.
+        Raises ValueError, before anything is computed, for a prompt or parameters that cannot be used, such as the task
+        "token_embed", which `encode` serves.
         """
         single, inputs = _is_single(prompts), self._engine.inputs
         many: Sequence[Any] = [prompts] if single else prompts
         paths = ["prompts"] if single else [f"prompts.{index}" for index in range(len(many))]
         tokens = [inputs.pooling_prompt(prompt, path) for prompt, path in zip(many, paths, strict=True)]
-        params = _one_a_prompt("pooling_params", pooling_params, PoolingParams(), len(many))
-        requests = [
-            PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, inputs.settle_pooling(each))
-            for prompt, each in zip(tokens, params, strict=True)
-        ]
-        with _progress(use_tqdm, len(requests), "embedding") as progress:
-            return self._loop.run(_all_or_none([self._embed_one(request, progress) for request in requests]))
+        requests = self._pooling_requests(tokens, pooling_params)
+        for request in requests:
+            require_one_vector(request.params)
+        return [EmbeddingRequestOutput.of(output) for output in self._pool(requests, use_tqdm, "embedding")]
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput] | Mapping[str, Any],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+    ) -> list[PoolingRequestOutput[Any]]:
+        """What the hidden states of prompts come to, in order: a vector, or one a token (`PoolingParams.task`).
+
+        prompts: one or many, in the forms that `generate` takes; or `{"data": …}` for the IO processor that the option
+            `io_processor_plugin` names, whose answer is then the only output's `outputs`.
+
+        Raises ValueError, before anything is computed, for what cannot be used, and IOProcessorError when the IO
+        processor fails.
+        """
+        if isinstance(prompts, Mapping) and DATA in prompts:
+            if isinstance(pooling_params, Sequence):
+                raise ValueError(f"pooling_params: give one for {DATA}, not a list")
+            processing = data_processing(self._engine.inputs, self._io_processor, prompts)
+            return [self._loop.run(self._process(processing, prompts[DATA], pooling_params))]
+        inputs = self._engine.inputs
+        found = [read_prompt(inputs, prompt, path, pooled=True) for path, prompt in listed(prompts)]
+        return self._pool(self._pooling_requests(found, pooling_params), use_tqdm, "encoding")
 
     def shutdown(self) -> None:
         """End the worker process; calling it again does nothing."""
@@ -232,12 +273,35 @@ class LLM:
 
         return await _all_or_none([answer(request, index) for index, request in enumerate(requests)])
 
-    async def _embed_one(self, request: PoolingRequest, progress: Any) -> EmbeddingRequestOutput:
+    def _pooling_requests(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | Sequence[PoolingParams] | None
+    ) -> list[PoolingRequest]:
+        params = _one_a_prompt("pooling_params", pooling_params, PoolingParams(), len(prompts))
+        settle = self._engine.inputs.settle_pooling
+        return [
+            PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, settle(each))
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+
+    def _pool(self, requests: Sequence[PoolingRequest], use_tqdm: Progress, what: str) -> list[PoolingRequestOutput]:
+        with _progress(use_tqdm, len(requests), what) as progress:
+            return self._loop.run(_all_or_none([self._pool_one(request, progress) for request in requests]))
+
+    async def _pool_one(self, request: PoolingRequest, progress: Any = None) -> PoolingRequestOutput:
         async with self._turns:
             (pooling,) = await self._engine.pool([request], bounded=False)
             output = await pooling.result()
-        progress.update(1)
-        return EmbeddingRequestOutput.of(output)
+        if progress is not None:
+            progress.update(1)
+        return output
+
+    async def _process(
+        self, processing: IOProcessing, data: Any, params: PoolingParams | None
+    ) -> PoolingRequestOutput[Any]:
+        request_id = f"offline-{uuid.uuid4().hex}"
+        requests = await processing.requests(data, params, request_id)
+        output = await processing.answer([partial(self._pool_one, each) for each in requests], request_id)
+        return PoolingRequestOutput(request_id, output, [])
 
     async def _stream_all(
         self, requests: Sequence[EngineRequest], raise_on_error: bool
@@ -267,8 +331,8 @@ class LLM:
             yield _failed(request, index, error)
 
 
-async def _create(kind: type[Result], *arguments: Any) -> Result:
-    return kind(*arguments)
+async def _create(kind: type[Result], *arguments: Any, **keywords: Any) -> Result:
+    return kind(*arguments, **keywords)
 
 
 def _shutdown(loop: LoopThread, engine: EngineClient) -> None:
@@ -289,7 +353,7 @@ def _failed(request: EngineRequest, index: int, error: RequestFailedError | Engi
         completions,
         finished=True,
         prompt_index=index,
-        error_code=503 if isinstance(error, (EngineDeadError, ProcessorUnavailableError)) else 500,
+        error_code=503 if isinstance(error, (EngineDeadError, ProcessorUnavailableError, WorkerLostError)) else 500,
         error_msg=str(error),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -38,28 +38,30 @@ def listed(prompts: PromptInput | Sequence[PromptInput]) -> list[tuple[str, Prom
     return [(f"{TEXT}.{index}", prompt) for index, prompt in enumerate(prompts)]  # type: ignore[misc]
 
 
-def read_prompt(inputs: InputProcessor, prompt: PromptInput, path: str = TEXT) -> Prompt:
+def read_prompt(inputs: InputProcessor, prompt: PromptInput, path: str = TEXT, *, pooled: bool = False) -> Prompt:
     """The prompt's token ids; raises InvalidRequestError (a ValueError) that names `path`.
 
-    A dict may hold both: the token ids are what is continued, and the text is what the output shows.
+    A dict may hold both: the token ids are what is continued, and the text is what the output shows. One that is
+    `pooled` may fill the context.
     """
+    read = inputs.pooling_prompt if pooled else inputs.prompt
     if not isinstance(prompt, Mapping):
-        return _read_plain(inputs, prompt, path)
+        return _read_plain(read, prompt, path)
     given = {key: value for key, value in prompt.items() if value is not None}
     unknown = sorted(map(str, given.keys() - {TEXT, TOKEN_IDS}))
     if unknown or not given:
         reason = "is no part of a prompt" if unknown else "is empty"
         raise InvalidRequestError(f"{path}.{unknown[0]}" if unknown else path, f"{reason}; a prompt is {FORMS}")
     if TOKEN_IDS not in given:
-        return _read_plain(inputs, given[TEXT], f"{path}.{TEXT}")
-    tokens = _read_plain(inputs, given[TOKEN_IDS], f"{path}.{TOKEN_IDS}", texts=False)
+        return _read_plain(read, given[TEXT], f"{path}.{TEXT}")
+    tokens = _read_plain(read, given[TOKEN_IDS], f"{path}.{TOKEN_IDS}", texts=False)
     return Prompt(tokens.token_ids, given.get(TEXT))
 
 
-def _read_plain(inputs: InputProcessor, prompt: Any, path: str, *, texts: bool = True) -> Prompt:
+def _read_plain(read: Callable[[Any, str], Prompt], prompt: Any, path: str, *, texts: bool = True) -> Prompt:
     plain = isinstance(prompt, str) if texts else False
     tokens = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
     if not plain and not tokens:
         wanted = FORMS if texts else "a list of token ids"
         raise InvalidRequestError(path, f"must be {wanted}, not {type(prompt).__name__}")
-    return inputs.prompt(prompt, path)
+    return read(prompt, path)

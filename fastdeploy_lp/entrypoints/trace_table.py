@@ -64,7 +64,7 @@ class TraceTable:
         used = 0
         for token in top:
             text = f"{shown(token.decoded_token)} {token.probability:.1%}"
-            used += len(text) + 2
+            used += len(text) + (2 if parts else 0)
             if parts and room is not None and used > room:
                 break
             parts.append(self._painted(text, GREEN) if token.token_id == token_id else text)

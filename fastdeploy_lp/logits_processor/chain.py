@@ -19,6 +19,7 @@ from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import FAILED, SKIPPED
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class LogitsProcessorChain:
 
         active = np.sort(np.concatenate([group.active_slots() for group in self._groups.values()]))
         for group in self._groups.values():
-            rows = paddle.to_tensor(np.searchsorted(active, group.active_slots()))
+            rows = to_device(np.searchsorted(active, group.active_slots()))
             if not rows.size:
                 continue
             part = self._apply_group(group, paddle.gather(logits, rows), trace, all_greedy=all_greedy)

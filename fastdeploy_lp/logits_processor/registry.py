@@ -5,17 +5,25 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.plugins import (
+    PLUGINS_VARIABLE,
+    Plugin,
+    PluginError,
+    PluginGroup,
+    PluginState,
+    allowed_plugins,
+    installed_plugins,
+    load,
+)
 
 # What stands before "LogitsProcessor" in the names of builtins, and their modules.
 _BUILTIN_MODULES = {
@@ -51,8 +59,6 @@ BUILTIN: dict[str, str] = {
     f"{name}LogitsProcessor": f"fastdeploy_lp.logits_processor.builtin.{module}:{name}LogitsProcessor"
     for name, module in _BUILTIN_MODULES.items()
 }
-ENTRY_POINT_GROUP = "fastdeploy_lp.logits_processors"
-PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"
 
 
 def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None = None) -> list[DeclaredProcessor]:
@@ -61,12 +67,12 @@ def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None =
     `objects` maps a SPEC to a thing that was given as an object. Raises LogitsProcessorSpecError for a SPEC that does
     not lead to a processor and for two of one name.
     """
-    found_points = {point.name: point for point in _installed_entry_points()}
+    plugins = _allowed_by_name()
     explicit = {_split_alias(spec)[1] for spec in specs}
-    order = [name for name in found_points if name not in explicit] + list(specs)
+    order = [name for name in plugins if name not in explicit] + list(specs)
     declared: list[DeclaredProcessor] = []
     for spec in order:
-        processor = _declare(spec, objects or {}, found_points)
+        processor = _declare(spec, objects or {}, plugins)
         if any(processor.name == other.name for other in declared):
             raise LogitsProcessorSpecError(
                 spec, f"is a second {processor.name}; names must be unique, write another_name={_split_alias(spec)[1]}"
@@ -79,20 +85,19 @@ def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
     """One processor by itself, whatever else is installed; `found` is what the SPEC stands for if it was given as an
     object. Raises LogitsProcessorSpecError.
     """
-    points = {point.name: point for point in _installed_entry_points()}
-    return _declare(spec, {} if found is None else {spec: found}, points)
+    return _declare(spec, {} if found is None else {spec: found}, _allowed_by_name())
 
 
-def _declare(spec: str, objects: Mapping[str, object], points: Mapping[str, EntryPoint]) -> DeclaredProcessor:
+def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plugin]) -> DeclaredProcessor:
     alias, target = _split_alias(spec)
     if spec in objects:
         source, found = "object", objects[spec]
     elif target in BUILTIN:
         source, found = "builtin", _load_path(BUILTIN[target], spec)
-    elif target in points:
-        source, found = "entry point", _load_entry_point(points[target], spec)
+    elif target in plugins:
+        source, found = "entry point", _load_plugin(plugins[target], spec)
     else:
-        source, found = "module", _load_path(_require_path(target, spec, points), spec)
+        source, found = "module", _load_path(_require_path(target, spec, plugins), spec)
     dialect = find_dialect(found, spec)
     own_name = target if source == "entry point" else dialect.class_of(found).__name__
     return DeclaredProcessor(alias or own_name, spec, source, found, dialect)
@@ -122,30 +127,29 @@ def _split_alias(spec: str) -> tuple[str | None, str]:
     return alias, target
 
 
-def _installed_entry_points() -> list[EntryPoint]:
-    """In the order of their names, so that every process has the same chain; filtered by FASTDEPLOY_LP_PLUGINS."""
-    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    allowed = os.environ.get(PLUGINS_VARIABLE)
-    if allowed is None:
-        return points
-    names = {name.strip() for name in allowed.split(",")}
-    return [point for point in points if point.name in names]
+def _allowed_by_name() -> dict[str, Plugin]:
+    """In the order of their names, so that every process has the same chain; of two with one name the last, which
+    refuses to be loaded.
+    """
+    return {plugin.name: plugin for plugin in allowed_plugins(PluginGroup.LOGITS_PROCESSOR)}
 
 
-def _load_entry_point(point: EntryPoint, spec: str) -> object:
+def _load_plugin(plugin: Plugin, spec: str) -> object:
     try:
-        return point.load()
-    except Exception as error:  # an author's module may raise anything
-        problem = f"is an installed entry point ({point.value}) that cannot be loaded"
-        cause = f"{type(error).__name__}: {_one_line(error)}"
-        advice = f"mend or uninstall its package, or leave it out of {PLUGINS_VARIABLE}{_compat_advice(error)}"
-        raise LogitsProcessorSpecError(spec, f"{problem}: {cause}; {advice}") from error
+        return load(plugin).found
+    except PluginError as error:
+        cause = error.__cause__
+        advice = f"mend or uninstall its package, or leave it out of {PLUGINS_VARIABLE}{_compat_advice(cause)}"
+        if error.state is PluginState.INCOMPATIBLE:
+            advice = f"or leave it out of {PLUGINS_VARIABLE}"
+        problem = f"is an installed entry point ({plugin.value} of {plugin.distribution} {plugin.version})"
+        raise LogitsProcessorSpecError(spec, f"{problem}: {error.reason}; {advice}") from cause
 
 
-def _require_path(target: str, spec: str, points: Iterable[str]) -> str:
+def _require_path(target: str, spec: str, names: Iterable[str]) -> str:
     module_path, colon, class_path = target.partition(":")
     if not colon:
-        raise LogitsProcessorSpecError(spec, _no_colon(target, [*BUILTIN, *points]))
+        raise LogitsProcessorSpecError(spec, _no_colon(target, [*BUILTIN, *names]))
     if not module_path or not class_path or ":" in class_path:
         raise LogitsProcessorSpecError(spec, "must read module.path:ClassName")
     return target
@@ -154,6 +158,8 @@ def _require_path(target: str, spec: str, points: Iterable[str]) -> str:
 def _no_colon(target: str, names: list[str]) -> str:
     close = difflib.get_close_matches(target, names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
+    if any(plugin.name == target for plugin in installed_plugins(PluginGroup.LOGITS_PROCESSOR)):
+        guess = f"; the installed plugin of this name is left out by {PLUGINS_VARIABLE}"
     if "." in target:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
@@ -190,7 +196,7 @@ def quiet_paddle() -> Iterator[None]:
         yield
 
 
-def _compat_advice(error: Exception) -> str:
+def _compat_advice(error: BaseException | None) -> str:
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     return "; for a package written for vLLM add --vllm-compat" if (absent or "").partition(".")[0] == "vllm" else ""
 

@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -193,7 +194,7 @@ class ShadowChain:
         rows = np.searchsorted(slots, own)
         if all_greedy and not shadow.entry.changes_argmax:
             return ShadowRows(shadow.entry.name, own, rows, None)
-        copies = paddle.gather(logits, paddle.to_tensor(rows))
+        copies = paddle.gather(logits, to_device(rows))
         try:
             with self._limit:
                 copies = shadow.entry.apply(copies)
@@ -207,7 +208,7 @@ class ShadowChain:
         if len(kept) < len(own):
             if not kept:
                 return None
-            copies, own, rows = paddle.gather(copies, paddle.to_tensor(kept)), own[kept], rows[kept]
+            copies, own, rows = paddle.gather(copies, to_device(np.array(kept, np.int64))), own[kept], rows[kept]
         return ShadowRows(shadow.entry.name, own, rows, copies)
 
     def _count_rows(self, shadow: _Shadow, error: RowErrors) -> None:

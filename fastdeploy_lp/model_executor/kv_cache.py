@@ -11,24 +11,31 @@ HALF_MAX = 65504.0
 
 
 class LayerKVCache:
-    """One layer's keys and values: [num_blocks * kv_heads, block_size * head_dim] each.
+    """One layer's keys and values: [num_blocks * kv_heads, block_size * head_dim] each, from `allocate` on.
 
     A row is one block of one head, so that gathering a sequence's rows gives [kv_heads, context, head_dim] without a
     permuted copy. Block 0 is the null block: it is never written and fills up shorter sequences of a group.
     With `half`, what is kept is rounded to float16; it stays in float32, which the products take.
     """
 
-    def __init__(
-        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, *, half: bool = False
-    ) -> None:
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, num_kv_heads: int, block_size: int, head_dim: int, *, half: bool = False) -> None:
+        self._num_kv_heads = num_kv_heads
+        self._block_size = block_size
+        self._head_dim = head_dim
+        self._half = half
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make room for `num_blocks` blocks, the null block included; once, before the first `write`."""
         # Zeros, not empty: a masked position still enters 0 * value, which must not be NaN.
         platform = current_platform()
-        shape = [num_blocks * num_kv_heads, block_size * head_dim]
+        shape = [num_blocks * self._num_kv_heads, self._block_size * self._head_dim]
         self.keys = platform.zeros(shape, "float32")
         self.values = platform.zeros(shape, "float32")
-        self._half = half
-        self._key_rows = self.keys.reshape([-1, head_dim])
-        self._value_rows = self.values.reshape([-1, head_dim])
+        self._key_rows = self.keys.reshape([-1, self._head_dim])
+        self._value_rows = self.values.reshape([-1, self._head_dim])
 
     def write(self, cache_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [tokens * kv_heads, head_dim] at `cache_rows`, in place."""

@@ -1,11 +1,32 @@
 """What differs between devices, behind one interface."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
 from fastdeploy_lp.platforms.base import Platform
 from fastdeploy_lp.platforms.cpu import CpuPlatform
+from fastdeploy_lp.platforms.gpu import GpuPlatform
+from fastdeploy_lp.platforms.host_memory import in_host_memory
+from fastdeploy_lp.platforms.selection import current_platform, find_platform, platform_of
 
-__all__ = ["CpuPlatform", "Platform", "current_platform"]
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+__all__ = [
+    "CpuPlatform",
+    "GpuPlatform",
+    "Platform",
+    "current_platform",
+    "find_platform",
+    "in_host_memory",
+    "platform_of",
+    "to_device",
+]
 
 
-def current_platform() -> Platform:
-    """The platform that this installation serves on."""
-    return CpuPlatform()
+def to_device(host: NDArray[Any]) -> Tensor:
+    """`Platform.to_device` of the current platform."""
+    return current_platform().to_device(host)

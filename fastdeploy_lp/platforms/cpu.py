@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,13 @@ class CpuPlatform(Platform):
     name = "cpu"
     runs_compiled_ops = True
     computes_on_host = True
+
+    @property
+    def device_name(self) -> str:
+        """The processor's model, as the kernel tells it."""
+        cpuinfo = Path("/proc/cpuinfo")
+        found = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text() if cpuinfo.is_file() else "", re.MULTILINE)
+        return found[1] if found else "CPU"
 
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""

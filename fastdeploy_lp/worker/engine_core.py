@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import paddle
@@ -13,23 +14,35 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats,
 from fastdeploy_lp.messages import AddPooling, AddRequest, CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
-from fastdeploy_lp.worker.model_runner import ModelRunner, StepResult
+from fastdeploy_lp.worker.model_runner_base import StepResult
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.start_up import start_worker
 
 STATS_EVERY_STEPS = 16
 
 
 class EngineCore:
-    """Continuous batching: sequences join and leave between steps."""
+    """Continuous batching on one worker: sequences join and leave between steps.
 
-    def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
+    chain: what processes logits, or what builds it once the worker's device is set.
+    """
+
+    def __init__(
+        self,
+        fd_config: FDConfig,
+        chain: LogitsProcessorChain | Callable[[], LogitsProcessorChain],
+        *,
+        show_progress: bool = False,
+    ) -> None:
         config = fd_config.model_config
         self._eos_token_ids = config.eos_token_ids
         self._max_model_len = config.max_model_len
-        self.blocks = _block_manager(fd_config)
-        self.runner = ModelRunner(fd_config, chain, show_progress=show_progress)
-        self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.runner)
+        build_chain = (lambda: chain) if isinstance(chain, LogitsProcessorChain) else chain
+        self.worker, settled = start_worker(fd_config, build_chain, show_progress=show_progress)
+        self.runner = self.worker.model_runner
+        self.blocks = _block_manager(settled)
+        self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
         self._faults_told = 0
 
@@ -64,8 +77,9 @@ class EngineCore:
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
         """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go."""
+        began = time.monotonic()
         chunks = self.scheduler.schedule()
-        result = self.runner.execute(chunks)
+        result = self.worker.execute_model(chunks)
         tokens = iter(result.tokens.tolist())
         steps: list[SequenceStep] = []
         for chunk in chunks:
@@ -79,7 +93,9 @@ class EngineCore:
                 steps.append(self._advance(sequence, token, result))
             elif chunk.pools:
                 steps.append(self._pool(sequence, result.pooled[sequence.slot]))
-        return self._outputs(steps, self._changed_stats())
+        outputs = self._outputs(steps, self._changed_stats())
+        outputs.step_time = time.monotonic() - began
+        return outputs
 
     def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
         blocks, scheduler = self.blocks, self.scheduler
@@ -143,13 +159,7 @@ class EngineCore:
 
 
 def _block_manager(fd_config: FDConfig) -> BlockManager:
-    """Raises ValueError for a cache too small for a sequence of full length, which must be able to go on alone."""
-    cache, length = fd_config.cache_config, fd_config.model_config.max_model_len
-    if (cache.num_blocks - 1) * cache.block_size < length:
-        raise ValueError(
-            f"num_blocks: {cache.num_blocks} blocks of {cache.block_size} tokens, one of them unused, "
-            f"do not hold one sequence of max_model_len = {length} tokens"
-        )
+    cache = fd_config.cache_config
     return BlockManager(
         cache.num_blocks,
         cache.block_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,19 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
-from fastdeploy_lp.model_executor.loader.weights import open_weights
-from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
+from fastdeploy_lp.model_executor.loader.weights import WeightsError, open_weights
+from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp, model_class
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_tables import BlockTables
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
+from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
 from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
@@ -35,46 +36,43 @@ from fastdeploy_lp.worker.tracing import Tracing
 RAW, GUIDED = "raw", "guided_decoding"
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """One token for each chunk that samples [rows], whose requests have to end, and by slot the logprobs asked for.
-
-    prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
-    pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
-    completed: the slots whose output is whole with this token.
-    traces: by slot, the stages of a token that is traced. shadows: by slot, the tokens of processors in shadow.
-    """
-
-    tokens: NDArray[np.int64]
-    failures: dict[int, SlotFailure]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    completed: frozenset[int] = frozenset()
-    traces: dict[int, list[StageTrace]] = field(default_factory=dict)
-    shadows: dict[int, ShadowTokens] = field(default_factory=dict)
-
-
-class ModelRunner:
-    """Owns the model, its KV cache, `share_inputs`, the mask, the chain and the sampler.
+class ModelRunner(ModelRunnerBase):
+    """Owns the model, its KV cache, `share_inputs`, the mask, the chain, the sampler and what traces their work.
 
     `mask` is guided decoding; it is applied before the chain and again behind it.
     """
 
-    def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain, *, show_progress: bool = False) -> None:
-        self.chain = chain
+    _model: CausalLM
+    _prompt_logprobs: PromptLogprobs
+
+    def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain) -> None:
+        super().__init__(fd_config, chain)
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
         max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
         self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
         self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops)
-        self._model = _load_model(fd_config, show_progress=show_progress)
-        config = fd_config.model_config
+        self._pooling = PromptPooling()
+        self.tracing = Tracing(self._sampler.ops)
+
+    def load_model(self, *, show_progress: bool = False) -> None:
+        """The weights of the checkpoint, every tensor of which the model has to take."""
+        self._model = _load_model(self.fd_config, show_progress=show_progress)
+        config = self.fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
         )
-        self._pooling = PromptPooling()
-        self._tracing = Tracing(self._sampler.ops)
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """The model's own cache."""
+        with paddle.no_grad():
+            self._model.initialize_cache(num_blocks)
+
+    def warm_up(self) -> None:
+        """The model's own preparation, if it has any."""
+        if isinstance(self._model, WarmsUp):
+            with paddle.no_grad():
+                self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot."""
@@ -87,7 +85,7 @@ class ModelRunner:
         self.chain.enter(sequence.slot, sequence.selection)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
-        self._tracing.enter(sequence)
+        self.tracing.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
@@ -98,13 +96,10 @@ class ModelRunner:
         self._sampler.leave(slot)
         self._prompt_logprobs.leave(slot)
         self._pooling.leave(slot)
-        self._tracing.leave(slot)
+        self.tracing.leave(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
-
-        Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
-        """
+        """As the interface says."""
         slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
@@ -141,7 +136,7 @@ class ModelRunner:
             if taker is not None:
                 taker.take(chunk.sequence.slot, hidden[end - part.num_outputs : end])
         sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        return paddle.gather(hidden, paddle.to_tensor(ends[sampling] - 1)) if sampling else hidden
+        return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
 
     def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
         """Who takes the chunk's hidden states before any is sampled from."""
@@ -151,7 +146,7 @@ class ModelRunner:
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
-        trace = self._tracing.begin(slots)
+        trace = self.tracing.begin(slots)
         all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
         logits = self._process(hidden, slots, trace, all_greedy=all_greedy)
         shadows = self._shadow_draws(logits, slots, all_greedy=all_greedy)
@@ -197,9 +192,8 @@ class ModelRunner:
         if trace is not None:
             trace.start_clock()
         # A processor must not bring back a token that the mask rules out.
-        if not self.chain.ran():
-            return logits
-        logits = self.mask.apply(logits, slots)
+        if self.chain.ran():
+            logits = self.mask.apply(logits, slots)
         if trace is not None:
             trace.keep(GUIDED, MASK, logits, [slot for slot in self._masked(trace) if trace.was_processed(slot)])
         return logits
@@ -234,10 +228,20 @@ class ModelRunner:
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:
+    """Raises CheckpointError, in one line that names the file, for a model that cannot be used."""
     config = fd_config.model_config
-    cls = model_class(config.hf_config)
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
-    with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
-        model = cls(fd_config, weights)
-        weights.require_all_taken()
+    try:
+        cls = model_class(config.hf_config)
+    except ValueError as error:
+        raise CheckpointError(f"{config.directory}: {error}") from error
+    try:
+        with paddle.no_grad(), open_weights(files, show_progress=show_progress) as weights:
+            model = cls(fd_config, weights)
+            weights.require_all_taken()
+    except WeightsError:
+        raise
+    except CheckpointError as error:
+        # What is wrong with config.json is found where its path is not known.
+        raise CheckpointError(f"{config.directory}: {error}") from error
     return model

@@ -1,4 +1,4 @@
-"""From the hidden states of a prompt, chunk by chunk, to one vector."""
+"""From the hidden states of a prompt, chunk by chunk, to one vector or one a token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import ClassVar, Protocol
 
 import paddle
 from paddle import Tensor
+
+from fastdeploy_lp.pooling_params import TOKEN_POOLING
 
 # A hidden state becomes a whole number of 2^-10 and, for the rest, one of 2^-46. In float64 sums of whole numbers are
 # exact below 2^53, whatever their order: for 2^18 tokens as long as |hidden state| < 2^25.
@@ -25,7 +27,7 @@ class Pooling(Protocol):
         """Hidden states [tokens, hidden_size] of the next tokens."""
 
     def result(self) -> Tensor:
-        """What the prompt comes to, float32 [hidden_size]."""
+        """What the prompt comes to, float32 [hidden_size], or [tokens, hidden_size]."""
 
 
 class MeanPooling:
@@ -73,4 +75,29 @@ class LastPooling:
         return self._last
 
 
-POOLINGS: dict[str, type[MeanPooling] | type[LastPooling]] = {"mean": MeanPooling, "last": LastPooling}
+class TokenPooling:
+    """Every token's hidden state, in order."""
+
+    every_row: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+
+    def take(self, hidden: Tensor) -> None:
+        """See `Pooling.take`."""
+        # What is given may lie in memory that the next pass writes to.
+        self._chunks.append(hidden.clone())
+
+    def result(self) -> Tensor:
+        """See `Pooling.result`, [tokens, hidden_size]; raises RuntimeError before anything was taken."""
+        if not self._chunks:
+            raise RuntimeError("no hidden state was given to be pooled")
+        whole = self._chunks[0] if len(self._chunks) == 1 else paddle.concat(self._chunks)
+        return whole.astype("float32")
+
+
+POOLINGS: dict[str, type[MeanPooling] | type[LastPooling] | type[TokenPooling]] = {
+    "mean": MeanPooling,
+    "last": LastPooling,
+    TOKEN_POOLING: TokenPooling,
+}

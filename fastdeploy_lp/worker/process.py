@@ -10,14 +10,16 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import paddle
 import zmq
 
+from fastdeploy_lp import shared_memory
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
@@ -35,7 +37,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.kv_events import CachePortError, KVEventPublisher
 
@@ -79,7 +81,7 @@ class WorkerProcess:
                 if engine.has_work:
                     self._send(engine.step())
                     self._publish_cache_events(engine)
-        except CachePortError as error:  # the operator's mistake, for which one line is enough
+        except (CachePortError, CheckpointError) as error:  # the operator's mistake, for which one line is enough
             self._send(WorkerFailed(str(error)))
             raise SystemExit(1) from error
         except Exception as error:
@@ -100,9 +102,11 @@ class WorkerProcess:
 
     def _start_engine(self) -> EngineCore:
         began = time.monotonic()
-        paddle.set_device(current_platform().name)
         fd_config = self._start.fd_config
-        engine = EngineCore(fd_config, self._build_chain(fd_config), show_progress=sys.stderr.isatty())
+        if fd_config.structured_outputs_config.vllm_compat:
+            vllm_compat.install()
+        load_general_plugins()
+        engine = EngineCore(fd_config, partial(self._build_chain, fd_config), show_progress=sys.stderr.isatty())
         # What a worker starts with stays: no collection need ever look at it again.
         gc.collect()
         gc.freeze()
@@ -110,8 +114,6 @@ class WorkerProcess:
         return engine
 
     def _build_chain(self, fd_config: FDConfig) -> LogitsProcessorChain:
-        if fd_config.structured_outputs_config.vllm_compat:
-            vllm_compat.install()
         objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
         policy = fd_config.structured_outputs_config
         return LogitsProcessorChain(load_processors(policy.logits_processors, objects), fd_config)
@@ -161,4 +163,5 @@ def _exit_with_parent(pipe: RawIOBase, endpoint: str) -> None:
     scheme, _, path = endpoint.partition("://")
     if scheme == "ipc":  # it can not remove its socket's folder any more
         shutil.rmtree(Path(path).parent, ignore_errors=True)
+    shared_memory.remove_of(os.getpid())
     os._exit(ORPHANED)

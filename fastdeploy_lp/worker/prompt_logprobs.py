@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import RowLogprobs, RowOps
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.sampler.logprobs import token_logprobs
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
@@ -68,7 +68,7 @@ class PromptLogprobs:
         pending = self._by_slot[slot]
         follow = pending.token_ids[pending.done + 1 : pending.done + 1 + hidden.shape[0]]
         for begin in range(0, len(follow), self._piece_rows):
-            targets = paddle.to_tensor(np.array(follow[begin : begin + self._piece_rows], np.int64))
+            targets = to_device(np.array(follow[begin : begin + self._piece_rows], np.int64))
             logits = self._compute_logits(hidden[begin : begin + targets.shape[0]])
             found = self._ops.logprobs(logits, targets, pending.count, normalize=self._normalize)
             pending.parts.append(found)

@@ -49,7 +49,7 @@ class PromptPooling:
 
 @dataclass(frozen=True)
 class PooledPrompts:
-    """By slot, what is to go out with this step: float32 [hidden_size] on the device."""
+    """By slot, what is to go out with this step: float32 [hidden_size] or [tokens, hidden_size] on the device."""
 
     by_slot: dict[int, Tensor]
 
@@ -59,5 +59,5 @@ class PooledPrompts:
         return list(self.by_slot.values())
 
     def unpack(self, arrays: Iterator[NDArray[Any]]) -> dict[int, NDArray[np.float32]]:
-        """By slot, the vectors on the host; takes from `arrays` what was read of `tensors`."""
+        """By slot, the same on the host; takes from `arrays` what was read of `tensors`."""
         return {slot: next(arrays).astype(np.float32) for slot in self.by_slot}

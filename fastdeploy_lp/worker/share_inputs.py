@@ -11,7 +11,7 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.worker.sequence import Sequence
 
 
@@ -148,7 +148,7 @@ class ShareInputs(Mapping[str, Any]):
     def _put(self, name: str, rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         self._arrays[f"{name}_cpu"][rows, cols] = values
         if rows.size and name not in self._shared:
-            self._arrays[name].index_put_((paddle.to_tensor(rows), paddle.to_tensor(cols)), paddle.to_tensor(values))
+            self._arrays[name].index_put_((to_device(rows), to_device(cols)), to_device(values))
 
     def _write(self, field: ArrayField, slot: int, value: Any) -> None:
         row = np.full(self._arrays[_host_name(field)].shape[1], field.empty, field.dtype)
@@ -157,7 +157,7 @@ class ShareInputs(Mapping[str, Any]):
         if field.host:
             self._arrays[_host_name(field)][slot] = row
         if field.device and field.name not in self._shared:
-            self._arrays[field.name][slot] = paddle.to_tensor(row)
+            self._arrays[field.name][slot] = to_device(row)
 
 
 def _host_name(field: ArrayField) -> str:

@@ -16,6 +16,7 @@ from paddle import Tensor
 from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
@@ -151,7 +152,7 @@ class StepTrace(ChainTrace, DrawWatcher):
 
 
 def _copies(tensor: Tensor, rows: Int64s) -> Tensor:
-    return paddle.gather(tensor, paddle.to_tensor(rows))
+    return paddle.gather(tensor, to_device(rows))
 
 
 def _numbers(

@@ -50,32 +50,37 @@ def _vocabulary() -> tuple[list[str], list[int]]:
     return tokens, [int(kind) for kind in types]
 
 
-def _tensor_shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
-    keys = HIDDEN // HEADS * KV_HEADS
+def _tensor_shapes(vocabulary: int, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    keys = hidden // HEADS * KV_HEADS
     layer = {
-        "attn_norm": (HIDDEN,),
-        "attn_q": (HIDDEN, HIDDEN),
-        "attn_k": (keys, HIDDEN),
-        "attn_v": (keys, HIDDEN),
-        "attn_output": (HIDDEN, HIDDEN),
-        "ffn_norm": (HIDDEN,),
-        "ffn_gate": (INNER, HIDDEN),
-        "ffn_up": (INNER, HIDDEN),
-        "ffn_down": (HIDDEN, INNER),
+        "attn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
     }
     shapes = {f"blk.{n}.{name}.weight": shape for n in range(LAYERS) for name, shape in layer.items()}
-    return {"token_embd.weight": (vocabulary, HIDDEN), "output_norm.weight": (HIDDEN,), **shapes}
+    return {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,), **shapes}
 
 
-def make_tiny(seed: int = 0, quant: GGMLQuantizationType = GGMLQuantizationType.F32) -> TinyModel:
+def make_tiny(
+    seed: int = 0,
+    quant: GGMLQuantizationType = GGMLQuantizationType.F32,
+    hidden: int = HIDDEN,
+    inner: int = INNER,
+) -> TinyModel:
     tokens, types = _vocabulary()
     metadata = {
         "general.architecture": "llama",
         "general.name": "Tiny",
         "llama.block_count": LAYERS,
         "llama.context_length": 128,
-        "llama.embedding_length": HIDDEN,
-        "llama.feed_forward_length": INNER,
+        "llama.embedding_length": hidden,
+        "llama.feed_forward_length": inner,
         "llama.attention.head_count": HEADS,
         "llama.attention.head_count_kv": KV_HEADS,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
@@ -91,7 +96,7 @@ def make_tiny(seed: int = 0, quant: GGMLQuantizationType = GGMLQuantizationType.
     random = np.random.default_rng(seed)
     tensors = {
         name: (random.standard_normal(shape, dtype=np.float32), quant if len(shape) > 1 else GGMLQuantizationType.F32)
-        for name, shape in _tensor_shapes(len(tokens)).items()
+        for name, shape in _tensor_shapes(len(tokens), hidden, inner).items()
     }
     return TinyModel(metadata, tensors)
 

@@ -106,10 +106,14 @@ def end_outside_vocabulary(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (rename_architecture, "architecture 'mamba' cannot be converted; give a GGUF of a supported one: llama"),
+        (
+            rename_architecture,
+            "architecture 'mamba' cannot be converted; give a GGUF of a supported one: llama, qwen2, qwen3",
+        ),
         (rope_factors(4), r"tensor rope_freqs\.weight is F32 \[4\], not F32 \[8\]"),
         (rope_factors(8), r"scaling in tensor rope_freqs\.weight is not that of Llama 3"),
-        (say(rope__scaling__type="yarn"), "rope scaling 'yarn' is not supported"),
+        (say(rope__scaling__type="longrope"), "rope scaling 'longrope' is not supported"),
+        (say(rope__scaling__type="yarn"), r"no metadata llama\.rope\.scaling\.factor"),
         (say(rope__scaling__type="linear"), r"no metadata llama\.rope\.scaling\.factor"),
         (say(block_count=None), r"no metadata llama\.block_count"),
         (say(block_count=0), r"metadata llama\.block_count is 0"),

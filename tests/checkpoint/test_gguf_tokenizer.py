@@ -213,7 +213,7 @@ def bos_without_id(metadata: dict[str, Any]) -> None:
     ("change", "reason"),
     [
         (say("model", lambda _: "llama"), r"tokenizer model 'llama' is not supported; .* byte-level BPE .*'gpt2'"),
-        (say("pre", lambda _: "tekken"), "pre-tokenizer 'tekken' is not supported; .* llama-bpe, qwen2, smollm"),
+        (say("pre", lambda _: "tekken"), "pre-tokenizer 'tekken' is not supported; .* llama3, qwen2, smollm"),
         (lambda metadata: metadata.pop("tokenizer.ggml.pre"), r"no metadata tokenizer\.ggml\.pre"),
         (lambda metadata: metadata.pop("tokenizer.ggml.merges"), r"no metadata tokenizer\.ggml\.merges"),
         (say("merges", lambda merges: [*merges, "zz y"]), "has 'zz y', which is not made of tokens"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import load_file
+from support.gguf_model import random_blocks
 
 from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles
 from fastdeploy_lp.checkpoint.convert import convert_gguf
@@ -118,6 +119,32 @@ def test_rope_factors_are_no_weight(tmp_path: Path, tiny: Any) -> None:
     assert len(convert(tiny, tmp_path)[0]) == 2 + 2 * 9
 
 
+# Every quantization type
+
+BLOCK_TYPES = sorted(set(gguf.quants._type_traits) - {GGMLQuantizationType.BF16}, key=lambda quant: quant.name)
+
+
+@pytest.mark.parametrize("quant", BLOCK_TYPES, ids=lambda quant: quant.name)
+def test_blocks_of_every_type_are_read_as_the_library_reads_them(
+    tmp_path: Path, make_tiny: Callable[..., Any], quant: GGMLQuantizationType
+) -> None:
+    """Whatever bytes they are made of: only some types can be quantized to here, all can be read."""
+    model, random = make_tiny(hidden=256, inner=256), np.random.default_rng(int(quant))
+    for name, (array, _) in model.tensors.items():
+        if array.ndim > 1:
+            model.tensors[name] = (random_blocks(random, array.shape, quant), quant)
+    weights, _ = convert(model, tmp_path)
+    for ours, theirs in (("mlp.down_proj", "ffn_down"), ("self_attn.v_proj", "attn_v")):
+        blocks, _ = model.tensors[f"blk.1.{theirs}.weight"]
+        expected = gguf.dequantize(blocks, quant)
+        np.testing.assert_array_equal(weights[f"model.layers.1.{ours}.weight"], expected)
+
+
+def test_all_types_of_the_library_are_tested() -> None:
+    assert len(BLOCK_TYPES) >= 22
+    assert {"Q4_K", "Q6_K", "IQ1_M", "IQ4_XS", "TQ2_0", "MXFP4"} <= {quant.name for quant in BLOCK_TYPES}
+
+
 # Models that cannot be converted
 
 
@@ -156,6 +183,15 @@ def test_a_model_that_cannot_be_converted_says_why(
 def test_a_quantization_that_cannot_be_read_names_tensor_and_type(tmp_path: Path, tiny: Any) -> None:
     tiny.tensors["output_norm.weight"] = (np.zeros(64, np.int32), GGMLQuantizationType.I32)
     with pytest.raises(CheckpointError, match=r"tensor output_norm\.weight has the quantization type I32"):
+        convert(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_number_names_its_tensor(tmp_path: Path, tiny: Any, value: float) -> None:
+    array, quant = tiny.tensors["blk.1.ffn_up.weight"]
+    array[3, 5] = value
+    tiny.tensors["blk.1.ffn_up.weight"] = (array, quant)
+    with pytest.raises(CheckpointError, match=r"tensor blk\.1\.ffn_up\.weight holds NaN or infinity"):
         convert(tiny, tmp_path)
 
 

@@ -14,7 +14,7 @@ from support.clients.calls import ABORT, CALLS, EMBEDDING_BASE, EMBEDDING_CASES,
 from support.clients.case import BASE, CHAT, COMPLETIONS, STREAMED, Case, Route
 from support.clients.chat_cases import CHAT_CASES
 from support.clients.completion_cases import COMPLETION_CASES
-from support.clients.failures import CLIENT_KEY
+from support.clients.failures import CLIENT_KEY, FAILURES
 from support.clients.python_client import (
     PythonAsker,
     arguments,
@@ -159,6 +159,7 @@ def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: A
     sent += [(f"POST {route}", fields) for route, _, fields in REFUSED]
     sent += [(f"POST {EMBEDDINGS}", case.body) for case in EMBEDDING_CASES]
     sent += [(call.operation, call.body) for call in CALLS if call.body is not None]
+    sent += [(f"POST {each.path}", each.body) for each in FAILURES if f"POST {each.path}" in schemas]
     found = {field for operation, body in sent for field in fields_of(document, schemas[operation], body)}
     known = {field for schema in schemas.values() for field in all_fields(document, schema)}
     assert known - found == set()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
-from support.grammars import TinyGrammars
+from support.grammars import TINY_EOS, TINY_VOCAB, TinyGrammars
 from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.config import GuidedDecodingConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarMatcher
 from fastdeploy_lp.guided_decoding.grammar import Grammar
 
 FIELD = "guided_decoding.grammar"
@@ -53,10 +55,26 @@ def test_one_that_is_too_large_is_not_compiled(directory: Path) -> None:
     assert error.reason == f"{size} bytes are too many; the server allows {size - 1}"
 
 
+class Endless(GrammarCompiler):
+    """Compiles nothing until it is let go."""
+
+    released = threading.Event()
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        self.released.wait()
+        return super().matcher(grammar)
+
+
 def test_one_that_takes_too_long_is_given_up(directory: Path) -> None:
-    error = refusal(directory, 'start: "a"', GuidedDecodingConfig(timeout=1e-9))
-    assert error is not None
-    assert "takes more than 1e-09 seconds" in error.reason
+    compiler = Endless(directory, TINY_VOCAB, (TINY_EOS,), cache_size=8)
+    checker = GrammarChecker(compiler, GuidedDecodingConfig(timeout=0.001))
+    try:
+        with pytest.raises(InvalidRequestError, match=r"takes more than 0\.001 seconds") as raised:
+            asyncio.run(checker.check(Grammar('start: "a"', FIELD)))
+        assert raised.value.param == FIELD
+    finally:
+        compiler.released.set()
+        checker.close()
 
 
 def test_the_loop_goes_on_meanwhile(directory: Path) -> None:

@@ -92,7 +92,7 @@ def test_more_prompts_than_slots(llm: LLM, golden_cases: list[Case]) -> None:
 def test_golden_answers_cold_and_warm(golden_cases: list[Case], room: dict[str, Any]) -> None:
     with LLM(MODEL, max_num_seqs=8, **room) as small:
         cold, warm = (small.chat([each["messages"] for each in golden_cases], greedy(), use_tqdm=False) for _ in "12")
-        preemptions = small._engine.metrics.cache.stats.preemptions
+        preemptions = small._engine.metrics.scheduler_stats.num_preemptions
     for outputs in (cold, warm):
         for output, case in zip(outputs, golden_cases, strict=True):
             check_golden(output, case)

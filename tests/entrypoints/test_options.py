@@ -121,7 +121,7 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
         assert f"{option} " in text
     for default in (
         "32",
-        "16",
+        "16; on a GPU 64",
         "512",
         "1024",
         "0.9",

@@ -327,3 +327,20 @@ def test_two_decoders_do_not_share_anything() -> None:
     assert not np.array_equal(run_alone(second, seats)[0], expected[0])
     last = [Piece(0, 19, 20, 1)]
     assert_same_bits(run(first, seats, last), [expected[0][-1:]])
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_a_cache_that_is_allocated_again_is_an_empty_one(cache_dtype: str) -> None:
+    """As where memory is measured first, with few blocks."""
+    shape, setting = Shape(layers=2), Setting(None, cache_dtype, 8, 64, num_blocks=4)
+    weights = shape.weights()
+    poison = shape.vocab - 1
+    weights.embedding[poison] = np.nan
+    used, fresh = compiled_decoder(shape, setting, weights), compiled_decoder(shape, setting, weights)
+    for block in range(setting.num_blocks):
+        used.forward([SequenceChunk(np.full(8, poison), 0, np.array([block]))])
+    for decoder in (used, fresh):
+        decoder.initialize_cache(9)
+    # The first block is read as it is, since nothing was written there; the last one exists only now.
+    chunk = SequenceChunk(np.arange(8), 8, np.array([1, 8]), num_outputs=8)
+    assert_same_bits([used.forward([chunk]).numpy()], [fresh.forward([chunk]).numpy()])

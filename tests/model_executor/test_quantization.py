@@ -155,6 +155,7 @@ def test_a_number_that_is_none_shows_in_its_row_and_in_no_other(quantization: st
     config = dataclasses.replace(fd_config.model_config, quantization=quantization)
     with paddle.no_grad(), open_weights([Path(config.directory) / "model.safetensors"]) as weights:
         model = model_class(config.hf_config)(dataclasses.replace(fd_config, model_config=config), weights)
+        model.initialize_cache(fd_config.cache_config.num_blocks)
     hidden = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     clean = model.compute_logits(paddle.to_tensor(hidden)).numpy()
     hidden[1, 40] = bad

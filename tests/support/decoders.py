@@ -127,9 +127,11 @@ class Setting:
 
 def paddle_decoder(shape: Shape, setting: Setting, weights: DecoderWeights | None = None) -> PaddleDecoder:
     """A decoder on Paddle's own operators."""
-    return PaddleDecoder(
-        setting.fd_config(shape), shape.dimensions, _rotary(shape, setting), weights or shape.weights()
+    decoder = PaddleDecoder(
+        setting.fd_config(shape), shape.dimensions, rotary(shape, setting), weights or shape.weights()
     )
+    decoder.initialize_cache(setting.num_blocks)
+    return decoder
 
 
 def compiled_decoder(shape: Shape, setting: Setting, weights: DecoderWeights | None = None) -> CompiledDecoder:
@@ -138,10 +140,12 @@ def compiled_decoder(shape: Shape, setting: Setting, weights: DecoderWeights | N
     if ops is None:
         raise RuntimeError("no compiled operators on this machine")
     config = setting.fd_config(shape)
-    return CompiledDecoder(ops, config, shape.dimensions, _rotary(shape, setting), weights or shape.weights())
+    decoder = CompiledDecoder(ops, config, shape.dimensions, rotary(shape, setting), weights or shape.weights())
+    decoder.initialize_cache(setting.num_blocks)
+    return decoder
 
 
-def _rotary(shape: Shape, setting: Setting) -> RotaryTables:
+def rotary(shape: Shape, setting: Setting) -> RotaryTables:
     return RotaryTables.of({"rope_theta": ROPE_THETA}, shape.head_dim, setting.max_model_len)
 
 

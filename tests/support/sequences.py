@@ -67,7 +67,7 @@ class Ran:
 
     @property
     def vector(self) -> NDArray[np.float32]:
-        """What a prompt was pooled to, [hidden_size]."""
+        """What a prompt was pooled to, [hidden_size], or [tokens * hidden_size]."""
         assert self.pooled is not None
         return np.frombuffer(self.pooled, "<f4")
 

@@ -68,6 +68,11 @@ class ServerProcess:
         self.process: subprocess.Popen[str] | None = None
 
     @property
+    def environment(self) -> Mapping[str, str]:
+        """What the server runs with."""
+        return self._env
+
+    @property
     def url(self) -> str:
         """Where the API is, without `/v1`."""
         return f"http://127.0.0.1:{self.port}"

@@ -20,6 +20,8 @@ from fastdeploy_lp.config import (
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 # What the tokenizer's merges are learned from; all bytes are tokens anyway.
 TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps on while the other animals look at it"
+# A model that computes a token in a millisecond needs room for many, so that a test can end them before they end.
+LONG_CONTEXT = 40_000
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fastdeploy_lp.pooling_params import POOLING_TYPES
+from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING
 from fastdeploy_lp.worker.pooling import POOLINGS
 
 hidden_states = hnp.arrays(
@@ -27,12 +27,12 @@ def pooled(kind: str, hidden: np.ndarray, cuts: list[int]) -> np.ndarray:
     for piece in np.split(hidden, sorted(cuts)):
         if len(piece):
             made.take(paddle.to_tensor(piece))
-    vector: np.ndarray = made.result().numpy()
-    return vector
+    found: np.ndarray = made.result().numpy()
+    return found
 
 
 def test_every_pooling_that_a_request_may_ask_for_is_there() -> None:
-    assert tuple(POOLINGS) == POOLING_TYPES
+    assert tuple(POOLINGS) == (*POOLING_TYPES, TOKEN_POOLING)
 
 
 @settings(deadline=None, max_examples=150)
@@ -55,6 +55,22 @@ def test_the_mean_has_the_same_bits_however_the_tokens_are_cut_and_ordered(
 def test_the_last_token_is_given_as_it_is(hidden: np.ndarray, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(hidden)), max_size=4))
     np.testing.assert_array_equal(pooled("last", hidden, cuts), hidden[-1])
+
+
+@settings(deadline=None, max_examples=50)
+@given(hidden_states, st.data())
+def test_every_token_is_given_as_it_is(hidden: np.ndarray, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(hidden)), max_size=4))
+    np.testing.assert_array_equal(pooled(TOKEN_POOLING, hidden, cuts), hidden)
+
+
+def test_what_a_pass_writes_later_does_not_show() -> None:
+    made = POOLINGS[TOKEN_POOLING]()
+    buffer = paddle.ones([2, 3])
+    made.take(buffer)
+    buffer.fill_(7.0)
+    made.take(buffer)
+    np.testing.assert_array_equal(made.result().numpy(), [[1.0] * 3] * 2 + [[7.0] * 3] * 2)
 
 
 def test_a_long_prompt_of_large_numbers_is_summed_exactly() -> None:
@@ -81,7 +97,7 @@ def test_what_is_not_finite_does_not_become_finite(kind: str, bad: float) -> Non
     assert np.isfinite(vector).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("kind", POOLING_TYPES)
+@pytest.mark.parametrize("kind", POOLINGS)
 def test_nothing_can_not_be_pooled(kind: str) -> None:
     with pytest.raises(RuntimeError, match="no hidden state"):
         POOLINGS[kind]().result()

@@ -21,12 +21,13 @@ from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.llama import LlamaForCausalLM
 from fastdeploy_lp.model_executor.ops import compiled_ops
-from fastdeploy_lp.pooling_params import POOLING_TYPES
+from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 MODEL = "tiny-llama"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 MAX_MODEL_LEN = 32
+KINDS = (*POOLING_TYPES, TOKEN_POOLING)
 
 
 def engine(**config: Any) -> EngineCore:
@@ -59,9 +60,7 @@ def reference(prompt: list[int]) -> np.ndarray:
 def pooled_prompts(count: int) -> list[AddPooling]:
     rng = random.Random(3)
     return [
-        pooling(
-            f"p{i}", [rng.randrange(512) for _ in range(rng.choice([1, 3, 4, 5, 16, 31, 32]))], POOLING_TYPES[i % 2]
-        )
+        pooling(f"p{i}", [rng.randrange(512) for _ in range(rng.choice([1, 3, 4, 5, 16, 31, 32]))], KINDS[i % 3])
         for i in range(count)
     ]
 
@@ -84,12 +83,12 @@ def test_vectors_are_those_of_plain_numpy(executor: str, size: int) -> None:
     core = engine(max_num_batched_tokens=size)
     assert (compiled_ops() is None) == (executor == "paddle")
     prompts = [PROMPT, PROMPT[:1], PROMPT + PROMPT[:15]]
-    for kind in POOLING_TYPES:
+    for kind in KINDS:
         ran = run_to_end(core, [pooling(f"{i}", prompt, kind) for i, prompt in enumerate(prompts)])
         for i, prompt in enumerate(prompts):
             hidden = reference(prompt)
-            expected = hidden.mean(axis=0) if kind == "mean" else hidden[-1]
-            np.testing.assert_allclose(ran[f"{i}"].vector, expected, atol=2e-5)
+            expected = {"mean": hidden.mean(axis=0), "last": hidden[-1], TOKEN_POOLING: hidden}[kind]
+            np.testing.assert_allclose(ran[f"{i}"].vector, expected.reshape(-1), atol=2e-5)
             assert (ran[f"{i}"].token_ids, ran[f"{i}"].finish_reason) == ([], "stop")
 
 
@@ -149,11 +148,12 @@ def cached_tokens(core: EngineCore, added: AddPooling | AddRequest) -> int | Non
     return found
 
 
-def test_the_last_token_is_pooled_from_a_known_beginning_and_the_mean_never_is() -> None:
+def test_the_last_token_is_pooled_from_a_known_beginning_and_all_tokens_never_are() -> None:
     core = engine()
     assert [cached_tokens(core, pooling("cold", PROMPT, "last")), core.blocks.num_hit_tokens] == [0, 0]
     assert cached_tokens(core, pooling("warm", PROMPT, "last")) == 16
     assert cached_tokens(core, pooling("mean", PROMPT, "mean")) == 0
+    assert cached_tokens(core, pooling("all", PROMPT, TOKEN_POOLING)) == 0
     assert cached_tokens(core, request("tokens", PROMPT, max_tokens=1)) == 16
 
 
@@ -216,7 +216,7 @@ def test_a_slot_is_taken_while_the_prompt_is_computed_and_free_after_it() -> Non
 
 
 @pytest.mark.parametrize("steps", range(4))
-@pytest.mark.parametrize("kind", POOLING_TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_aborted_at_any_time(alone: dict[str, Ran], steps: int, kind: str) -> None:
     core = engine(max_num_batched_tokens=4)
     core.add(pooling("r", PROMPT, kind))
@@ -258,5 +258,5 @@ def test_hidden_states_that_are_not_finite_end_the_request_alone() -> None:
 
 
 def test_a_kind_of_pooling_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="pooling: 'max' is none of mean, last"):
+    with pytest.raises(ValueError, match="pooling: 'max' is none of mean, last, all"):
         engine().add(pooling("r", [1], "max"))

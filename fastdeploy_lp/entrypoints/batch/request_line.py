@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling")
 FIELDS = ("custom_id", "method", "url", "body")
 
 

@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastdeploy_lp.logits_processor.registry import ENTRY_POINT_GROUP
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import PluginGroup, installed_plugins
 from fastdeploy_lp.version import __version__
 
 PACKAGES = (
@@ -57,8 +57,8 @@ def _sections() -> Iterator[tuple[str, list[str]]]:
     yield "Software", _software()
     yield "Processor", _processor()
     yield "Compiled operators", [_compiled_operators()]
-    yield "Worker's settings", _pairs(current_platform().worker_environment())
-    yield "Installed logits processors", _plugins()
+    yield from _platform()
+    yield "Installed plugins", _plugins()
     yield "Environment", _pairs({name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)})
 
 
@@ -82,12 +82,23 @@ def _processor() -> list[str]:
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     features = sorted(word for word in (flags.group(1).split() if flags else []) if FEATURES.fullmatch(word))
-    free = current_platform().free_memory() / 2**30
     return [
         f"{name.group(1) if name else platform.processor() or 'unknown'} ({platform.machine()})",
-        f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores may be used, {free:.1f} GiB of memory are free",
+        f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores may be used",
         f"features: {' '.join(features) or 'unknown'}",
     ]
+
+
+def _platform() -> Iterator[tuple[str, list[str]]]:
+    """A plugin's platform that cannot be used may be what the report is about."""
+    try:
+        found = current_platform()
+    except ValueError as error:
+        yield "Platform", [str(error)]
+    else:
+        free = found.free_memory() / 2**30
+        yield "Platform", [f"{found.name}: {found.device_name}", f"{free:.1f} GiB of memory are free"]
+        yield "Worker's settings", _pairs(found.worker_environment())
 
 
 def _compiled_operators() -> str:
@@ -102,8 +113,7 @@ def _compiled_operators() -> str:
 
 def _plugins() -> list[str]:
     """By name only: loading them could fail, which is what the report may be about."""
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    return [f"{point.name} = {point.value}" + (f" ({point.dist.name})" if point.dist else "") for point in found]
+    return [f"{plugin} = {plugin.value}" for group in PluginGroup for plugin in installed_plugins(group)]
 
 
 def _pairs(settings: Mapping[str, str]) -> list[str]:

@@ -31,6 +31,7 @@ SUBCOMMANDS = (
     Subcommand("bench", f"{_HERE}.bench.serving", "measure a server under closed-loop load"),
     Subcommand("processors", f"{_HERE}.cli.processors", "show what logits processors are and take"),
     Subcommand("explain", f"{_HERE}.cli.explain", "show what each logits processor makes of each token"),
+    Subcommand("plugins", f"{_HERE}.cli.plugins", "show which plugins are installed and what became of each"),
     Subcommand("detect-watermark", f"{_HERE}.cli.detect_watermark", "tell whether a text holds a watermark"),
     Subcommand("check", f"{_HERE}.cli.check", "hold a logits processor against the contract, without a server"),
     Subcommand("new-processor", f"{_HERE}.cli.new_processor", "write the package of a new logits processor"),

@@ -79,11 +79,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 
 async def _run(setup: DeclaredEngine, args: BatchArgs, output: OutputFile) -> Tally:
-    engine = EngineClient(setup.fd_config, setup.declared)
+    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
     try:
         await engine.start()
         with Path(args.input_file).open("rb") as lines, tqdm(total=_count(args), unit="req", disable=None) as progress:
-            runner = BatchRunner(build_app(engine, ServerArgs(api_key=[])), output, progress)
+            runner = BatchRunner(build_app(engine, ServerArgs(api_key=[]), setup.io_processor), output, progress)
             await runner.run(lines, args.max_concurrency or setup.fd_config.scheduler_config.max_num_seqs)
         return runner.tally
     finally:

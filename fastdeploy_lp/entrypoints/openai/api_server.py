@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import os
@@ -21,14 +22,17 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.errors import EngineStartError
-from fastdeploy_lp.entrypoints.declare import declare_engine
+from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
+from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.connections import connection_class
+from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
-from fastdeploy_lp.logits_processor import DeclaredProcessor
+
+MISUSED, FAILED = 2, 1
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -40,55 +44,48 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     os.environ |= {LEVEL_VARIABLE: server_args.log_level, FORMAT_VARIABLE: server_args.log_format}
     try:
         with _listen(server_args) as listener:
-            setup = declare_engine(engine_args, progress=sys.stderr.isatty())
-            uvloop.run(_serve(setup.fd_config, setup.declared, server_args, listener))
+            setup = declare_engine(_restarting(engine_args), progress=sys.stderr.isatty())
+            uvloop.run(_serve(setup, server_args, listener))
     except (ValueError, EngineStartError) as error:
-        _exit_with(str(error))
+        _exit_with(str(error), MISUSED)
+    except EngineDeadError as error:
+        _exit_with(f"the engine is down: {error}", FAILED)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-async def _serve(
-    fd_config: FDConfig, declared: list[DeclaredProcessor], args: ServerArgs, listener: socket.socket
-) -> None:
-    """Answer from the first moment on, with 503 until the worker is ready."""
-    engine = EngineClient(fd_config, declared)
+def _restarting(engine_args: EngineArgs) -> EngineArgs:
+    """A server goes on when its worker ends, unless it was told otherwise."""
+    return dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
+
+
+async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
+    """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
+    signals = StopSignals()
+    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers, fair_queue=args.fair_queue)
     metrics = None
-    ended_by = _note_signals()
     try:
         if args.metrics_port not in (None, args.port):
             metrics = _serve_metrics(engine, args)
-        started = await _serve_http(engine, args, listener)
+        app = build_app(engine, args, setup.io_processor)
+        server = HTTPServer(_uvicorn_config(app, args))
+        life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
+        started = await life.run(listener, lambda: _on_ready(setup.fd_config, args, listener))
     finally:
         await engine.shutdown()
         if metrics is not None:
             await asyncio.to_thread(_stop_metrics, *metrics)
-    if signal.SIGINT in ended_by:
+    if signal.SIGINT in signals.received:
         raise KeyboardInterrupt
     if not started:
         raise SystemExit(128 + signal.SIGTERM)
 
 
-async def _serve_http(engine: EngineClient, args: ServerArgs, listener: socket.socket) -> bool:
-    """Serve until a signal ends it; False if that was before the worker was ready. Raises EngineStartError."""
-    server = uvicorn.Server(_uvicorn_config(build_app(engine, args), args))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    starting = asyncio.create_task(engine.start())
-    try:
-        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
-        started = starting.done()
-        if started:
-            starting.result()
-            # What a server starts with stays: no collection need ever look at it again.
-            gc.collect()
-            gc.freeze()
-            print(_banner(engine.fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
-        await serving
-    finally:
-        server.should_exit = True
-        starting.cancel()
-        await asyncio.gather(serving, starting, return_exceptions=True)
-    return started
+def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> None:
+    # What a server starts with stays: no collection need ever look at it again.
+    gc.collect()
+    gc.freeze()
+    print(_banner(fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
 
 
 def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
@@ -100,24 +97,13 @@ def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=args.timeout_graceful_shutdown,
+        http=connection_class(args.max_connections),
+        timeout_graceful_shutdown=LAST_BYTES_SECONDS,
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
     )
-
-
-def _note_signals() -> list[int]:
-    """The numbers of the signals that arrive.
-
-    uvicorn takes over while it serves and raises its signals again when it is done; by default those would end the
-    process right there, before the worker and its socket are cleaned up.
-    """
-    received: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: received.append(number))
-    return received
 
 
 def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> str:
@@ -127,13 +113,14 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     if "LogitBiasLogitsProcessor" in processors:
         body["logits_processors_args"] = {"logit_bias": {"128": 5.0, "2": -10.0}}
     chain = " → ".join(processors) or "none"
+    where = f"platform {fd_config.device_config.platform}"
     url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
     # Never the key itself: what is printed here ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
     page = url.removesuffix("/v1") + PLAYGROUND
     playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
     return (
-        f"\nServing {fd_config.model_config.served_model_name} on {url} (logits processors: {chain})."
+        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
         f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
         f"{playground}"
     )
@@ -165,9 +152,9 @@ def _stop_metrics(server: WSGIServer, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _exit_with(message: str) -> NoReturn:
+def _exit_with(message: str, status: int) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - the one line the operator needs
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

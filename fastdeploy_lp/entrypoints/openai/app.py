@@ -23,19 +23,23 @@ from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.routes.models import model_routes
+from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
+from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
+from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 
-def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
+def build_app(engine: EngineClient, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
+    watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, engine.reliability.stalled)
     body_route = ExtraFields().route_class() if args.allow_extra_fields else APIRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
@@ -44,8 +48,9 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
         engine.require_started()
 
     for router in (
-        _completion_routes(engine, body_route),
+        _completion_routes(engine, body_route, watch),
         embedding_routes(engine, body_route),
+        pooling_routes(engine, io_processor, body_route),
         tokenization_routes(engine),
         abort_routes(in_flight),
         processor_routes(engine),
@@ -61,8 +66,8 @@ def build_app(engine: EngineClient, args: ServerArgs) -> ASGIApp:
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
-def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> APIRouter:
-    router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=route_class)
+def _completion_routes(engine: EngineClient, route_class: type[APIRoute], watch: StreamWatch) -> APIRouter:
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletionResponse)
@@ -70,10 +75,10 @@ def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> API
         """Chat completion, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generation = await chat.start(body)
+        generation = await chat.start(body, record.client, record.deadline(body.timeout))
         record.admitted(generation.request_id, [generation])
         if body.stream:
-            return EventStream(chat.stream(generation, body))
+            return EventStream(chat.stream(generation, body), [generation], watch)
         outputs = await results_unless_disconnected([generation], request)
         return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -82,10 +87,10 @@ def _completion_routes(engine: EngineClient, route_class: type[APIRoute]) -> API
         """Text completion of one or many prompts, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generations = await completion.start(body)
+        generations = await completion.start(body, record.client, record.deadline(body.timeout))
         record.admitted(shared_id(generations[0].request_id), generations)
         if body.stream:
-            return EventStream(completion.stream(generations, body))
+            return EventStream(completion.stream(generations, body), generations, watch)
         outputs = await results_unless_disconnected(generations, request)
         return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
 

@@ -14,12 +14,16 @@ from starlette.exceptions import HTTPException
 
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
+    EngineDrainingError,
+    EngineRestartingError,
     EngineStartingError,
     InvalidRequestError,
     ProcessorUnavailableError,
     QueueFullError,
     RequestAbortedError,
     RequestFailedError,
+    RequestTimeoutError,
+    WorkerLostError,
 )
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
@@ -32,8 +36,9 @@ HTTP_ERRORS = {
     405: ("method_not_allowed", "{method} is not allowed on {path}"),
     413: ("request_too_large", "the body is too large"),
 }
-# Somebody's turn ends every few steps, and clients wait longer by themselves when they are refused again.
+# Of a server that loads its model or ends: clients wait longer by themselves when they are refused again.
 RETRY_AFTER_SECONDS = "1"
+LATER = (EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
 
 
 class NotFoundError(Exception):
@@ -55,6 +60,14 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 429, ErrorInfo(message=str(error), type="rate_limit_error", code="rate_limit_exceeded")
     if isinstance(error, EngineStartingError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="engine_starting")
+    if isinstance(error, EngineRestartingError):
+        return 503, ErrorInfo(message=str(error), type="server_error", code="engine_restarting")
+    if isinstance(error, EngineDrainingError):
+        return 503, ErrorInfo(message=str(error), type="server_error", code="server_draining")
+    if isinstance(error, WorkerLostError):
+        return 503, ErrorInfo(message=str(error), type="server_error", code="worker_lost")
+    if isinstance(error, RequestTimeoutError):
+        return 408, ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="timeout")
     if isinstance(error, EngineDeadError):
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
@@ -74,16 +87,26 @@ def install(app: FastAPI) -> None:
     """Answer every exception of the app's routes in OpenAI's shape."""
 
     async def answer(_: Request, error: Exception) -> Response:
-        later = isinstance(error, (QueueFullError, EngineStartingError))
-        return error_response(*describe(error), {"Retry-After": RETRY_AFTER_SECONDS} if later else None)
+        return error_response(*describe(error), _headers(error))
 
     for kind in (
-        *(InvalidRequestError, NotFoundError, QueueFullError, EngineStartingError, EngineDeadError, RequestFailedError),
+        *(InvalidRequestError, NotFoundError, QueueFullError, EngineDeadError, RequestFailedError),
+        *(EngineStartingError, EngineRestartingError, EngineDrainingError),
         Exception,
     ):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
+
+
+def _headers(error: Exception) -> dict[str, str] | None:
+    """Whether, and when, the request should come again."""
+    if isinstance(error, QueueFullError):
+        return {"Retry-After": str(error.retry_after)}
+    if isinstance(error, RequestTimeoutError):
+        # OpenAI's packages send a request again that had a 408, unless they are told not to: here it ran its time.
+        return {"x-should-retry": "false"}
+    return {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, LATER) else None
 
 
 async def _invalid_body(_: Request, error: Exception) -> Response:

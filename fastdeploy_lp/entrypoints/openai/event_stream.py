@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -10,33 +11,69 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.entrypoints.openai.connections import ABORT_EXTENSION
 from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
+from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 
 DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}text\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class EventStream(Response):
-    """Writes what `events` yields, whole events each, as it comes; ends `events` when the client goes."""
+    """Writes what `events` yields, whole events each, as it comes; ends `events` when the client goes.
+
+    The tokens of `generations` are what it tells of; `watch` ends it when the client stays and does not read.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], generations: Sequence[Generation], watch: StreamWatch
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache"})
+        self.blocked_since: float | None = None
         self._events = events
+        self._generations = generations
+        self._watch = watch
+        self._abort: Callable[[], None] | None = None
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens that wait for the client to read."""
+        return sum(generation.num_untold_tokens for generation in self._generations)
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self._generations[0].request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        del scope
+        self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await unless_disconnected(self._write(send), receive)
+            self._watch.add(self)
+            try:
+                await unless_disconnected(self._write(send), receive)
+            finally:
+                self._watch.remove(self)
+
+    def drop(self) -> None:
+        """End the request, and the connection where there is one."""
+        for generation in self._generations:
+            generation.abort()
+        if self._abort is not None:
+            self._abort()
 
     async def _write(self, send: Send) -> None:
         async for events in self._events:
+            self.blocked_since = time.monotonic()
             await send({"type": "http.response.body", "body": events, "more_body": True})
+            self.blocked_since = None
+        self.blocked_since = time.monotonic()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -83,7 +83,7 @@ class MessageReader:
         message = self._read(delta.text, finished=finished)
         self._count(delta.token_ids)
         self._unsent.extend(delta)
-        if message.is_empty and not finished:
+        if message.is_empty and not finished and self._tokenizer.handles_text:
             return None
         unsent, self._unsent = self._unsent, CompletionOutput(self._index, "", [])
         return ChatChunkChoice(

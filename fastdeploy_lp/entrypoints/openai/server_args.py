@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
 API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
+DEFAULT_STREAM_TIMEOUT = 60.0
+DEFAULT_MAX_UNREAD_TOKENS = 4096
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
@@ -41,6 +44,21 @@ class ServerArgs:
         default=False, metadata={"help": "serve a page at /playground to try processors, and one with metrics"}
     )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
+    fair_queue: bool = field(
+        default=False, metadata={"help": "let API keys take turns when requests wait, by the tokens each was given"}
+    )
+    stream_timeout: float = field(
+        default=DEFAULT_STREAM_TIMEOUT,
+        metadata={"help": "seconds that a stream's client may read nothing before its request ends; 0 for no limit"},
+    )
+    max_unread_tokens: int = field(
+        default=DEFAULT_MAX_UNREAD_TOKENS,
+        metadata={"help": "tokens that wait for a stream's client to read before its request ends"},
+    )
+    max_connections: int | None = field(
+        default=None,
+        metadata={"help": "connections that may stand before idle ones give way (default: as files may be open)"},
+    )
     allow_extra_fields: bool = field(
         default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}
     )
@@ -78,6 +96,14 @@ class ServerArgs:
             raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
         if self.max_body_size < 1:
             raise ValueError("max_body_size: must be at least 1 byte")
+        if not 0 <= self.stream_timeout < math.inf:
+            raise ValueError(f"stream_timeout: {self.stream_timeout!r} is not allowed; it must be 0 or more seconds")
+        if self.max_unread_tokens < 1:
+            raise ValueError("max_unread_tokens: must be at least 1")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ValueError("max_connections: must be at least 1")
+        if self.fair_queue and not self.api_key:
+            raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
         _require_choice("log_level", self.log_level, LOG_LEVELS)
         _require_choice("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -31,6 +31,9 @@ class Serving:
     def params(self, request: GenerationRequest) -> SamplingParams:
         """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
         self.require_model(request.model)
+        if request.return_token_ids is None and not self.engine.inputs.handles_text:
+            # There is nothing else to answer with.
+            request.return_token_ids = True
         try:
             return request.sampling_params()
         except ValueError as error:

@@ -35,15 +35,20 @@ class ServingChat:
     def __init__(self, engine: EngineClient) -> None:
         self._serving = Serving(engine)
 
-    async def start(self, request: ChatCompletionRequest) -> Generation:
-        """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it."""
+    async def start(
+        self, request: ChatCompletionRequest, client: str = "", deadline: float | None = None
+    ) -> Generation:
+        """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it.
+
+        client: whose it is, where clients take turns. deadline: on the monotonic clock, None for any time.
+        """
         params = self._serving.params(request)
         prompt = self._prompt(request)
         calls = guided_calls(request, self._serving.engine)
         if calls is not None:
             params.guided_decoding = calls
         settled = await self._serving.settle(prompt, params, request)
-        admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled)
+        admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled, client, deadline)
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation
 

@@ -35,17 +35,21 @@ class ServingCompletion:
     def __init__(self, engine: EngineClient) -> None:
         self._serving = Serving(engine)
 
-    async def start(self, request: CompletionRequest) -> list[Generation]:
+    async def start(
+        self, request: CompletionRequest, client: str = "", deadline: float | None = None
+    ) -> list[Generation]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
+        if request.echo:
+            inputs.require_text("echo")
         field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
         prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
         settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
         inputs.require_traceable(settled)
         request_id = new_completion_id(request.request_id)
         requests = [
-            EngineRequest(f"{request_id}-{index}", prompt, each)
+            EngineRequest(f"{request_id}-{index}", prompt, each, client, deadline)
             for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
         return await self._serving.engine.generate(requests, stream=request.stream)

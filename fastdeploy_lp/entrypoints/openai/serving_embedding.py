@@ -28,7 +28,7 @@ class ServingEmbedding:
     def __init__(self, engine: EngineClient) -> None:
         self._serving = Serving(engine)
 
-    async def start(self, request: EmbeddingRequest) -> list[Pooling]:
+    async def start(self, request: EmbeddingRequest, client: str = "", deadline: float | None = None) -> list[Pooling]:
         """Admit every input of a request, or none; raises as `ServingChat.start` does."""
         self._serving.require_model(request.model)
         engine = self._serving.engine
@@ -40,7 +40,10 @@ class ServingEmbedding:
         prompts = [engine.inputs.pooling_prompt(prompt, path) for path, prompt in each_prompt("input", request.input)]
         request_id = new_embedding_id(request.request_id)
         return await engine.pool(
-            [PoolingRequest(f"{request_id}-{index}", prompt, params) for index, prompt in enumerate(prompts)]
+            [
+                PoolingRequest(f"{request_id}-{index}", prompt, params, client, deadline)
+                for index, prompt in enumerate(prompts)
+            ]
         )
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> EmbeddingResponse:

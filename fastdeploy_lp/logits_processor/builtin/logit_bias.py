@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
+from fastdeploy_lp.platforms import in_host_memory, to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -147,7 +148,7 @@ class _BatchEntries:
         for 2,048 entries, numpy 5.
         """
         if self._on_host is None:
-            self._on_host = logits.place.is_cpu_place()
+            self._on_host = in_host_memory(logits)
         host = writable_view(logits) if self._on_host else None
         if host is None:
             self._on_host = False
@@ -161,13 +162,10 @@ class _BatchEntries:
 
     def _add_on_device(self, logits: Tensor) -> None:
         if self._tensors is None:
-            # Here, not above: the API process reads Params from this module and has no use for Paddle.
-            import paddle
-
             self._tensors = (
-                paddle.to_tensor(self._rows),
-                paddle.to_tensor(self._tokens),
-                paddle.to_tensor(self._biases, dtype=logits.dtype),
+                to_device(self._rows),
+                to_device(self._tokens),
+                to_device(self._biases).astype(logits.dtype),
             )
         rows, tokens, values = self._tensors
         logits.index_put_((rows, tokens), values, accumulate=True)

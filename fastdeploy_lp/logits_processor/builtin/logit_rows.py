@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.platforms import in_host_memory, to_device
+
 if TYPE_CHECKING:
     from paddle import Tensor
 
@@ -74,25 +76,29 @@ class LogitRows:
         return paddle.gather(self.logits.reshape([-1]), _index(places))
 
     def _rule_out(self, rows: Indices) -> None:
-        self.logits.index_fill_(_index(rows), 0, -np.inf)
+        # Here, not above: the API process reads Params from builtins and has no use for Paddle.
+        import paddle
+
+        # Not `index_fill_`, which copies the number to the device while the host waits.
+        ruled_out = paddle.full([len(rows), self.logits.shape[1]], -np.inf, self.logits.dtype)
+        self.logits.index_put_((_index(rows),), ruled_out)
 
     def _put(self, rows: Indices, tokens: Indices, values: Any, *, accumulate: bool = False) -> None:
         # Here, not above: the API process reads Params from builtins and has no use for Paddle.
         import paddle
 
-        added = values if isinstance(values, paddle.Tensor) else paddle.to_tensor(values, dtype=self.logits.dtype)
+        added = values if isinstance(values, paddle.Tensor) else to_device(np.asarray(values, np.float64))
+        added = added.astype(self.logits.dtype)
         self.logits.index_put_((_index(rows), _index(tokens)), added, accumulate=accumulate)
 
 
 def _index(values: Indices) -> Tensor:
-    import paddle
-
-    return paddle.to_tensor(np.asarray(values, np.int64))
+    return to_device(np.asarray(values, np.int64))
 
 
 def writable_view(logits: Tensor) -> NDArray[Any] | None:
     """The logits' own memory [rows, vocab_size], None where numpy cannot write it."""
-    if not logits.place.is_cpu_place():
+    if not in_host_memory(logits):
         return None
     try:
         host = np.from_dlpack(logits)

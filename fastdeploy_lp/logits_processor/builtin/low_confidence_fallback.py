@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fastdeploy_lp.logits_processor.builtin.watched_phrase import WatchedPhraseProcessor, WatchedRequest
 from fastdeploy_lp.logits_processor.phrase import Phrase
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -65,7 +66,7 @@ class LowConfidenceFallbackLogitsProcessor(WatchedPhraseProcessor):
         import paddle
 
         likeliest = paddle.nn.functional.softmax(rows, axis=-1).max(axis=-1)
-        return likeliest < paddle.to_tensor([state.min_p for state in states], dtype="float32")
+        return likeliest < to_device(np.array([state.min_p for state in states], np.float32))
 
 
 class _Doubts(WatchedRequest):

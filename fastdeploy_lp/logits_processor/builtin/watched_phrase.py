@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.platforms import in_host_memory, to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -154,14 +155,14 @@ class WatchedPhraseProcessor(LogitsProcessor):
         import paddle
 
         states = [state for _, state in self._watched]
-        where = paddle.to_tensor([row for row, _ in self._watched])
+        where = to_device(np.array([row for row, _ in self._watched], np.int64))
         # Not all of Paddle's backends compare numbers of half precision.
         rows = paddle.gather(logits, where).astype("float32")
         signs = self.signs_on_device(rows, states)
         LogitRows(rows).ban(*_places([state.banned for state in states]))
         phrases = paddle.full_like(rows, -np.inf)
         LogitRows(phrases).force(range(len(states)), [state.phrase[0] for state in states])
-        begins = paddle.logical_and(signs, paddle.to_tensor([state.armed for state in states]))
+        begins = paddle.logical_and(signs, to_device(np.array([state.armed for state in states])))
         logits.index_put_((where,), paddle.where(begins.unsqueeze(-1), phrases, rows).astype(logits.dtype))
         return signs
 
@@ -181,7 +182,7 @@ def _places(tokens: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def _on_host(flags: Tensor) -> NDArray[np.bool_]:
-    return np.asarray(np.from_dlpack(flags) if flags.place.is_cpu_place() else flags.numpy(), np.bool_)
+    return np.asarray(np.from_dlpack(flags) if in_host_memory(flags) else flags.numpy(), np.bool_)
 
 
 def greatest_is_one_of(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -193,4 +194,4 @@ def greatest_is_one_of(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     for index, each in enumerate(tokens):
         padded[index, : len(each)] = list(each)
     greatest = paddle.argmax(rows, axis=-1, keepdim=True)
-    return (greatest == paddle.to_tensor(padded)).any(axis=-1)
+    return (greatest == to_device(padded)).any(axis=-1)

@@ -20,6 +20,7 @@ from fastdeploy_lp.logits_processor.builtin.green_list import (
 )
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -91,19 +92,17 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         # Here, not above: the API process reads Params from this module and has no use for Paddle.
         import paddle
 
-        rows = paddle.to_tensor([row for row, _, _ in self._marked])
+        rows = to_device(np.array([row for row, _, _ in self._marked], np.int64))
         numbers = [(*mixers, state.greens.bound) for _, state, mixers in self._marked]
-        flip, factor, bound = paddle.to_tensor(np.array(numbers, np.int64)).unsqueeze(-1).unbind(1)
+        flip, factor, bound = to_device(np.array(numbers, np.int64)).unsqueeze(-1).unbind(1)
         mixed = paddle.bitwise_xor(self._hashes_on_device(hashes), flip) * factor
         green = paddle.bitwise_and(mixed, paddle.full_like(mixed, 0xFFFFFFFF)) < bound
-        deltas = paddle.to_tensor([[state.delta] for _, state, _ in self._marked], dtype=logits.dtype)
+        deltas = to_device(np.array([[state.delta] for _, state, _ in self._marked], np.float32)).astype(logits.dtype)
         logits.index_put_((rows,), green.astype(logits.dtype) * deltas, accumulate=True)
 
     def _hashes_on_device(self, hashes: NDArray[np.uint32]) -> Tensor:
-        import paddle
-
         if self._tensor is None:
-            self._tensor = paddle.to_tensor(hashes.astype(np.int64)).unsqueeze(0)
+            self._tensor = to_device(hashes.astype(np.int64)).unsqueeze(0)
         return self._tensor
 
 

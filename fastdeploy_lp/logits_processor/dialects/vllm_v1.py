@@ -9,6 +9,7 @@ from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
+from fastdeploy_lp.platforms import current_platform
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -33,11 +34,9 @@ class VllmV1Dialect(Dialect):
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """An instance behind a `VllmV1Processor`."""
-        import paddle
-
         # Paddle has no pinned memory without a GPU build; a processor that asks gets an honest no.
         config = vllm_v1.VllmConfig.from_fd_config(fd_config)
-        return VllmV1Processor(found(config, paddle.get_device(), False))
+        return VllmV1Processor(found(config, current_platform().device_type, False))
 
 
 class VllmV1Processor(LogitsProcessor):

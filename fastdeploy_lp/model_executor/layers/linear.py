@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
-from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight, quantize_dequantize
+from fastdeploy_lp.model_executor.layers.quantization import (
+    ACTIVATION_DIGITS,
+    dequantized_weight,
+    quantize_dequantize,
+)
+from fastdeploy_lp.model_executor.layers.weight_only import WeightOnlyLinear
+from fastdeploy_lp.platforms import current_platform
+
+
+class LinearLayer(Protocol):
+    """x [tokens, in_features] → [tokens, out_features], in the type of x."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+def linear(weights: LinearWeights, quantization: str | None) -> LinearLayer:
+    """The product as this platform computes it with `--quantization`, None for full precision."""
+    platform = current_platform()
+    if quantization is not None and platform.weight_only_int8:
+        return WeightOnlyLinear(weights, platform.model_dtype)
+    return Linear(weights, digits=ACTIVATION_DIGITS[quantization], dtype=platform.model_dtype)
 
 
 class Linear:
@@ -15,13 +37,13 @@ class Linear:
 
     Weights are kept [in_features, out_features]: with one row, a product with the transposed layout takes 1.6 times
     as long. With `digits`, weights are rounded to 8 bits and activations to so many 8-bit digits; the product itself is
-    float32.
+    in `dtype`.
     """
 
-    def __init__(self, weights: LinearWeights, *, digits: int = 0) -> None:
+    def __init__(self, weights: LinearWeights, *, digits: int = 0, dtype: str = "float32") -> None:
         matrix = dequantized_weight(weights.weight) if digits else weights.weight
-        self.weight = paddle.to_tensor(np.ascontiguousarray(matrix.T))
-        self.bias = None if weights.bias is None else paddle.to_tensor(weights.bias)
+        self.weight = paddle.to_tensor(np.ascontiguousarray(matrix.T), dtype=dtype)
+        self.bias = None if weights.bias is None else paddle.to_tensor(weights.bias, dtype=dtype)
         self._digits = digits
 
     def __call__(self, x: Tensor) -> Tensor:

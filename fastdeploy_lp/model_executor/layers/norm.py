@@ -7,13 +7,14 @@ from paddle import Tensor
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
+from fastdeploy_lp.platforms import current_platform
 
 
 class RMSNorm:
     """x [..., size] scaled to unit root mean square, times a weight [size]."""
 
     def __init__(self, weight: FloatArray, eps: float) -> None:
-        self.weight = paddle.to_tensor(weight)
+        self.weight = paddle.to_tensor(weight, dtype=current_platform().model_dtype)
         self._eps = eps
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

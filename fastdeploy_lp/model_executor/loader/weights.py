@@ -12,46 +12,67 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.checkpoint.finite import is_finite
 
-class WeightsError(ValueError):
-    """A weight that is missing, left over or of the wrong shape."""
+READABLE = ("BF16", "F16", "F32", "F64")
+# Frequencies of the rotary embedding, which old checkpoints hold although config.json tells them.
+COMPUTED = ".rotary_emb.inv_freq"
+
+
+class WeightsError(CheckpointError):
+    """A weight that is missing, left over, of the wrong shape or type, or no number."""
 
 
 class Weights:
     """The tensors of a checkpoint; every one is taken once."""
 
     def __init__(self, files: Sequence[Path], stack: ExitStack, *, show_progress: bool) -> None:
-        self._handles = [(path, stack.enter_context(_open(path))) for path in files]
-        self._source = {name: handle for _, handle in self._handles for name in handle.keys()}  # noqa: SIM118
-        self._untaken = set(self._source)
+        self._files = [(path, stack.enter_context(_open(path))) for path in files]
+        self._source = {name: (path, handle) for path, handle in self._files for name in handle.keys()}  # noqa: SIM118
+        self._untaken = {name for name in self._source if not name.endswith(COMPUTED)}
         self._progress = stack.enter_context(
-            tqdm(total=len(self._source), desc="loading weights", unit="tensor", disable=not show_progress, leave=False)
+            tqdm(
+                total=len(self._untaken),
+                desc="loading weights",
+                unit="tensor",
+                disable=not show_progress,
+                leave=False,
+            )
         )
 
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
     def take(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
-        """The tensor of that name as float32 on the host; raises WeightsError unless it has this shape."""
-        array = self._read(name)
-        if array.shape != tuple(shape):
-            raise WeightsError(f"{name}: shape {list(array.shape)} in the file, {list(shape)} expected by the model")
+        """The tensor of that name as float32 on the host.
+
+        Raises WeightsError unless it is there, has this shape and holds floating-point numbers, all of them finite.
+        """
+        if name not in self._source:
+            raise WeightsError(f"{', '.join(str(path) for path, _ in self._files)}: tensor {name} is missing")
+        path, handle = self._source[name]
+        header = handle.get_slice(name)
+        dtype, found = header.get_dtype(), list(header.get_shape())
+        if dtype not in READABLE:
+            raise WeightsError(f"{path}: tensor {name} is {dtype}; weights must be one of {', '.join(READABLE)}")
+        if found != list(shape):
+            raise WeightsError(f"{path}: tensor {name} has shape {found}; config.json makes it {list(shape)}")
+        # A float64 may be too large for a float32, which is_finite then tells.
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(handle.get_tensor(name), np.float32)
+        if not is_finite(array):
+            raise WeightsError(f"{path}: tensor {name} holds NaN or infinity")
         self._untaken.discard(name)
         self._progress.update()
-        return np.ascontiguousarray(array, np.float32)
+        return array
 
     def require_all_taken(self) -> None:
         """Raise WeightsError if the checkpoint holds tensors that the model did not ask for."""
         if self._untaken:
-            some = ", ".join(sorted(self._untaken)[:3])
-            raise WeightsError(f"{len(self._untaken)} tensors of the checkpoint are unknown to the model: {some}")
-
-    def _read(self, name: str) -> NDArray[np.generic]:
-        if name not in self._source:
-            files = ", ".join(str(path) for path, _ in self._handles)
-            raise WeightsError(f"{name}: missing from {files}")
-        array: NDArray[np.generic] = self._source[name].get_tensor(name)
-        return array
+            first = min(self._untaken)
+            more = f" and {len(self._untaken) - 1} more are" if len(self._untaken) > 1 else " is"
+            raise WeightsError(f"{self._source[first][0]}: tensor {first}{more} unknown to the model")
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""One file a model family; `registry.MODELS` says which architecture is which."""
+"""One file a model family; `registry` says which architecture is which."""

@@ -14,12 +14,16 @@ from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
+from fastdeploy_lp.model_executor.models.supported import require_supported
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class Executor(Protocol):
     """Computes a decoder's passes."""
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `DecoderForCausalLM.initialize_cache`."""
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
@@ -36,7 +40,9 @@ class DecoderForCausalLM(ABC):
     """
 
     def __init__(self, fd_config: FDConfig, weights: Weights) -> None:
-        config, dims = fd_config.model_config, Dimensions.from_hf_config(fd_config.model_config.hf_config)
+        config = fd_config.model_config
+        require_supported(config.hf_config, config.max_model_len)
+        dims = Dimensions.from_hf_config(config.hf_config)
         rotary = RotaryTables.of(config.hf_config, dims.head_dim, config.max_model_len)
         parts = self.read_weights(weights, dims, config.hf_config)
         ops = compiled_ops()
@@ -51,8 +57,17 @@ class DecoderForCausalLM(ABC):
     def read_weights(cls, weights: Weights, dims: Dimensions, hf_config: dict[str, Any]) -> DecoderWeights:
         """The parts of the decoder, under this family's names in the checkpoint.
 
-        Raises ValueError for a `config.json` that asks for another computation.
+        Raises WeightsError (a ValueError) naming a tensor, or CheckpointError naming a field of `config.json`.
         """
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
+        self._executor.initialize_cache(num_blocks)
+
+    def warm_up(self, max_num_seqs: int) -> None:
+        """Prepare passes of up to `max_num_seqs` sequences that generate; once, the cache being there."""
+        if isinstance(self._executor, PaddleDecoder):
+            self._executor.record_decode(max_num_seqs)
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """The final hidden states [rows, hidden_size] that the chunks ask for, in the order of the chunks.

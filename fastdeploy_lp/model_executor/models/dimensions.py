@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class Dimensions:
@@ -20,29 +23,37 @@ class Dimensions:
     rms_norm_eps: float
     tie_word_embeddings: bool
 
+    @property
+    def query_size(self) -> int:
+        """Elements of all queries of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all keys, and of all values, of a token."""
+        return self.num_kv_heads * self.head_dim
+
     @classmethod
     def from_hf_config(cls, config: dict[str, Any]) -> Dimensions:
-        """Raises ValueError naming the field that `config.json` lacks, or whose value does not fit the others."""
-        try:
-            heads = int(config["num_attention_heads"])
-            dims = cls(
-                num_layers=int(config["num_hidden_layers"]),
-                hidden_size=int(config["hidden_size"]),
-                intermediate_size=int(config["intermediate_size"]),
-                num_heads=heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-                vocab_size=int(config["vocab_size"]),
-                rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            )
-        except KeyError as error:
-            raise ValueError(f"config.json: {error.args[0]} is missing") from None
+        """Raises CheckpointError (a ValueError) naming a field that is missing, no size, or does not fit the others."""
+        heads = positive_int(config, "num_attention_heads")
+        hidden = positive_int(config, "hidden_size")
+        dims = cls(
+            num_layers=positive_int(config, "num_hidden_layers"),
+            hidden_size=hidden,
+            intermediate_size=positive_int(config, "intermediate_size"),
+            num_heads=heads,
+            num_kv_heads=positive_int(config, "num_key_value_heads", heads),
+            head_dim=positive_int(config, "head_dim", hidden // heads),
+            vocab_size=positive_int(config, "vocab_size"),
+            rms_norm_eps=positive_float(config, "rms_norm_eps", 1e-6),
+            tie_word_embeddings=flag(config, "tie_word_embeddings"),
+        )
         if dims.num_heads % dims.num_kv_heads:
-            raise ValueError(
+            raise CheckpointError(
                 f"config.json: num_attention_heads {dims.num_heads} is no multiple of num_key_value_heads "
                 f"{dims.num_kv_heads}"
             )
         if dims.head_dim % 2:
-            raise ValueError(f"config.json: head_dim {dims.head_dim} is odd; rotary embedding turns pairs")
+            raise CheckpointError(f"config.json: head_dim {dims.head_dim} is odd; rotary embedding turns pairs")
         return dims

@@ -31,7 +31,7 @@ SIGNATURES = {
         *[_POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER, ctypes.c_int],
         *[_POINTER] * 3,
     ],
-    "fdlp_compare_rows": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 6],
+    "fdlp_compare_rows": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
     "fdlp_penalize": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
     "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
     "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
@@ -93,12 +93,12 @@ class CompiledRowOps(RowOps):
         """As the interface says."""
         logits = _plain(logits)
         rows, size = logits.shape
-        scratch = paddle.empty([rows, size], "float64")
-        log_sums, entropies, moved = (paddle.empty([rows], "float64") for _ in range(3))
+        scratch = paddle.empty([rows, size], "float32")
+        inverses, log_sums, entropies, moved = (paddle.empty([rows], "float64") for _ in range(4))
         most_likely = paddle.empty([rows], "int64")
         self._library.fdlp_compare_rows(
             *(logits.data_ptr(), rows, size, *addresses(before)),
-            *(each.data_ptr() for each in (scratch, log_sums, entropies, moved, most_likely)),
+            *(each.data_ptr() for each in (scratch, inverses, log_sums, entropies, moved, most_likely)),
         )
         return RowDistributions(log_sums, entropies, moved, most_likely)
 

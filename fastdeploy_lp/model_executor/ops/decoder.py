@@ -41,13 +41,15 @@ class CompiledDecoder:
         self._block_size = fd_config.cache_config.block_size
         # What the operator only knows by address has to live as long as it.
         self._kept: list[Any] = []
+        self._cache: list[NDArray[Any]] = []
+        self._delete: weakref.finalize[..., CompiledDecoder] | None = None
         half = fd_config.cache_config.dtype == "float16"
         cache = CacheStruct(self._block_size, dims.num_kv_heads, dims.head_dim, half)
-        layers = [self._layer(layer, cache, fd_config.cache_config.num_blocks) for layer in weights.layers]
+        layers = [self._layer(layer) for layer in weights.layers]
         head = self._linear(weights.lm_head or LinearWeights(weights.embedding))
         # With a tied head in 8 bits, embeddings are its rows; one table less to hold.
         shared = self._digits > 0 and weights.lm_head is None
-        model = ModelStruct(
+        self._model = ModelStruct(
             num_layers=len(layers),
             hidden_size=dims.hidden_size,
             intermediate_size=dims.intermediate_size,
@@ -64,9 +66,23 @@ class CompiledDecoder:
             head=head,
             layers=(LayerStruct * len(layers))(*layers),
         )
-        ops.fdlp_decoder_new.restype = ctypes.c_void_p
-        self._decoder = ctypes.c_void_p(ops.fdlp_decoder_new(ctypes.byref(model)))
-        weakref.finalize(self, ops.fdlp_decoder_delete, self._decoder)
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `DecoderForCausalLM.initialize_cache`."""
+        model, cache = self._model, self._model.cache
+        dtype, rows = "float16" if cache.half else "float32", num_blocks * cache.kv_heads
+        arrays = []
+        for index in range(model.num_layers):
+            keys = mapped_zeros(rows * cache.head_dim * _padded(cache.block_size), dtype)
+            values = mapped_zeros(rows * cache.block_size * _padded(cache.head_dim), dtype)
+            model.layers[index].keys, model.layers[index].values = keys.ctypes.data, values.ctypes.data
+            arrays += [keys, values]
+        if self._delete is not None:
+            self._delete()
+        self._ops.fdlp_decoder_new.restype = ctypes.c_void_p
+        self._decoder = ctypes.c_void_p(self._ops.fdlp_decoder_new(ctypes.byref(model)))
+        self._delete = weakref.finalize(self, self._ops.fdlp_decoder_delete, self._decoder)
+        self._cache = arrays
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """See `DecoderForCausalLM.forward`."""
@@ -84,7 +100,7 @@ class CompiledDecoder:
         )
         return logits
 
-    def _layer(self, weights: LayerWeights, cache: CacheStruct, num_blocks: int) -> LayerStruct:
+    def _layer(self, weights: LayerWeights) -> LayerStruct:
         return LayerStruct(
             qkv=self._linear(merged([weights.q_proj, weights.k_proj, weights.v_proj])),
             o=self._linear(weights.o_proj),
@@ -94,8 +110,6 @@ class CompiledDecoder:
             post_attention_norm=self._keep(weights.post_attention_norm),
             q_norm=None if weights.q_norm is None else self._keep(weights.q_norm),
             k_norm=None if weights.k_norm is None else self._keep(weights.k_norm),
-            keys=self._zeros(num_blocks * cache.kv_heads * cache.head_dim * _padded(cache.block_size), cache),
-            values=self._zeros(num_blocks * cache.kv_heads * cache.block_size * _padded(cache.head_dim), cache),
         )
 
     def _linear(self, weights: LinearWeights) -> LinearStruct:
@@ -116,9 +130,6 @@ class CompiledDecoder:
 
     def _embedding(self, embedding: FloatArray) -> FloatArray:
         return dequantized_weight(embedding) if self._digits else embedding
-
-    def _zeros(self, count: int, cache: CacheStruct) -> int:
-        return self._keep(mapped_zeros(count, "float16" if cache.half else "float32"))
 
     def _keep(self, array: NDArray[Any]) -> int:
         kept = np.ascontiguousarray(array)

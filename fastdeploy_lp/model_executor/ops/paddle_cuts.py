@@ -9,6 +9,7 @@ from paddle import Tensor
 from fastdeploy_lp.model_executor.ops.paddle_rows import ONE
 from fastdeploy_lp.model_executor.ops.row_cuts import Cut, RowCuts
 from fastdeploy_lp.model_executor.ops.row_ops import Floats, Int64s
+from fastdeploy_lp.platforms import to_device
 
 # The lowest logit, less the greatest, that is looked at: what is further down has no weight.
 LOWEST = -700.0
@@ -19,24 +20,24 @@ class PaddleRowCuts(RowCuts):
 
     def cut(self, logits: Tensor, cut: Cut, rows: Int64s, values: Floats) -> None:
         """As the interface says."""
-        where = paddle.to_tensor(rows)
+        where = to_device(rows)
         part = paddle.gather(logits, where)
         wide = part.astype("float64")
         highest = wide.max(axis=-1, keepdim=True)
-        value = paddle.to_tensor(values.astype(np.float64)).unsqueeze(1)
+        value = to_device(values.astype(np.float64)).unsqueeze(1)
         banned = _banned(cut, wide, highest, value) & paddle.isfinite(highest)
         logits.index_put_((where,), paddle.where(banned, paddle.full_like(part, -np.inf), part))
 
     def add(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
         """As the interface says."""
-        at = (paddle.to_tensor(rows), paddle.to_tensor(tokens))
-        logits.index_put_(at, paddle.to_tensor(values, dtype=logits.dtype), accumulate=True)
+        at = (to_device(rows), to_device(tokens))
+        logits.index_put_(at, to_device(values).astype(logits.dtype), accumulate=True)
 
     def add_scaled(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
         """As the interface says."""
-        at = (paddle.to_tensor(rows), paddle.to_tensor(tokens))
+        at = (to_device(rows), to_device(tokens))
         logit = paddle.gather_nd(logits, paddle.stack(at, axis=1)).astype("float64")
-        raised = logit + logit.abs() * paddle.to_tensor(values.astype(np.float64))
+        raised = logit + logit.abs() * to_device(values.astype(np.float64))
         logits.index_put_(at, paddle.where(paddle.isinf(logit), logit, raised).astype(logits.dtype))
 
 

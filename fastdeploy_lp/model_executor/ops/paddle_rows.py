@@ -17,6 +17,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowOps,
     TokenLists,
 )
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.sampling_params import MAX_LOGPROBS
 
 # The weight of the most likely token; csrc/row_weights.h says why weights are whole numbers.
@@ -40,7 +41,7 @@ class PaddleRowOps(RowOps):
         elif random.size == len(draws.temperature):
             tokens = _draw_random(logits, draws)
         else:
-            where = paddle.to_tensor(random)
+            where = to_device(random)
             drawn = _draw_random(paddle.gather(logits, where), draws.of(random))
             tokens = paddle.argmax(logits, axis=-1).index_put_((where,), drawn)
         if not guard:
@@ -55,11 +56,11 @@ class PaddleRowOps(RowOps):
         random = np.flatnonzero(draws.temperature > 0)
         if random.size == 0:
             return result
-        where, chosen = paddle.to_tensor(random), draws.of(random)
+        where, chosen = to_device(random), draws.of(random)
         part = paddle.gather(logits, where)
         scaled = (part.astype("float64") * _inverse(chosen)).astype("float32")
         filtering = (chosen.min_p > 0) | (chosen.top_k > 0) | (chosen.top_p < 1)
-        left_out = (_kept_weights(part, chosen) == 0) & paddle.to_tensor(filtering).unsqueeze(1)
+        left_out = (_kept_weights(part, chosen) == 0) & to_device(filtering).unsqueeze(1)
         return result.index_put_((where,), paddle.where(left_out, paddle.full_like(scaled, -np.inf), scaled))
 
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
@@ -84,8 +85,8 @@ class PaddleRowOps(RowOps):
         weights = paddle.exp(below)
         total = weights.sum(axis=-1, keepdim=True)
         shares = weights / total
-        earlier = paddle.gather(shares, paddle.to_tensor(np.maximum(before, 0)))
-        first = paddle.to_tensor(before < 0)
+        earlier = paddle.gather(shares, to_device(np.maximum(before, 0)))
+        first = to_device(before < 0)
         moved = 0.5 * (shares - earlier).abs().sum(axis=-1)
         return RowDistributions(
             log_sums=(highest + paddle.log(total)).squeeze(-1),
@@ -97,37 +98,37 @@ class PaddleRowOps(RowOps):
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """As the interface says."""
         lists = penalties.lists
-        at = (paddle.to_tensor(lists.row_of_token), paddle.to_tensor(lists.tokens))
+        at = (to_device(lists.row_of_token), to_device(lists.tokens))
         lengths = np.diff(lists.offsets)
         repetition, presence, frequency = (
             np.repeat(each.astype(np.float64), lengths)
             for each in (penalties.repetition, penalties.presence, penalties.frequency)
         )
         taken_off = frequency * penalties.counts
-        rate = paddle.to_tensor(repetition)
+        rate = to_device(repetition)
         logit = paddle.gather_nd(logits, paddle.stack(at, axis=1)).astype("float64")
         logit = paddle.where(logit > 0, logit / rate, logit * rate)
-        logit = logit - paddle.to_tensor(taken_off) - paddle.to_tensor(presence * (penalties.counts > 0))
+        logit = logit - to_device(taken_off) - to_device(presence * (penalties.counts > 0))
         logits.index_put_(at, logit.astype(logits.dtype))
 
     def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
         """As the interface says."""
-        at = (paddle.to_tensor(rows), paddle.to_tensor(tokens))
+        at = (to_device(rows), to_device(tokens))
         logits.index_put_(at, paddle.full([len(rows)], -np.inf, logits.dtype))
 
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """As the interface says."""
-        at = (paddle.to_tensor(lists.row_of_token), paddle.to_tensor(lists.tokens))
+        at = (to_device(lists.row_of_token), to_device(lists.tokens))
         kept = paddle.gather_nd(logits, paddle.stack(at, axis=1))
         banned = paddle.full([len(lists.rows), logits.shape[-1]], -np.inf, logits.dtype)
-        logits.index_put_((paddle.to_tensor(lists.rows),), banned)
+        logits.index_put_((to_device(lists.rows),), banned)
         logits.index_put_(at, kept)
 
     def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
         """As the interface says."""
-        at = paddle.to_tensor(rows)
+        at = to_device(rows)
         part = paddle.gather(logits, at)
-        allowed = paddle.bitwise_and(paddle.to_tensor(bits).unsqueeze(-1), paddle.to_tensor(EACH_BIT)) != 0
+        allowed = paddle.bitwise_and(to_device(bits).unsqueeze(-1), to_device(EACH_BIT)) != 0
         allowed = allowed.reshape([len(rows), -1])[:, : logits.shape[-1]]
         logits.index_put_((at,), paddle.where(allowed, part, paddle.full_like(part, -np.inf)))
 
@@ -151,7 +152,7 @@ def _kept_weights(logits: Tensor, draws: Draws) -> Tensor:
         return _keep_top_p(logits, weights, draws)
     for rows, keep in ((by_count, _keep_top_k), (by_mass, _keep_top_p)):
         if rows.size:
-            at = paddle.to_tensor(rows)
+            at = to_device(rows)
             part = keep(paddle.gather(logits, at), paddle.gather(weights, at), draws.of(rows))
             weights.index_put_((at,), part)
     return weights
@@ -170,7 +171,7 @@ def _keep_top_k(logits: Tensor, weights: Tensor, draws: Draws) -> Tensor:
     """Top-k, and top-p of what it leaves."""
     limits = np.minimum(draws.top_k, logits.shape[-1])
     values, _ = paddle.topk(logits, int(limits.max()))
-    within = paddle.arange(values.shape[-1]).unsqueeze(0) < paddle.to_tensor(limits).unsqueeze(1)
+    within = paddle.arange(values.shape[-1]).unsqueeze(0) < to_device(limits).unsqueeze(1)
     ranked = paddle.where(within, _weights(values, values[:, :1], draws), paddle.zeros(values.shape, "float64"))
     cumulated = paddle.cumsum(ranked, axis=-1)
     mass = _column(draws.top_p) * cumulated[:, -1:]
@@ -212,8 +213,8 @@ def _descending_keys(logits: Tensor) -> Tensor:
 
 
 def _inverse(draws: Draws) -> Tensor:
-    return paddle.to_tensor(1.0 / draws.temperature.astype(np.float64)).unsqueeze(1)
+    return to_device(1.0 / draws.temperature.astype(np.float64)).unsqueeze(1)
 
 
 def _column(values: Floats) -> Tensor:
-    return paddle.to_tensor(values.astype(np.float64)).unsqueeze(1)
+    return to_device(values.astype(np.float64)).unsqueeze(1)

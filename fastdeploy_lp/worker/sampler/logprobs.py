@@ -13,6 +13,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowLogprobs, RowOps
+from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
@@ -44,7 +45,7 @@ class LogprobsCapture:
         """Keep the raw logits [rows, vocab_size] of the rows that need them, before anything changes them."""
         self._wanted, self._kept = Wanted.of(params), None
         if self._raw and self._wanted.rows.size:
-            self._kept = paddle.gather(logits, paddle.to_tensor(self._wanted.rows))
+            self._kept = paddle.gather(logits, to_device(self._wanted.rows))
 
     @property
     def asked_for(self) -> bool:
@@ -53,7 +54,7 @@ class LogprobsCapture:
 
     def compute(self, logits: Tensor, draws: Draws, tokens: Tensor) -> RowLogprobs:
         """Logprobs of the wanted rows' tokens; `logits` is what `tokens` [rows] were drawn from."""
-        rows = paddle.to_tensor(self._wanted.rows)
+        rows = to_device(self._wanted.rows)
         kept, self._kept = self._kept, None
         if kept is None:
             kept = self._ops.filtered(paddle.gather(logits, rows), draws.of(self._wanted.rows))

@@ -41,15 +41,23 @@ def test_the_report() -> None:
     assert any(line.startswith("paddlepaddle ") for line in software)
     assert platform.machine() in section(text, "Processor")[0]
     assert section(text, "Compiled operators")[0].endswith(".so")
+    assert section(text, "Platform")[0].startswith("cpu: ")
     assert "OMP_NUM_THREADS=3" in section(text, "Worker's settings")
     assert "OMP_NUM_THREADS=3" in environment
     assert "geheim" not in text
     assert "FASTDEPLOY_LP_API_KEY=***" in environment
     assert "DATABASE" not in text
-    assert any(" = " in line and ":" in line for line in section(text, "Installed logits processors"))
+    assert any(" = " in line and ":" in line for line in section(text, "Installed plugins"))
 
 
 def test_what_there_is_none_of() -> None:
     text = report(FASTDEPLOY_LP_COMPILED_OPS="0", PYTHONPATH=str(REPOSITORY))
     assert section(text, "Compiled operators") == ["Paddle's own: FASTDEPLOY_LP_COMPILED_OPS=0"]
-    assert section(text, "Installed logits processors") == ["none"]
+    assert section(text, "Installed plugins") == ["none"]
+
+
+def test_a_platform_that_cannot_be_used_is_told() -> None:
+    text = report(FASTDEPLOY_LP_PLATFORM="tpu", PYTHONPATH=str(REPOSITORY))
+    (line,) = section(text, "Platform")
+    assert line.startswith("FASTDEPLOY_LP_PLATFORM: 'tpu' is no platform; there are: ")
+    assert section(text, "Installed plugins") == ["none"]

@@ -165,6 +165,8 @@ def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, m
         ("biased", "/v1/chat/completions", {"messages": hello, "seed": 5, "logit_bias": {TOKEN: 100}, "max_tokens": 4}),
         ("texts", "/v1/completions", {"prompt": ["Hi", "é"], "n": 3, "seed": 1, "logprobs": 1}),
         ("many", "/v1/completions", {"prompt": ["Hi"] * 20, "n": 5, "seed": 2, "max_tokens": 2}),
+        ("tokens", "/pooling", {"input": "Hi there", "task": "token_embed", "dimensions": 3}),
+        ("no data", "/pooling", {"data": {}}),
         ("refused", "/v1/completions", {"prompt": "Hi", "max_tokens": 100_000}),
         ("unknown", "/v1/completions", {"prompt": "Hi", "no_such_field": 1}),
         ("not found", "/v1/completions", {"prompt": "Hi", "model": "nobody"}),
@@ -176,7 +178,7 @@ def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, m
     arguments = ["run-batch", "-i", str(source), "-o", str(target), "--model", model, "--logits-processors", BIAS]
     done = run(*arguments, "--max-num-seqs", "4", "--max-concurrency", "3")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "4 completed, 5 failed, 0 answered before"
+    assert done.stderr.splitlines()[-1] == "5 completed, 6 failed, 0 answered before"
     written = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
     assert len(written) == len(requests) + 1
     assert written[None]["error"]["message"].startswith(f"line {len(requests) + 1}: no valid JSON")
@@ -186,7 +188,7 @@ def test_a_batch_is_answered_as_the_server_answers(tiny_server: ServerProcess, m
         assert response["status_code"] == status
         assert without_ids(response["body"]) == without_ids(answer)
     before = target.read_bytes()
-    assert run(*arguments).stderr.splitlines()[-1] == "0 completed, 0 failed, 9 answered before"
+    assert run(*arguments).stderr.splitlines()[-1] == "0 completed, 0 failed, 11 answered before"
     assert target.read_bytes() == before
 
 

@@ -38,6 +38,7 @@ OPERATIONS = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /v1/embeddings",
+    "POST /pooling",
     "POST /tokenize",
     "POST /detokenize",
     "POST /v1/abort_requests",
@@ -53,7 +54,7 @@ OPERATIONS = {
     "GET /metrics",
 }
 # A call without a body cannot be varied much; those with one get what is left of the number.
-WITH_BODY = 6
+WITH_BODY = 7
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

@@ -1,29 +1,31 @@
-"""Signals to the API process: requests finish or are cut off as configured, and nothing is left behind."""
+"""Signals to the API process: it drains as configured or ends at once, and nothing is left behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from support.chat import ENDLESS, chunks, opened_stream, text_of, wait_for_text
-from support.server import ServerProcess, process_exists, wait_until
+from support.chat import HELLO, chunks, opened_stream, post, text_of, wait_for_text
+from support.errors import check_error
+from support.server import ServerProcess, health, process_exists, wait_until
+from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
 SHARED_MEMORY = Path("/dev/shm")
-PROCESS_SECONDS = 15.0
+PROCESS_SECONDS = 30.0
 ENDED_BY_SIGTERM = (0, -signal.SIGTERM)
 
 
 @pytest.fixture
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for a server's temporary files, with a short name: a unix socket's path has little room."""
-    return tmp_path_factory.mktemp("t")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for a server's files, with a short name: a unix socket's path has little room."""
+    return tmp_path_factory.mktemp("s")
 
 
 @pytest.fixture
@@ -32,25 +34,18 @@ def shared_memory() -> set[str]:
     return set(os.listdir(SHARED_MEMORY))
 
 
-def check_nothing_left(server: ServerProcess, worker_pid: int, temporary: Path, shared_memory: set[str]) -> None:
+def check_nothing_left(server: ServerProcess, worker_pid: int, shared_memory: set[str]) -> None:
     """No process, no socket directory, no shared memory, and both ports free."""
     wait_until(lambda: not process_exists(worker_pid), PROCESS_SECONDS, lambda: "the worker lives on")
     assert not process_exists(server.pid)
     for port in (server.port, server.metrics_port):
         with socket.create_server(("127.0.0.1", port)):
             pass
+    temporary = Path(server.environment["TMPDIR"])
     assert [entry.name for entry in temporary.glob("fastdeploy_lp-*")] == []
-    mine = [name for name in set(os.listdir(SHARED_MEMORY)) - shared_memory if "fastdeploy" in name or "paddle" in name]
-    assert mine == []
-
-
-def accepts_connections(server: ServerProcess) -> bool:
-    """Whether a new client would be let in."""
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=1):
-            return True
-    except OSError:
-        return False
+    marks = ("fastdeploy", "paddle", f"_{worker_pid}_")
+    new = set(os.listdir(SHARED_MEMORY)) - shared_memory
+    assert [name for name in new if any(mark in name for mark in marks)] == []
 
 
 def read_to_the_end(payloads: Iterator[str]) -> list[str]:
@@ -69,73 +64,102 @@ def has_worker(server: ServerProcess) -> bool:
         return False
 
 
-def test_sigterm_lets_a_running_stream_finish(temporary: Path, shared_memory: set[str]) -> None:
-    options = ["--timeout-graceful-shutdown", "30"]
-    with ServerProcess(*options, env={"TMPDIR": str(temporary)}) as server:
+def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[str]) -> None:
+    """Meanwhile the server says that it is not ready, and sends others elsewhere."""
+    with supervised_server(folder, "--timeout-graceful-shutdown", "60") as server:
         worker_pid = server.worker_pid
-        body = {**ENDLESS, "max_tokens": 60, "stream_options": {"include_usage": True}}
+        body = {**LONG, "max_tokens": 3000, "stream_options": {"include_usage": True}}
         with opened_stream(server, body) as payloads:
             wait_for_text(payloads)
             os.kill(server.pid, signal.SIGTERM)
-            wait_until(lambda: not accepts_connections(server), PROCESS_SECONDS)
+            wait_until(lambda: health(server.url) == 503, PROCESS_SECONDS)
+            refused = post(server, {"messages": HELLO})
+            assert check_error(refused, 503)["code"] == "server_draining"
+            assert int(refused.headers["retry-after"]) > 0
+            assert httpx.get(f"{server.url}/health/ready").status_code == 503
+            assert httpx.get(f"{server.url}/health/live").status_code == 200
             *parts, usage = chunks(payloads)
         assert server.process is not None
         assert server.process.wait(PROCESS_SECONDS) in ENDED_BY_SIGTERM
         assert "Traceback" not in server.log
         assert parts[-1]["choices"][0]["finish_reason"] == "length"
-        assert usage["usage"]["completion_tokens"] == 60
+        assert usage["usage"]["completion_tokens"] == 3000
         assert text_of(parts)
-        check_nothing_left(server, worker_pid, temporary, shared_memory)
+        check_nothing_left(server, worker_pid, shared_memory)
 
 
-def test_long_generation_does_not_hold_a_short_timeout(temporary: Path, shared_memory: set[str]) -> None:
-    options = ["--timeout-graceful-shutdown", "1"]
-    with ServerProcess(*options, env={"TMPDIR": str(temporary)}) as server:
+def test_what_is_not_done_in_time_ends_with_an_error(folder: Path, shared_memory: set[str]) -> None:
+    with supervised_server(folder, "--timeout-graceful-shutdown", "1") as server:
         worker_pid = server.worker_pid
-        with opened_stream(server, ENDLESS) as payloads:
+        with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
-            began = time.monotonic()
-            status = server.stop(seconds=PROCESS_SECONDS)
-            assert time.monotonic() - began < PROCESS_SECONDS
-            assert status in ENDED_BY_SIGTERM
-            rest = read_to_the_end(payloads)
-        assert not any('"finish_reason":"length"' in payload for payload in rest)
-        check_nothing_left(server, worker_pid, temporary, shared_memory)
+            os.kill(server.pid, signal.SIGTERM)
+            rest = list(payloads)
+        assert server.process is not None
+        assert server.process.wait(PROCESS_SECONDS) in ENDED_BY_SIGTERM
+        error = json.loads(rest[-2])["error"]
+        assert error["code"] == "engine_down"
+        assert "shutting down" in error["message"]
+        assert rest[-1] == "[DONE]"
+        assert "Traceback" not in server.log
+        check_nothing_left(server, worker_pid, shared_memory)
 
 
-def test_killed_api_process_takes_its_worker_along(temporary: Path, shared_memory: set[str]) -> None:
-    with ServerProcess(env={"TMPDIR": str(temporary)}) as server:
-        worker_pid = server.worker_pid
-        with opened_stream(server, ENDLESS) as payloads:
+def test_killed_api_process_takes_its_worker_along(folder: Path, shared_memory: set[str]) -> None:
+    """Also one that is not the first."""
+    with supervised_server(folder) as server:
+        worker_pid = wait_for_new_worker(server, kill_worker(server))
+        with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
             read_to_the_end(payloads)
-        check_nothing_left(server, worker_pid, temporary, shared_memory)
+        check_nothing_left(server, worker_pid, shared_memory)
 
 
-def test_second_interrupt_ends_a_stream_at_once(temporary: Path, shared_memory: set[str]) -> None:
-    """Ctrl-C twice in the terminal: the first one waits for the running request, the second does not."""
-    with ServerProcess(env={"TMPDIR": str(temporary)}) as server:
+@pytest.mark.parametrize(
+    ("first", "second", "statuses"),
+    [
+        (signal.SIGINT, signal.SIGINT, (130, -signal.SIGINT)),
+        (signal.SIGTERM, signal.SIGTERM, ENDED_BY_SIGTERM),
+        (signal.SIGTERM, signal.SIGINT, (130, -signal.SIGINT)),
+    ],
+)
+def test_second_signal_ends_a_stream_at_once(
+    folder: Path, shared_memory: set[str], first: int, second: int, statuses: tuple[int, ...]
+) -> None:
+    """The first one waits for the running request, the second does not."""
+    with supervised_server(folder) as server:
         worker_pid = server.worker_pid
-        with opened_stream(server, ENDLESS) as payloads:
+        with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
-            os.kill(server.pid, signal.SIGINT)
-            wait_until(lambda: not accepts_connections(server), PROCESS_SECONDS)
+            os.kill(server.pid, first)
+            wait_until(lambda: health(server.url) == 503, PROCESS_SECONDS)
             wait_for_text(payloads)
-            assert server.stop(signal.SIGINT, PROCESS_SECONDS) in (130, -signal.SIGINT)
+            assert server.stop(second, PROCESS_SECONDS) in statuses
             read_to_the_end(payloads)
         assert "Traceback" not in server.log
-        check_nothing_left(server, worker_pid, temporary, shared_memory)
+        check_nothing_left(server, worker_pid, shared_memory)
 
 
-def test_sigterm_while_the_model_loads_ends_it(temporary: Path, shared_memory: set[str]) -> None:
-    server = ServerProcess(env={"TMPDIR": str(temporary)}).launch()
+def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[str]) -> None:
+    server = supervised_server(folder).launch()
     try:
         wait_until(lambda: has_worker(server), PROCESS_SECONDS, lambda: server.log)
         worker_pid = server.worker_pid
         assert server.stop(seconds=PROCESS_SECONDS) in (143, *ENDED_BY_SIGTERM)
         assert "Traceback" not in server.log
         assert "ready" not in server.log
-        check_nothing_left(server, worker_pid, temporary, shared_memory)
+        check_nothing_left(server, worker_pid, shared_memory)
     finally:
         server.close()
+
+
+def test_sigterm_while_a_worker_is_replaced_ends_both(folder: Path, shared_memory: set[str]) -> None:
+    with supervised_server(folder) as server:
+        old = kill_worker(server)
+        wait_until(lambda: has_worker(server) and server.worker_pid != old, PROCESS_SECONDS, lambda: server.log)
+        new = server.worker_pid
+        assert server.stop(seconds=PROCESS_SECONDS) in ENDED_BY_SIGTERM
+        assert "Traceback" not in server.log
+        for worker_pid in (old, new):
+            check_nothing_left(server, worker_pid, shared_memory)

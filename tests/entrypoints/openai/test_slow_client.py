@@ -1,16 +1,21 @@
-"""A client that reads slowly gets everything in the end."""
+"""A client that reads slowly gets everything in the end, and one that does not read holds nobody up."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.chat import HELLO, metric
+from support.chat import HELLO, metric, post, wait_for_running
 from support.server import ServerProcess, wait_until
+from support.supervised import LONG, supervised_server
 
 CHOICES, TOKENS = 2, 32
+SECONDS = 60.0
 # Stands in every chunk, so that few tokens fill all buffers between the server and the client.
 LONG_NAME = "m" * 100_000
 
@@ -22,21 +27,69 @@ def wordy_server() -> Iterator[ServerProcess]:
         yield running
 
 
-def test_client_that_reads_when_all_is_generated_misses_nothing(wordy_server: ServerProcess) -> None:
-    """While the connection is full, tokens gather; the last of them carry each choice's reason."""
-    fields = {"n": CHOICES, "seed": 3, "max_tokens": TOKENS, "ignore_eos": True}
-    body = json.dumps({"messages": HELLO, **fields, "stream": True, "stream_options": {"include_usage": True}}).encode()
+@contextmanager
+def unread_stream(server: ServerProcess, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A connection with little room, on which a stream was asked for that nobody reads."""
+    data = json.dumps(body).encode()
     head = "POST /v1/chat/completions HTTP/1.0\r\nHost: server\r\nContent-Type: application/json\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(("127.0.0.1", wordy_server.port))
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """All that comes until the server has closed it."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_client_that_reads_when_all_is_generated_misses_nothing(wordy_server: ServerProcess) -> None:
+    """While the connection is full, tokens gather; the last of them carry each choice's reason."""
+    fields = {"n": CHOICES, "seed": 3, "max_tokens": TOKENS, "ignore_eos": True}
+    body = {"messages": HELLO, **fields, "stream": True, "stream_options": {"include_usage": True}}
+    with unread_stream(wordy_server, body) as connection:
         wait_until(lambda: metric(wordy_server, "generation_tokens_total") >= CHOICES * TOKENS, 60)
         connection.settimeout(60)
-        received = b"".join(iter(lambda: connection.recv(1 << 20), b"")).decode()
+        received = read_all(connection).decode()
     payloads = [line.removeprefix("data: ") for line in received.splitlines() if line.startswith("data: ")]
     assert payloads[-1] == "[DONE]"
     *parts, usage = [json.loads(payload) for payload in payloads[:-1]]
     reasons = [choice["finish_reason"] for part in parts for choice in part["choices"] if choice["finish_reason"]]
     assert reasons == ["length"] * CHOICES
     assert usage["usage"]["completion_tokens"] == CHOICES * TOKENS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--stream-timeout", "1"], ["--stream-timeout", "0", "--max-unread-tokens", "200"]],
+    ids=["time", "tokens"],
+)
+def test_client_that_never_reads_loses_its_request(
+    tmp_path_factory: pytest.TempPathFactory, options: list[str]
+) -> None:
+    """Its slot is free for others, its connection is gone, and the log says why."""
+    folder: Path = tmp_path_factory.mktemp("s")
+    with supervised_server(folder, "--served-model-name", "m" * 20_000, *options) as server:
+        with unread_stream(server, {**LONG, "stream": True}) as connection:
+            wait_until(lambda: metric(server, "stream_stalled_total") == 1, SECONDS)
+            wait_for_running(server, 0)
+            assert post(server, {**LONG, "max_tokens": 2}).status_code == 200
+            connection.settimeout(SECONDS)
+            with pytest.raises(ConnectionResetError):
+                read_all(connection)
+        assert "has read nothing" in server.log
+        assert metric(server, "request_aborted_total") == 1
+        assert "Traceback" not in server.log
+
+
+def test_client_that_reads_slowly_but_steadily_keeps_its_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """However long all of it takes: only a pause counts."""
+    folder: Path = tmp_path_factory.mktemp("s")
+    with supervised_server(folder, "--served-model-name", "m" * 20_000, "--stream-timeout", "5") as server:
+        with unread_stream(server, {**LONG, "max_tokens": 300, "stream": True}) as connection:
+            connection.settimeout(SECONDS)
+            wait_until(lambda: metric(server, "generation_tokens_total") >= 300, SECONDS)
+            received = read_all(connection)
+        assert b"data: [DONE]\n\n" in received
+        assert metric(server, "stream_stalled_total") == 0

@@ -1,9 +1,8 @@
-"""A worker that is killed: every client is told at once, and the API process stays answerable and stoppable."""
+"""With `--on-worker-failure exit`: every client is told at once, and the server ends and says why."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.chat import ENDLESS, HELLO, chat_url, metric, opened_stream, post, wait_for_running, wait_for_text
-from support.server import ServerProcess, health, process_exists, wait_until
+from support.chat import metric, opened_stream, post, wait_for_running, wait_for_text
+from support.server import ServerProcess, process_exists, wait_until
+from support.supervised import LONG, kill_worker, supervised_server
 
 TOLD_SECONDS = 2.0
+ENDED_SECONDS = 20.0
 
 
 @dataclass
@@ -25,7 +26,6 @@ class Death:
 
     server: ServerProcess
     worker_pid: int
-    temporary: Path
     sdk_stream: tuple[BaseException | None, float]
     raw_stream: tuple[list[str], float]
     plain: tuple[httpx.Response, float]
@@ -34,14 +34,14 @@ class Death:
 
 @pytest.fixture(scope="module")
 def death(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Death]:
-    """Kills the worker in the middle of two streams, a plain request and embeddings."""
-    temporary = tmp_path_factory.mktemp("t")
-    with ServerProcess(env={"TMPDIR": str(temporary)}) as server, ThreadPoolExecutor(4) as pool:
+    """Kills the worker in the middle of two streams and plain requests, while an embedding waits."""
+    folder = tmp_path_factory.mktemp("d")
+    with supervised_server(folder, "--on-worker-failure", "exit") as server, ThreadPoolExecutor(5) as pool:
 
         def read_with_the_sdk() -> tuple[BaseException | None, float]:
             try:
                 with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as client:
-                    fields = {**ENDLESS, "extra_body": {"ignore_eos": ENDLESS["ignore_eos"]}}
+                    fields = {**LONG, "extra_body": {"ignore_eos": LONG["ignore_eos"]}}
                     del fields["ignore_eos"]
                     for _ in client.chat.completions.create(model="default", stream=True, **fields):
                         pass
@@ -50,34 +50,31 @@ def death(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Death]:
             return None, time.monotonic()
 
         def read_raw() -> tuple[list[str], float]:
-            with opened_stream(server, ENDLESS) as payloads:
+            with opened_stream(server, LONG) as payloads:
                 wait_for_text(payloads)
                 rest = list(payloads)
             return rest, time.monotonic()
 
         def wait_for_the_answer() -> tuple[httpx.Response, float]:
-            answer = post(server, ENDLESS)
+            answer = post(server, LONG)
             return answer, time.monotonic()
 
         def wait_for_embeddings() -> tuple[httpx.Response, float]:
-            inputs = [[index + 1] * 400 for index in range(500)]
-            answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": inputs}, timeout=60)
+            answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "the quick brown fox"}, timeout=60)
             return answer, time.monotonic()
 
         sdk, raw = pool.submit(read_with_the_sdk), pool.submit(read_raw)
-        plain = pool.submit(wait_for_the_answer)
-        wait_for_running(server, 3)
+        plain, _ = pool.submit(wait_for_the_answer), pool.submit(wait_for_the_answer)
+        wait_for_running(server, 4)
         embeddings = pool.submit(wait_for_embeddings)
         wait_until(lambda: metric(server, "num_requests_waiting") > 0, 30)
-        worker_pid = server.worker_pid
         killed = time.monotonic()
-        os.kill(worker_pid, signal.SIGKILL)
+        worker_pid = kill_worker(server)
         (error, sdk_at), (rest, raw_at), (answer, plain_at) = sdk.result(60), raw.result(60), plain.result(60)
         vectors, vectors_at = embeddings.result(60)
         yield Death(
             server,
             worker_pid,
-            temporary,
             sdk_stream=(error, sdk_at - killed),
             raw_stream=(rest, raw_at - killed),
             plain=(answer, plain_at - killed),
@@ -110,35 +107,42 @@ def test_plain_request_in_flight_is_unavailable(death: Death, kind: str) -> None
     assert seconds < TOLD_SECONDS
 
 
-def test_health_says_unavailable(death: Death) -> None:
-    assert health(death.server.url) == 503
-    assert httpx.get(f"{death.server.url}/health").json()["error"]["code"] == "engine_down"
-
-
-def test_new_requests_are_unavailable(death: Death) -> None:
-    for body in ({"messages": HELLO}, {"messages": HELLO, "stream": True}):
-        answer = httpx.post(chat_url(death.server), json=body)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_down"
-
-
-def test_invalid_requests_are_still_told_so(death: Death) -> None:
-    assert post(death.server, {"messages": HELLO, "temperature": -1}).status_code == 400
-
-
-def test_nothing_counts_as_running(death: Death) -> None:
-    assert metric(death.server, "num_requests_running") == 0
-    assert metric(death.server, "num_requests_waiting") == 0
-
-
-def test_log_says_what_happened(death: Death) -> None:
-    assert "engine down" in death.server.log
-    assert "-9" in death.server.log
+def test_the_server_ends_and_says_why(death: Death) -> None:
+    assert death.server.process is not None
+    assert death.server.process.wait(ENDED_SECONDS) == 1
+    (line,) = [line for line in death.server.log.splitlines() if line.startswith("error: ")]
+    assert "SIGKILL" in line
+    assert "-9" in line
     assert "Traceback" not in death.server.log
 
 
-def test_stops_on_sigterm_and_leaves_nothing(death: Death) -> None:
-    """Last: it ends the server that the other tests ask."""
+def test_nothing_is_left(death: Death) -> None:
+    """Behind the test above, which waits for the end."""
     assert not process_exists(death.worker_pid)
-    assert death.server.stop(seconds=10) in (0, -signal.SIGTERM)
-    wait_until(lambda: not list(death.temporary.glob("fastdeploy_lp-*")), 1)
+    assert list(Path(death.server.environment["TMPDIR"]).glob("fastdeploy_lp-*")) == []
+    assert [name for name in os.listdir("/dev/shm") if str(death.worker_pid) in name] == []
+
+
+def test_a_server_whose_workers_keep_ending_ends_as_well(tmp_path: Path) -> None:
+    """A restart is tried, and the last cause told."""
+    options = ["--logits-processors", "support.deadly:Deadly", "--max-worker-restarts", "1"]
+    with supervised_server(tmp_path, *options) as server:
+        poison = {**LONG, "max_tokens": 8, "logits_processors_args": {"deadly": "exit"}}
+        answer = post(server, poison)
+        assert answer.status_code == 503
+        assert server.process is not None
+        assert server.process.wait(ENDED_SECONDS) == 1
+        (line,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
+        assert "too often" in line
+        assert "status 7" in line
+
+
+def test_a_worker_that_cannot_start_again_ends_the_server(tmp_path: Path) -> None:
+    """Three times in a row, and what each of them said is in the log."""
+    with supervised_server(tmp_path) as server:
+        (tmp_path / "c" / "model.safetensors").unlink()
+        kill_worker(server)
+        assert server.process is not None
+        assert server.process.wait(3 * ENDED_SECONDS) == 1
+        (line,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
+        assert "safetensors" in line

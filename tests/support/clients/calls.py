@@ -72,12 +72,27 @@ def nobody_was_found(content: Any) -> None:
     assert (content["status"], content["result"]) == ("success", {"aborted": [], "not_found": ["nobody"]})
 
 
+def is_pooled(*shape: int) -> Callable[[Any], None]:
+    """One input, with numbers in this shape."""
+
+    def check(content: Any) -> None:
+        (pooled,) = content["data"]
+        assert pooled["shape"] == list(shape)
+        numbers = pooled["data"]
+        flat = np.frombuffer(base64.b64decode(numbers), "<f4") if isinstance(numbers, str) else np.ravel(numbers)
+        assert flat.size == np.prod(shape)
+        assert content["usage"]["prompt_tokens"] > 0
+
+    return check
+
+
 def nothing_runs(content: Any) -> None:
     assert content["result"] == {"aborted": [], "not_found": []}
 
 
 TOKENIZE = "POST /tokenize"
 ABORT = "POST /v1/abort_requests"
+POOLING = "POST /pooling"
 CALLS = [
     Call("GET /health", "/health", is_empty),
     Call("GET /ping", "/ping", is_empty),
@@ -112,6 +127,27 @@ CALLS = [
         },
     ),
     Call("POST /detokenize", "/detokenize", has(prompt="</s>"), {"tokens": [2], "model": "default"}),
+    Call(
+        POOLING,
+        "/pooling",
+        is_pooled(2, 8),
+        {
+            "model": "default",
+            "input": [A, B],
+            "task": "token_embed",
+            "encoding_format": "base64",
+            "dimensions": 8,
+            "normalize": False,
+            "user": "somebody",
+            "request_id": "pooled-by-a-client",
+        },
+    ),
+    Call(
+        POOLING,
+        "/pooling",
+        is_pooled(HIDDEN_SIZE),
+        {"messages": CONVERSATION, "add_generation_prompt": True, "pooling": "mean"},
+    ),
     Call(ABORT, "/v1/abort_requests", nobody_was_found, {"req_ids": ["nobody"]}),
     Call(ABORT, "/v1/abort_requests", nothing_runs, {"abort_all": True}),
 ]
@@ -168,6 +204,7 @@ EMBEDDING_CASES = [
     EmbeddingCase("encoding_format", {"encoding_format": "float"}, same_vectors),
     EmbeddingCase("encoding_format", {"encoding_format": "base64"}, same_vectors),
     EmbeddingCase("dimensions", {"dimensions": 8}, first_numbers),
+    EmbeddingCase("timeout", {"timeout": 120}, same_vectors),
     EmbeddingCase("user", {"user": "somebody"}, same_vectors),
     EmbeddingCase("pooling", {"pooling": "mean"}, other_vectors),
     EmbeddingCase("pooling", {"pooling": "last"}, same_vectors),

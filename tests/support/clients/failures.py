@@ -29,6 +29,7 @@ FAILURES = [
     Failure("BadRequestError", 400, "missing_required_parameter", "messages", CHAT, {"model": "default"}),
     Failure("BadRequestError", 400, "context_length_exceeded", "prompt", COMPLETIONS, {"prompt": [70] * 2000}),
     Failure("BadRequestError", 400, "unknown_parameter", "top_a", "/v1/embeddings", {"input": "a", "top_a": 1}),
+    Failure("BadRequestError", 400, "invalid_value", "data", "/pooling", {"data": {"texts": ["a"]}}),
     Failure("BadRequestError", 400, "invalid_value", "tokens.0", "/detokenize", {"tokens": [-1]}),
     Failure("AuthenticationError", 401, "invalid_api_key", body=BASE[CHAT], api_key="another"),
     Failure("NotFoundError", 404, "model_not_found", "model", CHAT, BASE[CHAT] | {"model": "gpt"}),

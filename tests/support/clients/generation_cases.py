@@ -124,6 +124,29 @@ def begins_an_object(answer: Answer, _: Asker) -> None:
     assert answer.choice.text.lstrip().startswith("{")
 
 
+def traced(count: int) -> Any:
+    """The first tokens of the choice, each with what the model made of it first and the sampler last."""
+
+    def check(answer: Answer, asker: Asker) -> None:
+        assert answer.texts == asker.answer().texts
+        choices = [choice for body in answer.bodies for choice in body["choices"]]
+        told = [each for choice in choices for each in choice.get("logits_processors_trace") or []]
+        assert [each["token_id"] for each in told] == answer.choice.token_ids[:count]
+        assert len(told) == count
+        for each in told:
+            assert (each["stages"][0]["name"], each["stages"][-1]["name"]) == ("raw", "final")
+
+    return check
+
+
+def only_shadowed(answer: Answer, asker: Asker) -> None:
+    """Nothing changed, but what would have is counted."""
+    assert answer.texts == asker.answer().texts
+    choices = [choice for body in answer.bodies for choice in body["choices"]]
+    (counts,) = [choice["logits_processors_shadow"] for choice in choices if choice.get("logits_processors_shadow")]
+    assert counts == {"LogitBiasLogitsProcessor": {"tokens": 8, "changed": 8, "faults": 0}}
+
+
 ROOM: dict[str, Any] = {"max_tokens": 24}
 COLOURS: dict[str, Any] = {"enum": ["red", "blue"]}
 COLOUR = '"(red|blue)"'
@@ -197,9 +220,15 @@ GENERATION = [
         {"logits_processors": [{"name": "LogitBiasLogitsProcessor", "params": ONLY_A}], **IDS, "max_tokens": 2},
         tokens_are(A, A),
     ),
+    Case("logits_processors_trace", {"logits_processors_trace": True, **IDS}, traced(8)),
+    Case("logits_processors_trace", {"logits_processors_trace": {"top_k": 2, "max_tokens": 3}, **IDS}, traced(3)),
+    Case(
+        "logits_processors_shadow", {"logits_processors_shadow": ["LogitBiasLogitsProcessor"], **ONLY_A}, only_shadowed
+    ),
     Case("vllm_xargs", {"vllm_xargs": {"forced_tokens": [B, C]}, **IDS}, tokens_are(B, C, END)),
     Case("return_token_ids", IDS, ids_are_there),
     Case("request_id", {"request_id": "of-a-client"}, id_is_made_of_it),
+    Case("timeout", {"timeout": 120.0}, same_as_ever),
     Case("user", {"user": "somebody"}, same_as_ever),
     Case("metadata", {"metadata": {"for": "something"}}, same_as_ever),
     Case("safety_identifier", {"safety_identifier": "somebody"}, same_as_ever),

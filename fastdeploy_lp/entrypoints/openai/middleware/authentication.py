@@ -9,6 +9,7 @@ from hashlib import sha256
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy_lp.entrypoints.openai.errors import error_response
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
 from fastdeploy_lp.entrypoints.openai.middleware.root_path import route_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 
@@ -29,7 +30,14 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check HTTP requests; CORS preflights never carry a key."""
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_open(scope) or self._has_key(scope):
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        place = self._place_of_key(scope)
+        if place is not None:
+            record = scope.get("state", {}).get(STATE_KEY)
+            if record is not None:
+                record.client = str(place)
             await self._app(scope, receive, send)
             return
         info = ErrorInfo(
@@ -43,13 +51,14 @@ class AuthenticationMiddleware:
         path = route_path(scope)
         return any(path == open_path or path.startswith(f"{open_path}/") for open_path in self._open_paths)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _place_of_key(self, scope: Scope) -> int | None:
+        """Which of the keys the request brings; None for none of them."""
         header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         given = _digest(key.strip())
         # All of them, always: how long this takes must not tell which one nearly fitted.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == b"bearer" and any(fits)
+        return fits.index(True) if scheme.lower() == b"bearer" and any(fits) else None
 
 
 def _digest(key: bytes) -> bytes:

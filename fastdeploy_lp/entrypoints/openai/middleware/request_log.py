@@ -23,7 +23,7 @@ logger = logging.getLogger("fastdeploy_lp.requests")
 
 NO_ROUTE = "unknown"
 # Asked every few seconds by machines.
-PROBES = {"/health", "/ping", "/metrics", "/load"}
+PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"}
 
 
 class RequestLogMiddleware:

@@ -59,7 +59,8 @@ class EngineWork(Protocol):
 class RequestRecord:
     """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
-    status: of the response, once it has begun; `answered` once its last byte was handed over.
+    status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
+    API keys it brought, by its place; "" where there are none.
     """
 
     request_id: str
@@ -68,8 +69,13 @@ class RequestRecord:
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
     answered: bool = False
+    client: str = ""
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """When the time is over that the body gives the request, on the monotonic clock; None for never."""
+        return None if timeout is None else self.began + timeout
 
     @property
     def names(self) -> set[str | None]:

@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel, Timeout
 from fastdeploy_lp.pooling_params import PoolingParams
 
 
 class EmbeddingRequest(RequestModel):
     """Body of POST /v1/embeddings; a list of texts or of token-id lists gives one embedding each, in order.
 
-    `pooling`, `normalize` and `request_id` are not OpenAI's.
+    `pooling`, `normalize`, `request_id` and `timeout` are not OpenAI's.
     """
 
     input: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
@@ -26,6 +26,7 @@ class EmbeddingRequest(RequestModel):
     pooling: Literal["mean", "last"] | None = None
     normalize: bool = True
     request_id: RequestId | None = None
+    timeout: Timeout | None = None
 
     def pooling_params(self) -> PoolingParams:
         """Raises ValueError naming the field."""

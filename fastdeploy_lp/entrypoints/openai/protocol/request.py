@@ -11,6 +11,8 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.trace_params import TraceParams
 
 # Ids stand in logs and headers.
+# Seconds from the request's arrival to its whole answer.
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 
 
@@ -143,6 +145,7 @@ class GenerationRequest(RequestModel):
     vllm_xargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
+    timeout: Timeout | None = None
     # Who asks, for what: nothing here depends on it.
     user: str | None = None
     metadata: dict[str, str] | None = None

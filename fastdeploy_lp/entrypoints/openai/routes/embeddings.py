@@ -16,7 +16,7 @@ from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 def embedding_routes(engine: EngineClient, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Prompts to vectors."""
-    router = APIRouter(responses=failures(400, 404, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingEmbedding(engine)
 
     @router.post("/v1/embeddings", response_model=EmbeddingResponse)
@@ -24,7 +24,7 @@ def embedding_routes(engine: EngineClient, route_class: type[APIRoute] = APIRout
         """Embeddings of one or many inputs."""
         record = record_of(request)
         record.adopt(body.request_id)
-        poolings = await serving.start(body)
+        poolings = await serving.start(body, record.client, record.deadline(body.timeout))
         record.admitted(shared_id(poolings[0].request_id), poolings)
         outputs = await results_unless_disconnected(poolings, request)
         if not outputs:

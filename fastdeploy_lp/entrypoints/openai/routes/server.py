@@ -15,17 +15,28 @@ def server_routes(engine: EngineClient) -> APIRouter:
     """Answered from the first moment on, before the model is loaded."""
     router = APIRouter(responses=failures())
 
-    async def health() -> Response:
-        """200 while the worker takes requests; 503 before it is ready, and after its end."""
-        engine.require_alive()
+    async def ready() -> Response:
+        """200 while the worker takes requests, else 503: before it is ready, while it restarts, in a shutdown."""
+        engine.require_ready()
         return Response()
 
-    for path, method in (("/health", "GET"), ("/ping", "GET"), ("/ping", "POST")):
+    async def live() -> Response:
+        """200 as long as this process answers, whatever the worker does."""
+        return Response()
+
+    for path, method, answer in (
+        ("/health", "GET", ready),
+        ("/health/ready", "GET", ready),
+        ("/health/live", "GET", live),
+        ("/ping", "GET", ready),
+        ("/ping", "POST", ready),
+    ):
+        unavailable = failures(503) if answer is ready else failures()
         router.add_api_route(
             path,
-            health,
+            answer,
             methods=[method],
-            responses=failures(503) | {200: {"description": "ready", "content": {}}},
+            responses=unavailable | {200: {"description": answer.__name__, "content": {}}},
             response_class=Response,
         )
 

@@ -36,6 +36,7 @@ def tokenization_routes(engine: EngineClient) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text or a conversation."""
         serving.require_model(body.model)
+        engine.inputs.require_text("messages" if body.prompt is None else "prompt")
         # A long text takes a while, in which others want their tokens.
         tokens = await asyncio.to_thread(encode, body)
         return TokenizeResponse(
@@ -49,6 +50,7 @@ def tokenization_routes(engine: EngineClient) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
         """The text of token ids, special tokens written out."""
         serving.require_model(body.model)
+        engine.inputs.require_text("tokens")
         for index, token in enumerate(body.tokens):
             if not 0 <= token < config.vocab_size:
                 raise InvalidRequestError(

@@ -13,10 +13,14 @@ namespace {
 struct Distribution {
   double log_sum;  // logarithm of the sum of exp(logit)
   double entropy;  // in nats
+  double inverse;  // what makes probabilities of weights
 };
 
-// Fills `to` [size] with the row's probabilities. Logits are clamped far below where they count: -inf times 0 is NaN.
-Distribution weigh(const float* row, int64_t size, double max, double* to) {
+typedef float HalfWide __attribute__((vector_size(kWide * sizeof(float))));
+
+// Fills `to` [size] with weights, 1 for the most likely token. Logits are clamped far below where they count: -inf times 0
+// is NaN.
+Distribution weigh(const float* row, int64_t size, double max, float* to) {
   constexpr double kLowest = -700.0;
   Doubles sums = {}, products = {};
   int64_t at = 0;
@@ -26,7 +30,8 @@ Distribution weigh(const float* row, int64_t size, double max, double* to) {
     const Doubles weights = exp_of_negative(below);
     sums += weights;
     products += weights * below;
-    std::memcpy(to + at, &weights, sizeof(weights));
+    const HalfWide narrow = __builtin_convertvector(weights, HalfWide);
+    std::memcpy(to + at, &narrow, sizeof(narrow));
   }
   double sum = 0.0, product = 0.0;
   for (int64_t lane = 0; lane < kWide; ++lane) {
@@ -35,27 +40,24 @@ Distribution weigh(const float* row, int64_t size, double max, double* to) {
   }
   for (; at < size; ++at) {
     const double below = std::max(static_cast<double>(row[at]) - max, kLowest);
-    to[at] = std::exp(below);
-    sum += to[at];
-    product += to[at] * below;
+    const double weight = std::exp(below);
+    to[at] = static_cast<float>(weight);
+    sum += weight;
+    product += weight * below;
   }
-  const double inverse = 1.0 / sum;
-  for (at = 0; at < size; ++at) to[at] *= inverse;
-  return {max + std::log(sum), std::log(sum) - product * inverse};
+  return {max + std::log(sum), std::log(sum) - product / sum, 1.0 / sum};
 }
 
-double half_of_differences(const double* one, const double* other, int64_t size) {
+double half_of_differences(const float* one, double one_inverse, const float* other, double other_inverse, int64_t size) {
   Doubles lanes = {};
   int64_t at = 0;
   for (; at + kWide <= size; at += kWide) {
-    Doubles a, b;
-    std::memcpy(&a, one + at, sizeof(a));
-    std::memcpy(&b, other + at, sizeof(b));
+    const Doubles a = widen(one + at) * one_inverse, b = widen(other + at) * other_inverse;
     lanes += a > b ? a - b : b - a;
   }
   double sum = 0.0;
   for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
-  for (; at < size; ++at) sum += std::abs(one[at] - other[at]);
+  for (; at < size; ++at) sum += std::abs(one[at] * one_inverse - other[at] * other_inverse);
   return 0.5 * sum;
 }
 
@@ -63,29 +65,31 @@ double half_of_differences(const double* one, const double* other, int64_t size)
 }  // namespace fdlp
 
 // For row r of logits [rows, size]: `log_sums` and `entropies` of its distribution, its most likely token, the first of
-// equals, and how much probability has `moved` since row `before[r]`, 0 where that is negative. `scratch` is [rows, size].
-// A row with a NaN or without a finite maximum gets NaN and token -1.
-FDLP_EXPORT void fdlp_compare_rows(const float* logits, int64_t rows, int64_t size, const int64_t* before, double* scratch,
-                                   double* log_sums, double* entropies, double* moved, int64_t* most_likely) {
+// equals, and how much probability has `moved` since row `before[r]`, 0 where that is negative. `scratch` is [rows, size],
+// `inverses` [rows]. A row with a NaN or without a finite maximum gets NaN and token -1.
+FDLP_EXPORT void fdlp_compare_rows(const float* logits, int64_t rows, int64_t size, const int64_t* before, float* scratch,
+                                   double* inverses, double* log_sums, double* entropies, double* moved,
+                                   int64_t* most_likely) {
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = logits + r * size;
-    double* own = scratch + r * size;
     const fdlp::RowScan scan = fdlp::scan_row(row, size);
     if (!scan.usable) {
-      log_sums[r] = entropies[r] = std::numeric_limits<double>::quiet_NaN();
+      log_sums[r] = entropies[r] = inverses[r] = std::numeric_limits<double>::quiet_NaN();
       most_likely[r] = -1;
-      std::fill(own, own + size, log_sums[r]);
+      std::fill(scratch + r * size, scratch + (r + 1) * size, 0.0f);
       continue;
     }
-    const fdlp::Distribution found = fdlp::weigh(row, size, scan.max, own);
+    const fdlp::Distribution found = fdlp::weigh(row, size, scan.max, scratch + r * size);
     log_sums[r] = found.log_sum;
     entropies[r] = found.entropy;
+    inverses[r] = found.inverse;
     most_likely[r] = scan.argmax;
   }
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
   for (int64_t r = 0; r < rows; ++r) {
-    const double* earlier = before[r] < 0 ? nullptr : scratch + before[r] * size;
-    moved[r] = earlier == nullptr ? 0.0 : fdlp::half_of_differences(scratch + r * size, earlier, size);
+    const int64_t b = before[r];
+    moved[r] = b < 0 ? 0.0
+                     : fdlp::half_of_differences(scratch + r * size, inverses[r], scratch + b * size, inverses[b], size);
   }
 }

@@ -1,0 +1,62 @@
+"""What a model's files say of the requests that it can take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastdeploy_lp.checkpoint.config_field import positive_int
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.checkpoint.files import ModelFiles, read_json_object
+from fastdeploy_lp.checkpoint.safetensors_file import require_whole
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """Tokens that a context holds, tokens that there are, and those of them that end an output."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+def read_limits(files: ModelFiles) -> ModelLimits:
+    """Raises CheckpointError naming the file for limits that are missing or damaged, and for files that are cut off."""
+    require_whole(files.weights)
+    try:
+        vocab_size = positive_int(files.config, "vocab_size")
+        max_model_len = _context(files.config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.directory}: {error}") from None
+    return ModelLimits(max_model_len, vocab_size, _eos_token_ids(files, vocab_size))
+
+
+def _context(config: dict[str, Any]) -> int:
+    """`max_position_embeddings`; models stretched by YaRN may mean the original context by it, or the stretched one."""
+    context = positive_int(config, "max_position_embeddings")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, dict) or (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+        return context
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    if not isinstance(factor, (int, float)) or not isinstance(original, int):
+        return context
+    return max(context, int(original * factor))
+
+
+def _eos_token_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:
+    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
+    path, found = files.directory / "config.json", files.config.get("eos_token_id")
+    if (generation := files.directory / GENERATION_CONFIG).is_file():
+        config = read_json_object(generation)
+        if "eos_token_id" in config:
+            path, found = generation, config["eos_token_id"]
+    if found is None:
+        return ()
+    ids = found if isinstance(found, list) else [found]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            reason = f"eos_token_id is {token!r}, which is no token id; allowed are 0 to {vocab_size - 1}"
+            raise CheckpointError(f"{path}: {reason}")
+    return tuple(ids)

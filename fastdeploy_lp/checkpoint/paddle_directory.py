@@ -1,0 +1,143 @@
+"""Directories that PaddleNLP wrote: found, and converted to Hugging Face's layout. PaddleNLP itself is not needed.
+
+Its linear layers are [in_features, out_features], its names begin with the family's, and older ones are pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - teaches numpy bfloat16
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.checkpoint.files import find_weights, read_json_object
+from fastdeploy_lp.checkpoint.finite import is_finite
+from fastdeploy_lp.checkpoint.paddle_tokenizer import build_tokenizer
+from fastdeploy_lp.checkpoint.pdparams import read_pdparams
+from fastdeploy_lp.checkpoint.safetensors_file import read_format, require_whole, write_safetensors
+
+PDPARAMS = "model_state.pdparams"
+VERSION_FIELD = b'"paddlenlp_version"'
+EMBEDDING = "embed_tokens.weight"
+KEPT_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+# Options under which PaddleNLP stores or computes other things than these converters know.
+_UNKNOWN_OPTIONS = ("alibi", "fuse_attention_qkv", "fuse_attention_ffn")
+
+
+@dataclass(frozen=True)
+class PaddleDirectory:
+    """weights: one pickle, or safetensors files in Paddle's layout."""
+
+    path: Path
+    weights: tuple[Path, ...]
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """The files that a conversion depends on."""
+        others = [each for each in self.path.iterdir() if each.suffix in (".json", ".txt", ".jinja") and each.is_file()]
+        return (*self.weights, *sorted(others))
+
+
+def paddle_directory(path: Path) -> PaddleDirectory | None:
+    """What PaddleNLP wrote, or None for any other directory.
+
+    Raises CheckpointError for a pickle in several parts, and for an index of safetensors files that is damaged.
+    """
+    if (path / PDPARAMS).is_file():
+        return PaddleDirectory(path, (path / PDPARAMS,))
+    if parts := sorted(path.glob("model_state-*.pdparams")):
+        raise CheckpointError(f"{parts[0]}: pdparams in several parts are not read; save one file, or safetensors")
+    if not list(path.glob("*.safetensors")):
+        return None
+    weights = find_weights(path)
+    framework = read_format(weights[0])
+    # PaddleNLP itself says "np" of its files, as others do, and tells its version in config.json.
+    written = framework == "pd" or (framework != "pt" and _tells_version(path / "config.json"))
+    return PaddleDirectory(path, weights) if written else None
+
+
+def _tells_version(config: Path) -> bool:
+    # A config.json that cannot be read is told of where it is needed.
+    return config.is_file() and VERSION_FIELD in config.read_bytes()
+
+
+def convert_paddle(source: PaddleDirectory, directory: Path, *, need_tokenizer: bool) -> None:
+    """Write config.json, model.safetensors (float32) and the tokenizer's files into `directory`.
+
+    Raises CheckpointError for what cannot be used, OSError when `directory` cannot be written.
+    """
+    config = _config(source.path)
+    tokenizer = source.path / "tokenizer.json"
+    if tokenizer.is_file():
+        shutil.copy(tokenizer, directory / "tokenizer.json")
+    elif need_tokenizer:
+        built = build_tokenizer(source.path, str(config.get("model_type")))
+        (directory / "tokenizer.json").write_text(built.to_str(pretty=True), encoding="utf-8")
+    for name in KEPT_FILES:
+        if (source.path / name).is_file():
+            shutil.copy(source.path / name, directory / name)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = _renamed(source, tied=bool(config.get("tie_word_embeddings")))
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    write_safetensors(directory / "model.safetensors", shapes, _floats(source, tensors))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    config = read_json_object(path / "config.json")
+    for option in _UNKNOWN_OPTIONS:
+        if config.get(option):
+            raise CheckpointError(f"{path / 'config.json'}: {option} is not supported for PaddleNLP's checkpoints")
+    kind, factor = config.get("rope_scaling_type"), config.get("rope_scaling_factor", 1.0)
+    if kind is not None and kind != "linear":
+        raise CheckpointError(
+            f"{path / 'config.json'}: rope_scaling_type {kind!r} is not supported; supported is linear"
+        )
+    if kind == "linear" and not config.get("rope_scaling"):
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    return config
+
+
+def _renamed(source: PaddleDirectory, *, tied: bool) -> dict[str, NDArray[Any]]:
+    """The tensors under Hugging Face's names and in its layout."""
+    stored = _stored(source)
+    prefixes = [name.removesuffix(EMBEDDING) for name in stored if name.endswith(EMBEDDING)]
+    if len(prefixes) != 1:
+        raise CheckpointError(f"{source.weights[0]}: {len(prefixes)} tensors end with {EMBEDDING}; one is needed")
+    renamed = {}
+    for name, tensor in stored.items():
+        # A tied head is the embedding once more.
+        if tied and name == "lm_head.weight":
+            continue
+        target = re.sub(f"^{re.escape(prefixes[0])}", "model.", name) if prefixes[0] else f"model.{name}"
+        linear = tensor.ndim == 2 and not name.endswith(EMBEDDING)
+        renamed["lm_head.weight" if name == "lm_head.weight" else target] = tensor.T if linear else tensor
+    return renamed
+
+
+def _stored(source: PaddleDirectory) -> dict[str, NDArray[Any]]:
+    if source.weights[0].suffix == ".pdparams":
+        return read_pdparams(source.weights[0])
+    require_whole(source.weights)
+    stored: dict[str, NDArray[Any]] = {}
+    for path in source.weights:
+        with safe_open(path, framework="numpy") as file:
+            stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no dict
+    return stored
+
+
+def _floats(source: PaddleDirectory, tensors: dict[str, NDArray[Any]]) -> Iterator[NDArray[np.float32]]:
+    for name, tensor in tensors.items():
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(tensor, np.float32)
+        if not is_finite(array):
+            raise CheckpointError(f"{source.path}: tensor {name} holds NaN or infinity")
+        yield array

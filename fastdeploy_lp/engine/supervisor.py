@@ -1,0 +1,139 @@
+"""Keeps a worker running: notices its end and its silence, and starts another in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from fastdeploy_lp.config import SupervisionConfig
+from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.engine.restart_policy import RestartPolicy
+from fastdeploy_lp.engine.watchdog import Watchdog
+from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.messages import FromWorker, ToWorker, WorkerFailed, WorkerReady
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
+
+
+class WorkerEvents(Protocol):
+    """What the supervisor tells of."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker has work, and so owes a message."""
+
+    def worker_said(self, message: FromWorker) -> None:
+        """A message came."""
+
+    def worker_lost(self, cause: str) -> None:
+        """The worker is gone; another one may follow."""
+
+    def worker_ready(self, ready: WorkerReady) -> None:
+        """Another worker is there."""
+
+
+class WorkerSupervisor:
+    """Runs one worker at a time, each of them made by `make`; lives on one event loop."""
+
+    def __init__(self, config: SupervisionConfig, make: Callable[[], WorkerHandle], events: WorkerEvents) -> None:
+        self._config = config
+        self._make = make
+        self._events = events
+        self._policy = RestartPolicy(config.max_restarts)
+        self._watchdog = Watchdog()
+        self._worker: WorkerHandle | None = None
+        self._pickled_processors: dict[str, bytes] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id."""
+        return None if self._worker is None else self._worker.pid
+
+    async def start(self, pickled_processors: dict[str, bytes]) -> WorkerReady:
+        """Start the first worker and wait until it is ready; raises EngineStartError."""
+        self._pickled_processors = pickled_processors
+        return await self._start()
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message to the worker that is there."""
+        if self._worker is not None:
+            self._watchdog.sent()
+            self._worker.send(message)
+
+    async def run(self) -> str:
+        """Watch over the worker and its successors until there is to be none; gives the cause in one line."""
+        while True:
+            cause = await self._until_lost()
+            logger.error("the worker is lost: %s", cause)
+            self._events.worker_lost(cause)
+            end = await self._replace(cause) if self._config.restart else cause
+            if end is not None:
+                return end
+
+    async def stop(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            await self._worker.stop()
+
+    async def _start(self) -> WorkerReady:
+        self._watchdog.heard(busy=False)
+        self._worker = self._make()
+        return await self._worker.start(self._pickled_processors)
+
+    async def _replace(self, cause: str) -> str | None:
+        """None when there is another worker, else why there is none."""
+        was_ready = True
+        while True:
+            delay = self._policy.delay(was_ready=was_ready)
+            if delay is None:
+                return f"it failed too often to be started again, the last time because {cause}"
+            await self.stop()
+            await asyncio.sleep(delay)
+            began = time.monotonic()
+            try:
+                ready = await self._start()
+            except EngineStartError as error:
+                was_ready, cause = False, str(error)
+                logger.error("the worker could not be started again: %s", cause)
+                continue
+            logger.info("worker %s ready in place of the lost one after %.1f s", self.pid, time.monotonic() - began)
+            self._events.worker_ready(ready)
+            return None
+
+    async def _until_lost(self) -> str:
+        """Hand on what the worker says until it is gone; gives the cause."""
+        worker = self._worker
+        if worker is None:
+            raise RuntimeError("no worker was started")
+        watch = asyncio.create_task(self._watch(worker))
+        try:
+            while (message := await worker.receive()) is not None:
+                if isinstance(message, WorkerFailed):
+                    worker.kill()
+                    return message.message
+                self._events.worker_said(message)
+                self._watchdog.heard(busy=self._events.is_busy)
+                # Messages may lie ready one behind the other; callers have to get their turn between them.
+                await asyncio.sleep(0)
+            return watch.result() if watch.done() else worker.how_it_ended
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _watch(self, worker: WorkerHandle) -> str:
+        """Ends a worker that hangs, and says why."""
+        limit = self._config.step_timeout
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(WATCH_SECONDS)
+            if time.monotonic() - asked > 2 * WATCH_SECONDS:
+                # This process stood still itself, and may not have read what the worker said meanwhile.
+                self._watchdog.heard(busy=self._events.is_busy)
+            if limit and self._watchdog.silence > limit:
+                worker.kill()
+                return f"the worker process hung: a step took longer than {limit:g} s (step_timeout)"

@@ -1,0 +1,124 @@
+"""`fastdeploy-lp plugins`: which plugins are installed, and what becomes of each when a server starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from fastdeploy_lp.logits_processor.registry import find_dialect
+from fastdeploy_lp.platforms import platform_of
+from fastdeploy_lp.plugins import (
+    PLUGINS_VARIABLE,
+    LoadedPlugin,
+    Plugin,
+    PluginError,
+    PluginGroup,
+    PluginState,
+    installed_plugins,
+    load,
+    load_general_plugins,
+    may_load,
+)
+from fastdeploy_lp.plugins.installed import allowed_names, unknown_names
+from fastdeploy_lp.plugins.io_processor_source import io_processor_of
+from fastdeploy_lp.plugins.stat_logger_source import stat_logger_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plugin: what became of it, and what it is, or why it is not loaded."""
+
+    plugin: Plugin
+    state: PluginState
+    detail: str
+
+    def as_dict(self) -> dict[str, object]:
+        """What `--json` shows of it."""
+        plugin = self.plugin
+        return {
+            "group": plugin.group.value,
+            "name": plugin.name,
+            "state": self.state.value,
+            "detail": self.detail,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "value": plugin.value,
+            "requires": list(plugin.requirements),
+        }
+
+
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Load every plugin that may load and say what became of it; status 1 when one failed or is incompatible."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Load the installed plugins as a server would, and say what became of each."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    rows = [_row(plugin) for group in PluginGroup for plugin in installed_plugins(group)]
+    names = allowed_names()
+    if args.json:
+        listed = {"filter": None if names is None else sorted(names), "plugins": [row.as_dict() for row in rows]}
+        print(json.dumps(listed, indent=2))
+    else:
+        print("\n".join(_lines(rows)))
+    return int(any(row.state in (PluginState.FAILED, PluginState.INCOMPATIBLE) for row in rows))
+
+
+def _row(plugin: Plugin) -> Row:
+    if not may_load(plugin):
+        return Row(plugin, PluginState.FILTERED, f"{PLUGINS_VARIABLE} does not name it")
+    if plugin.group is PluginGroup.GENERAL:
+        report = next(each for each in load_general_plugins() if each.plugin == plugin)
+        return Row(plugin, report.state, report.reason or "its function was called")
+    try:
+        return Row(plugin, PluginState.LOADED, _DETAILS[plugin.group](load(plugin)))
+    except PluginError as error:
+        return Row(plugin, error.state, error.reason)
+    except ValueError as error:
+        return Row(plugin, PluginState.FAILED, str(error))
+
+
+def _platform(loaded: LoadedPlugin) -> str:
+    platform = platform_of(loaded)
+    return "does not claim this machine" if platform is None else f"claims this machine as {platform.name}"
+
+
+def _logits_processor(loaded: LoadedPlugin) -> str:
+    return f"{find_dialect(loaded.found, loaded.name).name} logits processor"
+
+
+def _io_processor(loaded: LoadedPlugin) -> str:
+    return f"leads to {_path(io_processor_of(loaded).found)}"
+
+
+def _path(found: type) -> str:
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def _stat_logger(loaded: LoadedPlugin) -> str:
+    stat_logger_of(loaded)
+    return "a stat logger"
+
+
+# What a group's plugins turn out to be; each raises ValueError for one that is not what its group asks for.
+_DETAILS: dict[PluginGroup, Callable[[LoadedPlugin], str]] = {
+    PluginGroup.PLATFORM: _platform,
+    PluginGroup.IO_PROCESSOR: _io_processor,
+    PluginGroup.STAT_LOGGER: _stat_logger,
+    PluginGroup.LOGITS_PROCESSOR: _logits_processor,
+}
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for group, of_group in groupby(rows, key=lambda row: row.plugin.group):
+        lines.append(f"{group.value}:")
+        for row in of_group:
+            plugin = row.plugin
+            lines.append(f"  {plugin.name}  {row.state.value}  {plugin.distribution} {plugin.version}, {plugin.value}")
+            lines.append(f"    {row.detail}")
+    lines += [f"{PLUGINS_VARIABLE} names {name}, but no plugin of that name is installed" for name in unknown_names()]
+    return lines or ["no plugins are installed"]

@@ -1,0 +1,160 @@
+"""Requests whose data an IO processor turns into prompts, and whose vectors it turns into an answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError, IOProcessorError, RequestFailedError
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.merge import merged
+from fastdeploy_lp.engine.pooling import PoolingRequest
+from fastdeploy_lp.entrypoints.prompts import PromptInput, listed, read_prompt
+from fastdeploy_lp.outputs import PoolingRequestOutput
+from fastdeploy_lp.plugins.io_processor import in_thread
+from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
+from fastdeploy_lp.pooling_params import EMBED, PoolingParams
+
+logger = logging.getLogger(__name__)
+
+DATA = "data"
+NO_PROCESSOR = "there is no IO processor here; choose one with --io-processor-plugin"
+TOO_LONG = "context_length_exceeded"
+
+Result = Callable[[], Awaitable[PoolingRequestOutput]]
+
+
+class IOProcessing:
+    """Calls one IO processor; what it raises ends the request that it raised it for, with its name."""
+
+    def __init__(self, inputs: InputProcessor, named: NamedIOProcessor) -> None:
+        self._inputs = inputs
+        self._name = named.name
+        self._processor = named.processor
+
+    async def requests(self, data: Any, params: PoolingParams | None, request_id: str) -> list[PoolingRequest]:
+        """What the engine is to pool for `data`, at least one prompt.
+
+        Raises InvalidRequestError for data or parameters that the processor refuses and for text that does not fit,
+        and IOProcessorError for whatever else goes wrong in the processor.
+        """
+        parsed = await self._parsed(data)
+        settled = await self._params(params)
+        try:
+            prompts = await self._processor.pre_process_async(parsed, request_id)
+        except (Exception, SystemExit) as error:
+            raise self._failed("pre_process", error) from error
+        found = self._prompts(prompts)
+        return [PoolingRequest(f"{request_id}-{index}", prompt, settled) for index, prompt in enumerate(found)]
+
+    async def answer(self, results: Sequence[Result], request_id: str) -> Any:
+        """The processor's answer to what its prompts come to, each of which a call of one of `results` waits for.
+
+        Raises IOProcessorError for the processor's failure, and what `results` raise for the engine's.
+        """
+        failures: list[Exception] = []
+
+        async def outputs() -> AsyncGenerator[tuple[int, PoolingRequestOutput], None]:
+            try:
+                async with aclosing(merged([_once(result) for result in results])) as found:
+                    async for each in found:
+                        yield each
+            except (RequestFailedError, EngineDeadError) as error:
+                failures.append(error)
+                raise
+
+        try:
+            async with aclosing(outputs()) as given:
+                return await self._processor.post_process_async(given, request_id)
+        except (Exception, SystemExit) as error:
+            if failures:
+                raise failures[0] from None
+            raise self._failed("post_process", error) from error
+
+    async def response(self, output: Any, envelope: Mapping[str, Any]) -> bytes:
+        """The processor's answer as JSON under `data`, beside what `envelope` holds; raises IOProcessorError."""
+
+        def encoded() -> bytes:
+            found = self._processor.output_to_response(output)
+            if isinstance(found, BaseModel):
+                found = found.model_dump(mode="json")
+            return json.dumps({**envelope, DATA: found}, allow_nan=False).encode()
+
+        try:
+            return await in_thread(encoded)
+        except (Exception, SystemExit) as error:
+            raise self._failed("output_to_response", error) from error
+
+    async def _parsed(self, data: Any) -> Any:
+        try:
+            return await in_thread(self._processor.parse_request, data)
+        except ValidationError as error:
+            first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+            path = ".".join([DATA, *map(str, first["loc"])])
+            raise InvalidRequestError(path, first["msg"].removeprefix("Value error, ")) from error
+        except ValueError as error:
+            raise InvalidRequestError(DATA, str(error)) from error
+        except (Exception, SystemExit) as error:
+            raise self._failed("parse_request", error) from error
+
+    async def _params(self, params: PoolingParams | None) -> PoolingParams:
+        try:
+            found = await in_thread(self._processor.validate_or_generate_params, params)
+            if not isinstance(found, PoolingParams):
+                raise TypeError(f"must return PoolingParams, not {type(found).__name__}")
+        except ValueError as error:
+            field, colon, reason = str(error).partition(": ")
+            raise InvalidRequestError(field if colon else None, reason if colon else field) from error
+        except (Exception, SystemExit) as error:
+            raise self._failed("validate_or_generate_params", error) from error
+        return self._inputs.settle_pooling(found)
+
+    def _prompts(self, given: Any) -> list[Prompt]:
+        try:
+            many = listed(given)
+            if not many:
+                raise ValueError("no prompt was made of the data")
+        except ValueError as error:
+            raise self._failed("pre_process", error) from error
+        return [self._prompt(prompt, path) for path, prompt in many]
+
+    def _prompt(self, prompt: PromptInput, path: str) -> Prompt:
+        try:
+            return read_prompt(self._inputs, prompt, path, pooled=True)
+        except InvalidRequestError as error:
+            # A text is the client's, and so is the length of anything; a wrong form is not.
+            if isinstance(prompt, str) or error.code == TOO_LONG:
+                raise InvalidRequestError(DATA, f"made into {error}", error.code) from error
+            raise self._failed("pre_process", error) from error
+
+    def _failed(self, method: str, error: BaseException) -> IOProcessorError:
+        message = f"IO processor {self._name} failed in {method} ({type(error).__name__})"
+        logger.error("%s", message, exc_info=error)
+        return IOProcessorError(message)
+
+
+def data_processing(
+    inputs: InputProcessor, io_processor: NamedIOProcessor | None, given: Mapping[str, Any]
+) -> IOProcessing:
+    """For a program's `{"data": …}`; raises InvalidRequestError for other keys, or without an IO processor."""
+    unknown = sorted(map(str, given.keys() - {DATA}))
+    if unknown:
+        raise InvalidRequestError(unknown[0], f"is not allowed together with {DATA}")
+    if io_processor is None:
+        raise InvalidRequestError(DATA, NO_PROCESSOR)
+    return IOProcessing(inputs, io_processor)
+
+
+def require_one_vector(params: PoolingParams) -> None:
+    """Raise InvalidRequestError for a task that gives a vector a token, which is no embedding."""
+    if params.task != EMBED:
+        raise InvalidRequestError("task", f"an embedding is one vector, {params.task} gives many; use encode")
+
+
+async def _once(result: Result) -> AsyncGenerator[PoolingRequestOutput, None]:
+    yield await result()

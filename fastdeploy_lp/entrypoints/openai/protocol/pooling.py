@@ -1,0 +1,93 @@
+"""Bodies of POST /pooling."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import Self
+
+from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
+from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestId, RequestModel, Timeout
+from fastdeploy_lp.pooling_params import PoolingParams
+
+KINDS = ("input", "messages", "data")
+
+
+class PoolingBody(RequestModel):
+    """Body of POST /pooling: one of `input` (as in embeddings), `messages` (of a chat) and `data` (an IO processor's).
+
+    With `data`, the IO processor decides what is left open, and the form of the answer.
+    """
+
+    input: str | list[int] | list[str] | list[list[int]] | None = Field(default=None, min_length=1)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    data: Any = None
+    model: str | None = None
+    task: Literal["embed", "token_embed"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["mean", "last"] | None = None
+    normalize: bool | None = None
+    add_generation_prompt: bool | None = None
+    user: str | None = None
+    request_id: RequestId | None = None
+    timeout: Timeout | None = None
+
+    @model_validator(mode="after")
+    def _one_thing_to_pool(self) -> Self:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("input: needed, unless there are messages or data")
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: not allowed together with {given[0]}")
+        if self.add_generation_prompt is not None and self.messages is None:
+            raise ValueError("add_generation_prompt: only allowed together with messages")
+        if self.encoding_format is not None and self.data is not None:
+            raise ValueError("encoding_format: not allowed together with data; the IO processor decides")
+        return self
+
+    def pooling_params(self) -> PoolingParams | None:
+        """None if the request says nothing of it; raises ValueError naming the field."""
+        fields = {name: getattr(self, name) for name in ("task", "pooling", "dimensions", "normalize")}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return PoolingParams(**given) if given else None
+
+
+def new_pooling_id(request_id: str | None = None) -> str:
+    """An id for an answer, made from the request's own if it has one."""
+    return f"pool-{(request_id or uuid.uuid4().hex).removeprefix('pool-')}"
+
+
+class PooledInput(BaseModel):
+    """One input's vector, or one a token; numbers, or their little-endian float32 bytes in base64, row by row."""
+
+    object: Literal["pooling"] = "pooling"
+    index: int
+    shape: list[int]
+    data: list[float] | list[list[float]] | str
+
+
+class PoolingResponse(BaseModel):
+    """Body of an answer to `input` or `messages`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int = Field(default_factory=now)
+    model: str
+    data: list[PooledInput]
+    usage: EmbeddingUsage
+
+
+class IOProcessorResponse(BaseModel):
+    """Body of an answer to `data`, in which `data` is whatever the IO processor answers."""
+
+    id: str
+    object: Literal["io_processor"] = "io_processor"
+    created: int = Field(default_factory=now)
+    model: str
+    data: Any
+    usage: EmbeddingUsage

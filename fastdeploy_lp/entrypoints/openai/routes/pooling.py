@@ -1,0 +1,49 @@
+"""POST /pooling."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.entrypoints.openai.disconnect import (
+    CLIENT_CLOSED_REQUEST,
+    results_unless_disconnected,
+    unless_disconnected,
+)
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.protocol.pooling import IOProcessorResponse, PoolingBody, PoolingResponse
+from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
+from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+from fastdeploy_lp.entrypoints.openai.serving_pooling import ServingPooling
+from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
+
+
+def pooling_routes(
+    engine: EngineClient, io_processor: NamedIOProcessor | None, route_class: type[APIRoute] = APIRoute
+) -> APIRouter:
+    """Prompts to vectors, and an IO processor's data to its answers."""
+    router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
+    serving = ServingPooling(engine, io_processor)
+
+    @router.post("/pooling", response_model=PoolingResponse | IOProcessorResponse)
+    async def pooling(body: PoolingBody, request: Request) -> Response:
+        """Vectors of inputs, of a conversation, or of each of their tokens; or what the IO processor answers."""
+        record = record_of(request)
+        record.adopt(body.request_id)
+        poolings = await serving.start(body, record.client, record.deadline(body.timeout))
+        record.admitted(shared_id(poolings[0].request_id), poolings)
+        if body.data is None:
+            outputs = await results_unless_disconnected(poolings, request)
+            content = await serving.response(outputs, body) if outputs else None
+        else:
+            try:
+                content = await unless_disconnected(serving.processed(poolings), request.receive)
+            finally:
+                for each in poolings:
+                    each.close()
+        if content is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return Response(content, media_type="application/json")
+
+    return router

@@ -1,0 +1,91 @@
+"""Streams whose clients do not read them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from prometheus_client import Counter
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+
+
+class WatchedStream(Protocol):
+    """A stream on its way to a client."""
+
+    @property
+    def blocked_since(self) -> float | None:
+        """Since when the client has taken nothing, on the monotonic clock; None while it reads."""
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens that wait for the client to read."""
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+
+    def drop(self) -> None:
+        """End it, and the request with it."""
+
+
+class StreamWatch:
+    """Ends streams that are blocked for longer than `timeout` seconds, or while more than `max_unread` tokens wait.
+
+    It looks twice a second, and only while there are streams. `timeout` 0 is no limit.
+    """
+
+    def __init__(
+        self, timeout: float, max_unread: int, ended: Counter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._timeout = timeout
+        self._max_unread = max_unread
+        self._ended = ended
+        self._clock = clock
+        self._streams: set[WatchedStream] = set()
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def add(self, stream: WatchedStream) -> None:
+        """Watch a stream."""
+        self._streams.add(stream)
+        if self._next_look is None:
+            self._plan_look()
+
+    def remove(self, stream: WatchedStream) -> None:
+        """It has ended."""
+        self._streams.discard(stream)
+        if not self._streams and self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+
+    def look(self) -> None:
+        """End those that are past a limit."""
+        now = self._clock()
+        for stream in list(self._streams):
+            if stream.blocked_since is None:
+                continue
+            seconds, tokens = now - stream.blocked_since, stream.unread_tokens
+            if tokens > self._max_unread or 0 < self._timeout < seconds:
+                self._streams.discard(stream)
+                self._ended.inc()
+                logger.warning(
+                    "request %s ended: its client has read nothing for %.1f s, and %d tokens wait for it",
+                    stream.name,
+                    seconds,
+                    tokens,
+                )
+                stream.drop()
+
+    def _plan_look(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self.look()
+        if self._streams:
+            self._plan_look()

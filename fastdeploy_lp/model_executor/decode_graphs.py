@@ -1,0 +1,86 @@
+"""Passes in which every sequence generates, recorded once for each of some batch sizes and repeated from then on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy_lp.model_executor.layers.attention import AttentionBackend, AttentionBatch, DecodeBatch
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+Run = Callable[[], None]
+Compute = Callable[[AttentionBatch], Tensor]
+Capture = Callable[[Run], Run | None]
+
+
+def bucket_sizes(max_num_seqs: int) -> list[int]:
+    """Powers of two below `max_num_seqs`, and this number itself."""
+    powers = [1 << exponent for exponent in range((max_num_seqs - 1).bit_length())]
+    return [*powers, max_num_seqs]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One batch size: where its passes read and write, and what runs one."""
+
+    batch: DecodeBatch
+    output: Tensor
+    run: Run
+
+
+class DecodeGraphs:
+    """Hidden states of decode passes, computed in batches of fixed sizes that rows without a sequence fill up.
+
+    A pass of n sequences runs in the smallest bucket that holds them; its inputs go where the recording reads
+    them. `record` makes them at start-up; what is recorded may neither read from the device nor copy to it.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], sizes: Sequence[int]) -> None:
+        self._buckets = buckets
+        self._sizes = sizes
+
+    @classmethod
+    def record(
+        cls, sizes: Sequence[int], attention: AttentionBackend, compute: Compute, capture: Capture
+    ) -> DecodeGraphs | None:
+        """Graphs for ascending batch sizes; None for a backend or a device that repeats no passes.
+
+        compute: from a pass to the hidden states [rows, hidden_size] that it asks for. capture: `Platform.capture`.
+        """
+        buckets = []
+        # The largest first: the smaller ones fit into memory that it has used.
+        for size in reversed(sizes):
+            batch = attention.decode_batch(size)
+            bucket = None if batch is None else _record(batch, compute, capture)
+            if bucket is None:
+                return None
+            buckets.append(bucket)
+        return cls(buckets[::-1], sizes)
+
+    def takes(self, chunks: Sequence[SequenceChunk]) -> bool:
+        """Whether these chunks are such a pass."""
+        if len(chunks) > self._sizes[-1]:
+            return False
+        return all(len(chunk.token_ids) == 1 == chunk.num_outputs and chunk.start > 0 for chunk in chunks)
+
+    def __call__(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """The hidden states [chunks, hidden_size], in memory of their own."""
+        bucket = self._buckets[bisect_left(self._sizes, len(chunks))]
+        bucket.batch.fill(chunks)
+        bucket.run()
+        # The next pass writes the same output; whoever keeps hidden states of this one must not see that.
+        return bucket.output[: len(chunks)].clone()
+
+
+def _record(batch: DecodeBatch, compute: Compute, capture: Capture) -> Bucket | None:
+    output = paddle.empty_like(compute(batch))
+
+    def run() -> None:
+        paddle.assign(compute(batch), output)
+
+    repeated = capture(run)
+    return None if repeated is None else Bucket(batch, output, repeated)

@@ -1,0 +1,78 @@
+"""The interface of an attention backend: how keys and values are kept, and how tokens look at them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from paddle import Tensor
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
+from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+
+class AttentionBatch(Protocol):
+    """What a pass works on: packed tokens, beside what the backend itself wants to know about them."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """Integers [tokens], in the order in which the backend packs the chunks."""
+
+    @property
+    def output_rows(self) -> Tensor:
+        """Integers [rows]: the packed tokens that the chunks ask for, in the order of the chunks."""
+
+
+class DecodeBatch(AttentionBatch, Protocol):
+    """A pass in which every sequence generates, in tensors that stay where they are."""
+
+    def fill(self, chunks: Sequence[SequenceChunk]) -> None:
+        """Set the pass to at most `size` chunks of one token each behind position 0, packed in this order.
+
+        The other rows compute something without meaning, and change nothing.
+        """
+
+
+class AttentionLayer(Protocol):
+    """One decoder layer's attention with the layer's part of the KV cache."""
+
+    def __call__(self, hidden: Tensor, batch: Any) -> Tensor:
+        """Normed hidden states [tokens, hidden_size] to attended values [tokens, heads * head_dim].
+
+        Projects queries, keys and values, writes the batch's keys and values to the cache, and lets every token look
+        at itself and its own past. `batch` is what this backend's `prepare` gave.
+        """
+
+
+class AttentionBackend(ABC):
+    """Attention of a whole model, with a KV cache that `initialize_cache` allocates when all layers are there.
+
+    Built as `cls(fd_config, dims, rotary)`; `Platform.get_attention_backend` names the class. A token's result depends
+    on its own sequence alone.
+    """
+
+    @abstractmethod
+    def __init__(self, fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> None: ...
+
+    @abstractmethod
+    def prepare(self, chunks: Sequence[SequenceChunk]) -> AttentionBatch:
+        """Lay chunks out for one pass; once for all layers."""
+
+    @abstractmethod
+    def layer(self, weights: LayerWeights) -> AttentionLayer:
+        """The next layer's attention, with its own part of the cache.
+
+        Takes `q_proj`, `k_proj` and `v_proj` and, where the family has them, `q_norm` and `k_norm`.
+        """
+
+    def decode_batch(self, size: int) -> DecodeBatch | None:  # noqa: ARG002
+        """A pass of `size` rows that can be repeated in place; None where passes are laid out anew each time."""
+        return None
+
+    @abstractmethod
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate every layer's cache: `num_blocks` blocks with the null block 0, in place of one that is there."""

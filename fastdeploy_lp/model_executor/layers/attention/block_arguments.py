@@ -1,0 +1,135 @@
+"""The integers of a pass that `block_multihead_attention` and its neighbours read, in one array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+Int32Array = NDArray[np.int32]
+Integers = TypeVar("Integers", Int32Array, Tensor)
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How many of what a pass has.
+
+    tokens: all packed tokens, of which the first `operator_tokens`, those of the first `operator_seqs` sequences, are
+    the operator's; the others continue a prompt. rows: packed tokens that the chunks ask for. width: blocks in a row of
+    the block tables.
+    """
+
+    tokens: int
+    operator_tokens: int
+    seqs: int
+    operator_seqs: int
+    rows: int
+    width: int
+
+    @property
+    def _sections(self) -> Iterator[tuple[str, list[int]]]:
+        yield "token_ids", [self.tokens]
+        yield "output_rows", [self.rows]
+        yield "block_tables", [self.seqs, self.width]
+        yield "padding_offsets", [self.operator_tokens]
+        for name in ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time"):
+            yield name, [self.operator_seqs, 1]
+        yield "cum_offsets", [self.operator_seqs]
+        yield "cu_seqlens", [self.operator_seqs + 1]
+
+    @property
+    def size(self) -> int:
+        """Integers in the one array."""
+        return sum(int(np.prod(shape)) for _, shape in self._sections)
+
+    def views(self, packed: Integers) -> dict[str, Integers]:
+        """The parts of an array or tensor int32 [size], by name, in its own memory."""
+        found, end = {}, 0
+        for name, shape in self._sections:
+            begin, end = end, end + int(np.prod(shape))
+            found[name] = packed[begin:end].reshape(shape)
+        return found
+
+
+@dataclass(frozen=True)
+class BlockArguments:
+    """A pass on the host: `packed` int32 [layout.size], and what the host itself has to know of it.
+
+    max_encoder_len, max_decoder_len: the longest new prompt and the longest past of a sequence that generates; 0 for
+    none. continued: the chunks that go on with a prompt, in packed order.
+    """
+
+    layout: BlockLayout
+    packed: Int32Array
+    max_encoder_len: int
+    max_decoder_len: int
+    continued: list[SequenceChunk]
+
+    @classmethod
+    def of(cls, chunks: Sequence[SequenceChunk], block_size: int, max_model_len: int) -> BlockArguments:
+        """Chunks packed by kind: those that generate, new prompts, and prompts that go on behind a cached part.
+
+        The operator reads keys from the cache for single tokens only, and takes new prompts to begin at position 0.
+        """
+        kinds = [_kind(chunk) for chunk in chunks]
+        order = np.argsort(kinds, kind="stable")
+        packed = [chunks[i] for i in order]
+        ours = [chunk for chunk in packed if _kind(chunk) != CONTINUED]
+        starts = np.array([chunk.start for chunk in packed])
+        lengths = np.array([len(chunk.token_ids) for chunk in packed])
+        layout = BlockLayout(
+            tokens=int(lengths.sum()),
+            operator_tokens=int(lengths[: len(ours)].sum()),
+            seqs=len(packed),
+            operator_seqs=len(ours),
+            rows=sum(chunk.num_outputs for chunk in chunks),
+            width=-(-int((starts + lengths).max()) // block_size),
+        )
+        found = cls(
+            layout,
+            np.zeros(layout.size, np.int32),
+            max_encoder_len=max((len(chunk.token_ids) for chunk in ours if chunk.start == 0), default=0),
+            max_decoder_len=max((chunk.start for chunk in ours), default=0),
+            continued=packed[len(ours) :],
+        )
+        views = layout.views(found.packed)
+        views["token_ids"][:] = np.concatenate([chunk.token_ids for chunk in packed])
+        ends = np.empty(len(chunks), np.int64)
+        ends[order] = np.cumsum(lengths)
+        wanted = [np.arange(end - chunk.num_outputs, end) for end, chunk in zip(ends, chunks, strict=True)]
+        views["output_rows"][:] = np.concatenate(wanted)
+        for row, chunk in zip(views["block_tables"], packed, strict=True):
+            held = chunk.block_table[: -(-(chunk.start + len(chunk.token_ids)) // block_size)]
+            row[: len(held)] = held
+        fill_lengths(views, starts[: len(ours)], lengths[: len(ours)], max_model_len)
+        return found
+
+
+GENERATING, NEW, CONTINUED = range(3)
+
+
+def _kind(chunk: SequenceChunk) -> int:
+    if chunk.start == 0:
+        return NEW
+    return GENERATING if len(chunk.token_ids) == 1 else CONTINUED
+
+
+def fill_lengths(views: dict[str, Int32Array], starts: Int32Array, lengths: Int32Array, max_model_len: int) -> None:
+    """The lengths and offsets of the operator's sequences, [seqs] each; a sequence at position 0 is a new prompt.
+
+    The operator thinks of tokens as laid out [seqs, max_model_len]: `padding_offsets` leads from a packed token to its
+    place there, `cum_offsets` from the beginning of a sequence's row back to its first packed token.
+    """
+    first_rows = np.cumsum(lengths) - lengths
+    views["seq_lens_encoder"][:, 0] = np.where(starts == 0, lengths, 0)
+    views["seq_lens_decoder"][:, 0] = starts
+    views["seq_lens_this_time"][:, 0] = lengths
+    views["cum_offsets"][:] = np.arange(len(lengths)) * max_model_len - first_rows
+    views["padding_offsets"][:] = np.repeat(views["cum_offsets"], lengths)
+    views["cu_seqlens"][1:] = np.cumsum(lengths)

@@ -1,0 +1,119 @@
+"""Attention with Paddle's plain operators: runs wherever Paddle does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import paddle
+import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
+from paddle import Tensor
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
+from fastdeploy_lp.model_executor.forward_batch import AttentionGroup, ForwardBatch, ForwardBatchBuilder
+from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
+from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
+from fastdeploy_lp.model_executor.layers.linear import Linear
+from fastdeploy_lp.model_executor.layers.norm import RMSNorm
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
+from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+
+
+@dataclass(frozen=True)
+class PaddleBatch(ForwardBatch):
+    """A packed pass with cos and sin [tokens, 1, head_dim] of its positions, looked up once for every layer."""
+
+    rotation: tuple[Tensor, Tensor]
+
+
+class PaddleAttentionBackend(AttentionBackend):
+    """Sequences with equally many new tokens form a group, whose keys are gathered from the cache for one product."""
+
+    def __init__(self, fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> None:
+        self._cache = fd_config.cache_config
+        self._dims = dims
+        self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
+        self._rotary = RotaryEmbedding(rotary)
+        self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, self._cache.block_size)
+        self._layer_caches: list[LayerKVCache] = []
+
+    def prepare(self, chunks: Sequence[SequenceChunk]) -> PaddleBatch:
+        """Packed in ascending length, whatever the chunks' order."""
+        batch = self._batches.build(chunks)
+        return PaddleBatch(**vars(batch), rotation=self._rotary.tables(batch.positions))
+
+    def layer(self, weights: LayerWeights) -> PaddleAttentionLayer:
+        """As the interface says."""
+        cache, dims = self._cache, self._dims
+        layer_cache = LayerKVCache(dims.num_kv_heads, cache.block_size, dims.head_dim, half=cache.dtype == "float16")
+        self._layer_caches.append(layer_cache)
+        return PaddleAttentionLayer(weights, dims, self._rotary, layer_cache, digits=self._digits)
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """As the interface says."""
+        for cache in self._layer_caches:
+            cache.allocate(num_blocks)
+
+
+class PaddleAttentionLayer:
+    """Projections, head norms, rotary embedding, and attention with grouped query heads."""
+
+    def __init__(
+        self, weights: LayerWeights, dims: Dimensions, rotary: RotaryEmbedding, cache: LayerKVCache, *, digits: int
+    ) -> None:
+        self._head_dim = dims.head_dim
+        self._rotary = rotary
+        # Three products, not one: columns of a merged result would have to be copied out with a stride.
+        self._q_proj, self._k_proj, self._v_proj = (
+            Linear(part, digits=digits) for part in (weights.q_proj, weights.k_proj, weights.v_proj)
+        )
+        self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, dims.rms_norm_eps)
+        self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, dims.rms_norm_eps)
+        self._attention = PagedAttention(dims.num_heads, dims.num_kv_heads, dims.head_dim, cache)
+
+    def __call__(self, hidden: Tensor, batch: PaddleBatch) -> Tensor:
+        """As the interface says."""
+        per_head = [hidden.shape[0], -1, self._head_dim]
+        queries, keys = self._q_proj(hidden).reshape(per_head), self._k_proj(hidden).reshape(per_head)
+        if self._q_norm is not None and self._k_norm is not None:
+            queries, keys = self._q_norm(queries)[0], self._k_norm(keys)[0]
+        queries, keys = (self._rotary.rotate(x, batch.rotation) for x in (queries, keys))
+        return self._attention(queries, keys, self._v_proj(hidden), batch)
+
+
+class PagedAttention:
+    """Writes a pass's keys and values to the cache, then lets every token look at its own past."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, cache: LayerKVCache) -> None:
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._scale = head_dim**-0.5
+        self._cache = cache
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        """queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, ...] → [tokens, heads * head_dim]."""
+        head_dim = self._head_dim
+        self._cache.write(batch.cache_rows, keys.reshape([-1, head_dim]), values.reshape([-1, head_dim]))
+        queries = queries * self._scale
+        outputs = [self._attend(queries, group) for group in batch.groups]
+        return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
+
+    def _attend(self, queries: Tensor, group: AttentionGroup) -> Tensor:
+        num_tokens = group.num_seqs * group.query_len
+        rows = queries[group.first_row : group.first_row + num_tokens].reshape([-1, self._head_dim])
+        if group.to_heads is not None:
+            rows = paddle.gather(rows, group.to_heads)
+        per_kv_head = [group.num_seqs, self._num_kv_heads, -1, self._head_dim]
+        keys = paddle.gather(self._cache.keys, group.blocks).reshape(per_kv_head)
+        values = paddle.gather(self._cache.values, group.blocks).reshape(per_kv_head)
+        scores = paddle.matmul(rows.reshape(per_kv_head), keys, transpose_y=True)
+        per_query = [group.num_seqs, self._num_kv_heads, -1, group.query_len, scores.shape[-1]]
+        weights = F.softmax(scores.reshape(per_query) + group.mask).reshape(scores.shape)
+        out = paddle.matmul(weights, values).reshape([-1, self._head_dim])
+        if group.to_tokens is not None:
+            out = paddle.gather(out, group.to_tokens)
+        return out.reshape([num_tokens, self._num_heads * self._head_dim])

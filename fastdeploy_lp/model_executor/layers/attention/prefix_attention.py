@@ -1,0 +1,94 @@
+"""Attention of prompts that go on behind a part in the cache: chunks of a long prompt, and shared beginnings.
+
+`block_multihead_attention` has no kernel for them: its prompts see only themselves. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
+from paddle import Tensor
+
+from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+
+
+@dataclass(frozen=True)
+class PrefixChunk:
+    """`length` tokens from packed row `first_row` on, at positions from `start` on, made once for all layers.
+
+    rotation: cos and sin [length, 1, head_dim]. cache_rows [length * kv_heads]: where keys and values go. blocks: the
+    cache blocks of the whole context. mask float32 [length, start + length].
+    """
+
+    first_row: int
+    length: int
+    start: int
+    rotation: tuple[Tensor, Tensor]
+    cache_rows: Tensor
+    blocks: Tensor
+    mask: Tensor
+
+
+class PrefixAttention:
+    """Plain products over the gathered context of one sequence after the other; no index leaves the device."""
+
+    def __init__(self, dims: Dimensions, rotary: RotaryTables, block_size: int) -> None:
+        self._dims = dims
+        self._block_size = block_size
+        self._rotary = RotaryEmbedding(rotary)
+        self._positions = paddle.arange(len(rotary.cos), dtype="int32")
+        self._kv_heads = paddle.arange(dims.num_kv_heads, dtype="int32")
+
+    def prepare(self, first_row: int, length: int, start: int, block_table: Tensor) -> PrefixChunk:
+        """`block_table` int32 [blocks] names the sequence's blocks, and may be longer."""
+        size, end = self._block_size, start + length
+        context, positions = self._positions[:end], self._positions[start:end]
+        blocks = paddle.gather(block_table, positions // size)
+        rows = (blocks.unsqueeze(1) * self._dims.num_kv_heads + self._kv_heads) * size + (positions % size).unsqueeze(1)
+        ahead = context.unsqueeze(0) > positions.unsqueeze(1)
+        visible = paddle.zeros([length, end], "float32")
+        return PrefixChunk(
+            first_row=first_row,
+            length=length,
+            start=start,
+            rotation=self._rotary.tables(positions),
+            cache_rows=rows.reshape([-1]),
+            blocks=block_table[: -(-end // size)],
+            mask=paddle.where(ahead, paddle.full_like(visible, -float("inf")), visible),
+        )
+
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, chunk: PrefixChunk) -> Tensor:
+        """Attended values [length, heads * head_dim] of the chunk's projections [length, heads + 2 kv_heads, head_dim].
+
+        keys, values: the layer's cache [blocks, kv_heads, block_size, head_dim], which takes the chunk's own.
+        """
+        dims = self._dims
+        new_queries, new_keys, new_values = qkv.split([dims.num_heads, dims.num_kv_heads, dims.num_kv_heads], axis=1)
+        self._store(keys, self._rotated(new_keys, chunk), chunk)
+        self._store(values, new_values, chunk)
+        queries = self._rotated(new_queries, chunk).transpose([1, 0, 2])
+        queries = queries.reshape([dims.num_kv_heads, -1, dims.head_dim]) * dims.head_dim**-0.5
+        context_keys, context_values = self._context(keys, chunk), self._context(values, chunk)
+        scores = paddle.matmul(queries, context_keys, transpose_y=True).astype("float32")
+        # The heads of a group, each with its tokens, are rows of one product.
+        per_token = [dims.num_kv_heads, -1, chunk.length, chunk.start + chunk.length]
+        weights = F.softmax(scores.reshape(per_token) + chunk.mask).reshape(scores.shape).astype(values.dtype)
+        out = paddle.matmul(weights, context_values).reshape([dims.num_heads, chunk.length, dims.head_dim])
+        return out.transpose([1, 0, 2]).reshape([chunk.length, -1])
+
+    def _rotated(self, x: Tensor, chunk: PrefixChunk) -> Tensor:
+        return self._rotary.rotate(x.astype("float32"), chunk.rotation).astype(x.dtype)
+
+    def _store(self, cache: Tensor, new: Tensor, chunk: PrefixChunk) -> None:
+        head_dim = self._dims.head_dim
+        # A tensor of the same memory, so that the cache itself is written.
+        paddle.scatter_(cache.view([-1, head_dim]), chunk.cache_rows, new.reshape([-1, head_dim]))
+
+    def _context(self, cache: Tensor, chunk: PrefixChunk) -> Tensor:
+        """[kv_heads, start + length, head_dim]; what else lies in the last block is left out, whatever it is."""
+        gathered = paddle.gather(cache, chunk.blocks).transpose([1, 0, 2, 3])
+        merged = gathered.reshape([self._dims.num_kv_heads, -1, self._dims.head_dim])
+        return merged[:, : chunk.start + chunk.length]

@@ -1,0 +1,21 @@
+"""Which attention backend serves."""
+
+from __future__ import annotations
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
+from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_class
+
+
+def attention_backend(fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> AttentionBackend:
+    """The backend that the configuration names, else the platform; raises ValueError for a name of no backend."""
+    name = fd_config.device_config.attention_backend or current_platform().get_attention_backend()
+    try:
+        found = load_class(name, AttentionBackend)
+    except ValueError as error:
+        raise ValueError(f"attention backend: {error}") from error
+    backend: AttentionBackend = found(fd_config, dims, rotary)
+    return backend

@@ -1,0 +1,188 @@
+"""The GPU platform: NVIDIA devices, through a CUDA build of Paddle. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.platforms.base import Platform
+from fastdeploy_lp.platforms.nvml import Nvml
+from fastdeploy_lp.platforms.pinned_ring import PinnedRing
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+CUDA_BUILD = "paddlepaddle-gpu"
+BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention:BlockAttentionBackend"
+WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
+BLOCK_SIZES = (32, 64, 128)
+HEAD_DIMS = (32, 64, 96, 128)
+# What a step sends to the device fits several times.
+PINNED_BYTES = 8 << 20
+
+ENVIRONMENT = {
+    # CUDA graphs keep the memory of what they captured, which only this allocator lets them.
+    "FLAGS_allocator_strategy": "auto_growth",
+    # The operator's variant for grouped heads knows some group sizes only; the plain one knows all.
+    "FLAGS_use_xqa_optim": "0",
+}
+
+
+class GpuPlatform(Platform):
+    """bfloat16, attention by `block_multihead_attention`, 8-bit weights by `weight_only_linear`, CUDA graphs.
+
+    Written against the signatures of Paddle 3.3 and the sources of its kernels; not yet run on a GPU.
+    """
+
+    name = "gpu"
+    model_dtype = "bfloat16"
+    weight_only_int8 = True
+    default_block_size = 64
+
+    @classmethod
+    def is_supported(cls) -> bool:
+        """Whether a CUDA build of Paddle is installed and the driver shows a device; imports no Paddle."""
+        return cls.what_is_missing() is None
+
+    @classmethod
+    def what_is_missing(cls) -> str | None:
+        """What keeps this machine or installation from it; None if nothing does."""
+        if not _cuda_build_is_installed():
+            return f"the package {CUDA_BUILD} is not installed"
+        return None if Nvml.device_count() > 0 else "NVIDIA's driver shows no device"
+
+    def worker_environment(self) -> dict[str, str]:
+        """Paddle's flags that CUDA graphs and grouped heads need; they are not left to the caller's environment."""
+        return dict(ENVIRONMENT)
+
+    def free_memory(self) -> int:
+        """Bytes that no process uses on the first visible device, asked of the driver without a CUDA context.
+
+        Raises RuntimeError where the driver's library does not answer.
+        """
+        return Nvml.free_memory()
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """Zeros in device memory."""
+        import paddle
+
+        return paddle.zeros(list(shape), dtype)
+
+    def to_device(self, host: NDArray[Any]) -> Tensor:
+        """As the interface says, through pinned memory: `paddle.to_tensor` waits for the device."""
+        import paddle
+
+        target = paddle.empty(list(host.shape), str(host.dtype))
+        self.write(target, host)
+        return target
+
+    def write(self, target: Tensor, host: NDArray[Any]) -> None:
+        """As the interface says; an array too large for the pinned memory is copied while the host waits."""
+        import paddle
+
+        if host.size and not _pinned_ring().write(target, host):
+            target.copy_(paddle.to_tensor(host).reshape(target.shape), True)
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """A CUDA graph of `run`, whose inputs and outputs stay where they are."""
+        import paddle
+        from paddle.device.cuda.graphs import CUDAGraph
+
+        # Libraries choose algorithms and allocate workspaces the first time, which no graph may hold.
+        run()
+        paddle.device.synchronize()
+        graph = CUDAGraph()
+        graph.capture_begin()
+        run()
+        graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def get_worker_class(self) -> str:
+        """The worker that measures what memory is left for the cache."""
+        return WORKER
+
+    def get_attention_backend(self) -> str:
+        """The backend on Paddle's own operator."""
+        return BLOCK_ATTENTION
+
+    def kv_cache_dtype(self, quantization: str | None) -> str:  # noqa: ARG002
+        """The operator keeps keys and values in the type of the activations."""
+        return self.model_dtype
+
+    def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
+        """As it is; raises ValueError for an option or a model that the operators have no kernel for."""
+        cache, quantization = fd_config.cache_config, fd_config.model_config.quantization
+        if cache.block_size not in BLOCK_SIZES:
+            allowed = ", ".join(map(str, BLOCK_SIZES))
+            raise ValueError(f"block_size: {cache.block_size} is not allowed on a GPU; allowed are {allowed}")
+        if cache.dtype != self.model_dtype:
+            raise ValueError(f"kv_cache_dtype: {cache.dtype} is not allowed on a GPU; allowed is auto")
+        if quantization == "w8a8":
+            raise ValueError("quantization: w8a8 is not allowed on a GPU; allowed is w8a16 (8-bit weights)")
+        head_dim = _head_dim(fd_config.model_config.hf_config)
+        if head_dim not in HEAD_DIMS:
+            allowed = ", ".join(map(str, HEAD_DIMS))
+            raise ValueError(f"config.json: head_dim {head_dim} is not supported on a GPU; supported are {allowed}")
+        return fd_config
+
+
+def _head_dim(hf_config: dict[str, Any]) -> int:
+    return int(hf_config.get("head_dim") or hf_config["hidden_size"] // hf_config["num_attention_heads"])
+
+
+@functools.cache
+def _cuda_build_is_installed() -> bool:
+    try:
+        importlib.metadata.distribution(CUDA_BUILD)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@functools.cache
+def _pinned_ring() -> PinnedRing:
+    import paddle
+
+    pinned = paddle.to_tensor(np.zeros(PINNED_BYTES, np.uint8), place=paddle.CUDAPinnedPlace())
+    address = (ctypes.c_uint8 * PINNED_BYTES).from_address(pinned.data_ptr())
+    # The ring lives as long as the process; so must the tensor that owns the memory.
+    return PinnedRing(np.ctypeslib.as_array(address), _CudaCopies(pinned))
+
+
+class _CudaCopies:
+    """Copies on Paddle's current stream, by the driver: Paddle's own ways either wait or call back into the host."""
+
+    def __init__(self, owner: Tensor) -> None:
+        self._owner = owner
+        self._driver = ctypes.CDLL("libcuda.so.1")
+
+    def copy(self, target: Tensor, source: NDArray[np.uint8]) -> None:
+        """Queue a copy of pinned bytes to the tensor's memory."""
+        import paddle
+
+        status = self._driver.cuMemcpyHtoDAsync_v2(
+            ctypes.c_uint64(target.data_ptr()),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_size_t(source.nbytes),
+            ctypes.c_void_p(paddle.device.current_stream().stream_base.cuda_stream),
+        )
+        if status != 0:
+            raise RuntimeError(f"a copy of {source.nbytes} bytes to the GPU failed with CUDA status {status}")
+
+    def fence(self) -> Callable[[], object]:
+        """A call that waits until the copies queued so far are done."""
+        import paddle
+
+        event = paddle.device.cuda.Event()
+        event.record()
+        wait: Callable[[], object] = event.synchronize
+        return wait

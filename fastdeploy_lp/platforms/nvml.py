@@ -1,0 +1,67 @@
+"""What NVIDIA's driver tells about devices without a CUDA context. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class Nvml:
+    """The driver's management library, opened for each question: they are asked once a start."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(LIBRARY)
+        self._call("nvmlInit_v2")
+
+    @classmethod
+    def device_count(cls) -> int:
+        """How many devices this process may see; 0 without a driver."""
+        visible = _visible_devices()
+        try:
+            present = cls()._count()
+        except (OSError, RuntimeError):
+            return 0
+        return present if visible is None else min(present, len(visible))
+
+    @classmethod
+    def free_memory(cls) -> int:
+        """Bytes free on the first visible device; raises RuntimeError saying what the driver lacks."""
+        try:
+            library = cls()
+        except OSError as error:
+            raise RuntimeError(f"the GPU's free memory is not known: {error}") from None
+        visible = _visible_devices()
+        return library._free(visible[0] if visible else "0")
+
+    def _count(self) -> int:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return count.value
+
+    def _free(self, device: str) -> int:
+        handle, memory = ctypes.c_void_p(), _Memory()
+        if device.isdigit():
+            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(device)), ctypes.byref(handle))
+        else:
+            self._call("nvmlDeviceGetHandleByUUID", device.encode(), ctypes.byref(handle))
+        self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return int(memory.free)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"the GPU's driver answers {name} with status {status}")
+
+
+def _visible_devices() -> list[str] | None:
+    """`CUDA_VISIBLE_DEVICES`, indices or UUIDs; None when it is not set and every device is visible."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    return [device.strip() for device in value.split(",") if device.strip() not in ("", "-1")]

@@ -1,0 +1,38 @@
+"""Plugins: packages that extend fastdeploy_lp by announcing themselves as entry points.
+
+Imports neither the engine nor the worker nor Paddle; what a plugin's module imports is its own business.
+"""
+
+from fastdeploy_lp.plugins.class_path import load_class, normalized_path
+from fastdeploy_lp.plugins.compatibility import require_version, requires_version
+from fastdeploy_lp.plugins.errors import IncompatibleVersionError, PluginError, UnknownPluginError
+from fastdeploy_lp.plugins.general import load_general_plugins
+from fastdeploy_lp.plugins.group import PluginGroup
+from fastdeploy_lp.plugins.installed import PLUGINS_VARIABLE, allowed_plugins, installed_plugins, may_load
+from fastdeploy_lp.plugins.loader import call, load, load_group, load_named
+from fastdeploy_lp.plugins.plugin import LoadedPlugin, Plugin, PluginReport, PluginState, running_plugin
+
+__all__ = [
+    "PLUGINS_VARIABLE",
+    "IncompatibleVersionError",
+    "LoadedPlugin",
+    "Plugin",
+    "PluginError",
+    "PluginGroup",
+    "PluginReport",
+    "PluginState",
+    "UnknownPluginError",
+    "allowed_plugins",
+    "call",
+    "installed_plugins",
+    "load",
+    "load_class",
+    "load_general_plugins",
+    "load_group",
+    "load_named",
+    "may_load",
+    "normalized_path",
+    "require_version",
+    "requires_version",
+    "running_plugin",
+]

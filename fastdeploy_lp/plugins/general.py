@@ -1,0 +1,44 @@
+"""General plugins: functions that register models and whatever else, called in every process of the engine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from fastdeploy_lp.plugins.errors import PluginError
+from fastdeploy_lp.plugins.group import PluginGroup
+from fastdeploy_lp.plugins.installed import PLUGINS_VARIABLE, allowed_plugins, unknown_names
+from fastdeploy_lp.plugins.loader import call, load
+from fastdeploy_lp.plugins.plugin import Plugin, PluginReport, PluginState
+
+logger = logging.getLogger(__name__)
+
+
+def load_general_plugins() -> list[PluginReport]:
+    """Call the function of every general plugin that may load, once a process however often this runs.
+
+    One that cannot be used, or raises, is logged with its traceback and skipped; the others go on.
+    """
+    return [_outcome(plugin) for plugin in allowed_plugins(PluginGroup.GENERAL)]
+
+
+def warn_of_unknown_names() -> None:
+    """Log the names in `FASTDEPLOY_LP_PLUGINS` that nothing installed has."""
+    for name in unknown_names():
+        logger.warning("%s names %s, but no plugin of that name is installed", PLUGINS_VARIABLE, name)
+
+
+def forget() -> None:
+    """Let the next `load_general_plugins` call every function again, which re-entrant ones allow."""
+    _outcome.cache_clear()
+
+
+# A plugin's function is called once a process: what it registered stays registered.
+@functools.cache
+def _outcome(plugin: Plugin) -> PluginReport:
+    try:
+        call(load(plugin))
+    except PluginError as error:
+        return PluginReport(plugin, error.state, error.reason)
+    logger.info("%s is loaded", plugin)
+    return PluginReport(plugin, PluginState.LOADED)

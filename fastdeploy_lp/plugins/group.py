@@ -1,0 +1,34 @@
+"""The entry-point groups in which packages announce plugins."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class PluginGroup(str, Enum):
+    """One kind of plugin; the value is its entry-point group."""
+
+    GENERAL = "fastdeploy_lp.general_plugins"
+    PLATFORM = "fastdeploy_lp.platform_plugins"
+    IO_PROCESSOR = "fastdeploy_lp.io_processor_plugins"
+    STAT_LOGGER = "fastdeploy_lp.stat_logger_plugins"
+    LOGITS_PROCESSOR = "fastdeploy_lp.logits_processors"
+
+    @property
+    def kind(self) -> str:
+        """What messages call a plugin of this group."""
+        return _KINDS[self]
+
+    @property
+    def skips_failures(self) -> bool:
+        """Whether a plugin that cannot be used is skipped; in the other groups it ends the start."""
+        return self is PluginGroup.GENERAL
+
+
+_KINDS = {
+    PluginGroup.GENERAL: "general plugin",
+    PluginGroup.PLATFORM: "platform plugin",
+    PluginGroup.IO_PROCESSOR: "IO-processor plugin",
+    PluginGroup.STAT_LOGGER: "stat-logger plugin",
+    PluginGroup.LOGITS_PROCESSOR: "logits-processor plugin",
+}

@@ -1,0 +1,100 @@
+"""Imports plugins, and says in one line and a logged traceback why one cannot be used."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from fastdeploy_lp.plugins.compatibility import ADVICE, unmet_requirement
+from fastdeploy_lp.plugins.errors import IncompatibleVersionError, PluginError, UnknownPluginError
+from fastdeploy_lp.plugins.group import PluginGroup
+from fastdeploy_lp.plugins.installed import PLUGINS_VARIABLE, allowed_plugins, installed_plugins
+from fastdeploy_lp.plugins.plugin import LoadedPlugin, Plugin, PluginState, running
+from fastdeploy_lp.version import __version__
+
+logger = logging.getLogger(__name__)
+
+
+def load_group(group: PluginGroup) -> list[LoadedPlugin]:
+    """The plugins of a group that may load, imported, in the order of their names.
+
+    One that cannot be used is logged, with its traceback if it has one, and skipped where the group skips failures;
+    elsewhere it raises PluginError.
+    """
+    loaded = []
+    for plugin in allowed_plugins(group):
+        try:
+            loaded.append(load(plugin))
+        except PluginError:
+            if not group.skips_failures:
+                raise
+    return loaded
+
+
+def load_named(group: PluginGroup, name: str) -> LoadedPlugin:
+    """The one plugin of a group with this name, no other being imported.
+
+    Raises UnknownPluginError listing the names that there are, and PluginError when it cannot be used.
+    """
+    plugins = allowed_plugins(group)
+    # Of two with one name the last knows of the other, and refuses to be loaded.
+    plugin = next((each for each in reversed(plugins) if each.name == name), None)
+    if plugin is not None:
+        return load(plugin)
+    names = ", ".join(each.name for each in plugins) or "none"
+    left_out = any(each.name == name for each in installed_plugins(group))
+    hint = f"; {PLUGINS_VARIABLE} leaves it out" if left_out else ""
+    raise UnknownPluginError(f"{name!r} is no {group.kind} that may load here{hint}; there are: {names}")
+
+
+def load(plugin: Plugin) -> LoadedPlugin:
+    """Import what the entry point names.
+
+    Raises PluginError, having logged it, for a plugin that asks for another release of fastdeploy_lp (which is not
+    imported), for the second of one name, and for whatever the import raises.
+    """
+    refuse_unusable(plugin)
+    try:
+        with running(plugin):
+            return LoadedPlugin(plugin, EntryPoint(plugin.name, plugin.value, plugin.group.value).load())
+    except (Exception, SystemExit) as error:
+        raise failure(plugin, "cannot be loaded", error) from error
+
+
+def call(loaded: LoadedPlugin, *arguments: Any) -> Any:
+    """What the plugin's function returns; raises PluginError, having logged it, if it is none or raises."""
+    plugin = loaded.plugin
+    if not callable(loaded.found):
+        problem = f"names no function but a {type(loaded.found).__name__}; write module:function"
+        raise _logged(PluginError(plugin, f"{plugin.value} {problem}"))
+    try:
+        with running(plugin):
+            return loaded.found(*arguments)
+    except (Exception, SystemExit) as error:
+        raise failure(plugin, f"{plugin.value} raised", error) from error
+
+
+def refuse_unusable(plugin: Plugin) -> None:
+    """Raise PluginError, having logged it, for what can be told without importing anything."""
+    if plugin.namesake is not None:
+        reason = f"{plugin.namesake} has a {plugin.group.kind} of this name, too; uninstall one of the two packages"
+        raise _logged(PluginError(plugin, reason))
+    unmet = unmet_requirement(plugin.requirements)
+    if unmet is not None:
+        reason = f"needs {unmet}, this is {__version__}; {ADVICE}"
+        raise _logged(PluginError(plugin, reason, PluginState.INCOMPATIBLE))
+
+
+def failure(plugin: Plugin, problem: str, error: BaseException) -> PluginError:
+    """The error for what a plugin's code raised, after logging it with its traceback."""
+    if isinstance(error, IncompatibleVersionError):
+        return _logged(PluginError(plugin, str(error), PluginState.INCOMPATIBLE))
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return _logged(PluginError(plugin, f"{problem}: {cause}"), error)
+
+
+def _logged(found: PluginError, cause: BaseException | None = None) -> PluginError:
+    consequence = "it is skipped" if found.plugin.group.skips_failures else "nothing starts with it"
+    logger.error("%s; %s", found, consequence, exc_info=cause)
+    return found

@@ -1,0 +1,71 @@
+"""Where stat loggers come from: installed plugins, and a program that hands over its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.plugins.errors import PluginError
+from fastdeploy_lp.plugins.group import PluginGroup
+from fastdeploy_lp.plugins.loader import failure, load_group
+from fastdeploy_lp.plugins.plugin import LoadedPlugin, Plugin
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
+
+logger = logging.getLogger(__name__)
+
+ENGINE_INDEX = 0
+WHAT = "a class derived from fastdeploy_lp.StatLoggerBase"
+
+
+@dataclass(frozen=True)
+class StatLoggerSource:
+    """What makes a stat logger; `plugin` is None for one that a program handed over."""
+
+    name: str
+    make: StatLoggerFactory
+    plugin: Plugin | None = None
+
+    def build(self, fd_config: FDConfig) -> tuple[str, StatLoggerBase]:
+        """The logger under its name; raises ValueError that names it if it cannot be made, with the cause logged."""
+        try:
+            made = self.make(fd_config, ENGINE_INDEX)
+        except (Exception, SystemExit) as error:
+            if self.plugin is not None:
+                raise failure(self.plugin, "cannot be made", error) from error
+            logger.exception("stat logger %s cannot be made", self.name)
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"stat_loggers: {self.name} cannot be made: {cause}") from error
+        if not isinstance(made, StatLoggerBase):
+            raise ValueError(f"stat_loggers: {self.name} made a {type(made).__name__}; it must make {WHAT}")
+        return self.name, made
+
+
+def installed_stat_loggers() -> list[StatLoggerSource]:
+    """Those of plugins that may load, by name; raises PluginError for one that cannot be used."""
+    return [stat_logger_of(loaded) for loaded in load_group(PluginGroup.STAT_LOGGER)]
+
+
+def given_stat_loggers(given: Sequence[StatLoggerFactory]) -> list[StatLoggerSource]:
+    """Those that a program hands over, classes or functions that make one; raises ValueError for anything else."""
+    sources = []
+    for index, make in enumerate(given):
+        no_logger = isinstance(make, type) and not issubclass(make, StatLoggerBase)
+        if no_logger or not callable(make):
+            raise ValueError(f"stat_loggers.{index}: must be {WHAT} or a function that makes one, not {make!r}")
+        sources.append(StatLoggerSource(getattr(make, "__qualname__", type(make).__name__), make))
+    return sources
+
+
+def stat_logger_of(loaded: LoadedPlugin) -> StatLoggerSource:
+    """What a plugin brings; raises PluginError for one that cannot be used."""
+    found, value = loaded.found, loaded.plugin.value
+    if not (isinstance(found, type) and issubclass(found, StatLoggerBase)):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise PluginError(loaded.plugin, f"{value} is {kind}; the entry point must name {WHAT}")
+    if inspect.isabstract(found):
+        absent = ", ".join(sorted(found.__abstractmethods__))
+        raise PluginError(loaded.plugin, f"{found.__name__} does not define {absent}")
+    return StatLoggerSource(loaded.name, found, loaded.plugin)

@@ -1,0 +1,113 @@
+"""What stat loggers get to see: of the scheduler, of one iteration, and of a completion that is over.
+
+Times are in seconds; moments are on the monotonic clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
+
+ABORT, ERROR = "abort", "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The worker's account after a step; all counters run since the worker started.
+
+    num_running_reqs, num_waiting_reqs: sequences in slots, and those that wait for one.
+    kv_cache_blocks_used, kv_cache_blocks_total: blocks that running sequences hold, and how many there are.
+    prefix_cache_queries, prefix_cache_hits: prompt tokens looked up in the prefix cache, and those found there.
+    num_preemptions: times that a running sequence gave up its blocks.
+    step_time: seconds that the worker took for the step; 0 when it tells of its load without one.
+    processors: each logits processor's uses, seconds, faults and state, in the order of execution.
+    """
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_blocks_used: int = 0
+    kv_cache_blocks_total: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    step_time: float = 0.0
+    processors: Sequence[ProcessorStats] = ()
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV cache in use, 0 to 1."""
+        return share(self.kv_cache_blocks_used, self.kv_cache_blocks_total)
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of prompt tokens that were in the prefix cache, 0 to 1."""
+        return share(self.prefix_cache_hits, self.prefix_cache_queries)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedRequestStats:
+    """A request that was taken in; max_tokens: of each completion, None for a prompt that is pooled."""
+
+    num_prompt_tokens: int
+    n: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequestStats:
+    """A completion, or a prompt that was pooled, that is over; a request for n completions gives n of these.
+
+    request_id: the engine's; `index` is the completion's place in its request.
+    finish_reason: "stop" and "length" for what ended by itself, "abort" for what somebody ended, "error" for what could
+    not go on. Times are None for what has not come to that: time_to_first_token, e2e_latency (from arrival to the last
+    token, or to a vector), queued_time (from arrival to a slot), prefill_time (from there to the first token),
+    decode_time (from there to the last token), inference_time (the latter two) and mean_time_per_output_token.
+    processors: the logits processors that the request used, in the order of execution.
+    """
+
+    request_id: str
+    index: int
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int
+    max_tokens_param: int | None = None
+    time_to_first_token: float | None = None
+    e2e_latency: float | None = None
+    queued_time: float | None = None
+    prefill_time: float | None = None
+    decode_time: float | None = None
+    inference_time: float | None = None
+    mean_time_per_output_token: float | None = None
+    processors: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class IterationStats:
+    """What one message of the worker brought, or what happened between two of them.
+
+    iteration_timestamp: when. num_generation_tokens: tokens sampled, those behind a stop string included.
+    num_preempted_reqs: sequences that gave up their blocks in this step.
+    time_to_first_tokens_iter, inter_token_latencies_iter: one entry for each token that came, the latter for each but
+    the first of a sequence. arrived_requests, finished_requests: one entry each.
+    """
+
+    iteration_timestamp: float
+    num_generation_tokens: int = 0
+    num_preempted_reqs: int = 0
+    time_to_first_tokens_iter: list[float] = field(default_factory=list)
+    inter_token_latencies_iter: list[float] = field(default_factory=list)
+    arrived_requests: list[ArrivedRequestStats] = field(default_factory=list)
+    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts that were taken in."""
+        return sum(request.num_prompt_tokens for request in self.arrived_requests)
+
+
+def share(part: int, whole: int) -> float:
+    """`part / whole`, and nothing of nothing is 0."""
+    return part / whole if whole else 0.0

@@ -1,0 +1,68 @@
+"""What a worker is to the engine core: the calls of its start, in their order, and those of a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
+from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
+from fastdeploy_lp.worker.sequence import Sequence
+
+
+class WorkerBase(ABC):
+    """One device and the model on it. `worker/start_up.py` makes the calls of the start, each once, in this order:
+
+    `init_device`, `load_model`, `get_kv_cache_spec`, `determine_available_memory`, `initialize_cache`,
+    `compile_or_warm_up_model`. A platform names the class; `fastdeploy_lp.worker.worker:Worker` is ours.
+
+    model_runner: what steps run on, set by `init_device`. build_chain: gives the chain for it; its processors may put
+    tensors on the device, so it is called when the device is set.
+    """
+
+    model_runner: ModelRunnerBase
+
+    def __init__(
+        self, fd_config: FDConfig, build_chain: Callable[[], LogitsProcessorChain], *, show_progress: bool = False
+    ) -> None:
+        self.fd_config = fd_config
+        self.build_chain = build_chain
+        self.show_progress = show_progress
+
+    @abstractmethod
+    def init_device(self) -> None:
+        """Make the device ready, then set `model_runner` with the chain."""
+
+    @abstractmethod
+    def load_model(self) -> None:
+        """Bring the weights to the device; raises ValueError for a checkpoint that does not fit."""
+
+    @abstractmethod
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """What one block of the KV cache consists of."""
+
+    @abstractmethod
+    def determine_available_memory(self) -> int:
+        """Bytes that the KV cache may take, the model being loaded."""
+
+    @abstractmethod
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included."""
+
+    def compile_or_warm_up_model(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
+        """Whatever is better done before the first request, such as capturing graphs; nothing by default."""
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence has taken `sequence.slot`."""
+        self.model_runner.enter(sequence)
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty again."""
+        self.model_runner.leave(slot)
+
+    def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """One step: see `ModelRunnerBase.execute`."""
+        return self.model_runner.execute(chunks)

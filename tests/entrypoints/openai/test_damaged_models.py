@@ -1,0 +1,102 @@
+"""A model that cannot be used is told in one line that names the file and the reason, without a traceback."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.damage import LOAD, START, Damage
+from support.server import free_port, server_command, server_environment
+
+from fastdeploy_lp.checkpoint import CheckpointError
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.entrypoints.openai.api_server import main
+from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
+from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.worker.model_runner import ModelRunner
+
+# Found in either process, and by the real command.
+THROUGH_THE_COMMAND = ("tensors cut off", "config cut off", "GGUF cut off", "missing tensor", "NaN", "no architecture")
+SECONDS = 120.0
+ENGINE = ["--max-num-seqs", "2", "--max-model-len", "64"]
+
+
+@pytest.fixture
+def as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What `main` does to the process is undone; conversions go to a folder of their own."""
+    monkeypatch.setenv("FASTDEPLOY_LP_CACHE", str(tmp_path / "cache"))
+    for name in (LEVEL_VARIABLE, FORMAT_VARIABLE):
+        monkeypatch.setenv(name, "")
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def made(damage: Damage, tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return str(damage.make(folder))
+
+
+def assert_told(line: str, damage: Damage, tmp_path: Path) -> None:
+    for part in damage.expected:
+        assert part.format(folder=tmp_path / "model") in line, line
+    assert "\n" not in line.strip()
+
+
+@pytest.mark.parametrize("name", START)
+def test_the_server_ends_before_anything_is_loaded(
+    name: str, tmp_path: Path, as_it_was: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = made(START[name], tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", model, "--port", str(free_port()), *ENGINE])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    (line,) = [each for each in said.err.splitlines() if each.startswith("error: ")]
+    assert_told(line, START[name], tmp_path)
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("name", LOAD)
+def test_the_worker_says_why_it_cannot_load(name: str, tmp_path: Path) -> None:
+    args = EngineArgs(model=made(LOAD[name], tmp_path), max_num_seqs=2, max_model_len=64)
+    fd_config = args.create_fd_config(show_progress=False)
+    with pytest.raises(CheckpointError) as caught:
+        ModelRunner(fd_config, LogitsProcessorChain([], fd_config)).load_model()
+    assert_told(str(caught.value), LOAD[name], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.CompletedProcess[str], Path]]:
+    """How the real command ended, and the folder of the model."""
+
+    def run(name: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        folder = tmp_path_factory.mktemp("damaged")
+        model = made((START | LOAD)[name], folder)
+        command = server_command("--model", model, "--port", str(free_port()), *ENGINE)
+        environment = {**server_environment(), "TMPDIR": str(folder)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+        return done, folder
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(THROUGH_THE_COMMAND, pool.map(run, THROUGH_THE_COMMAND), strict=True))
+
+
+@pytest.mark.parametrize("name", THROUGH_THE_COMMAND)
+def test_the_command_says_so_and_ends(
+    name: str, ended: dict[str, tuple[subprocess.CompletedProcess[str], Path]]
+) -> None:
+    done, folder = ended[name]
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    (line,) = [each for each in done.stderr.splitlines() if "error:" in each]
+    assert_told(line, (START | LOAD)[name], folder)
+    assert not list(folder.glob("fastdeploy_lp-*"))

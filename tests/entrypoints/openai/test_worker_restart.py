@@ -1,0 +1,219 @@
+"""A worker that ends is replaced: requests that told nothing run again, the others are told, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.chat import HELLO, chat_url, chunks, metric, opened_stream, post, text_of, wait_for_running, wait_for_text
+from support.errors import check_error
+from support.server import ServerProcess, health, process_exists, wait_until
+from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
+
+SLOTS = 4
+TOLD_SECONDS = 2.0
+STEP_TIMEOUT = 2.0
+# How long requests hold slots that nobody waits for.
+FILLED_SECONDS = 8.0
+SEEDED: dict[str, Any] = {"messages": HELLO, "max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 11}
+SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Restarts its worker however often it ends, and takes it for hung soon."""
+    options = ["--logits-processors", "support.deadly:Deadly", "support.served_faults:RaisesOnBoom"]
+    options += ["--logits-processors-time-budget", "0", "--logits-processors-max-faults", "1"]
+    options += ["--max-worker-restarts", "100", "--step-timeout", str(STEP_TIMEOUT)]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
+        yield running
+
+
+@dataclass
+class Seen:
+    """What clients saw of the death of a worker, in their order; seconds since then until the stream was told."""
+
+    calm: dict[str, Any]
+    plain: httpx.Response
+    waiting: httpx.Response
+    embedding: httpx.Response
+    came_later: httpx.Response
+    stream: list[str]
+    told_after: float
+    fresh_stream: list[dict[str, Any]]
+    states: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def seen(server: ServerProcess) -> Seen:
+    """Kills the worker while a stream and a plain request run, and others wait for a slot."""
+    calm = post(server, SEEDED).json()
+    embedding = {"input": "the quick brown fox"}
+    with ThreadPoolExecutor(8) as pool:
+        with opened_stream(server, LONG) as payloads:
+            wait_for_text(payloads)
+            fillers = [pool.submit(post, server, {**LONG, "timeout": FILLED_SECONDS}) for _ in range(SLOTS - 2)]
+            wait_for_running(server, SLOTS - 1)
+            plain = pool.submit(post, server, SEEDED)
+            wait_for_running(server, SLOTS)
+            waiting = pool.submit(post, server, SEEDED)
+            fresh = pool.submit(read_stream, server, SEEDED)
+            vector = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=embedding, timeout=120)
+            wait_until(lambda: metric(server, "num_requests_waiting") == 3, 30)
+            killed = time.monotonic()
+            old = kill_worker(server)
+            stream = list(payloads)
+            told_after = time.monotonic() - killed
+        states = {
+            path: httpx.get(f"{server.url}{path}").status_code
+            for path in ("/health", "/health/ready", "/health/live", "/v1/models")
+        }
+        later = pool.submit(post, server, SHORT)
+        wait_for_new_worker(server, old)
+        answers = [each.result(120) for each in (plain, waiting, vector, later)]
+        for filler in fillers:
+            assert filler.result(120).status_code == 408
+        return Seen(calm, *answers, stream, told_after, fresh.result(120), states)
+
+
+def read_stream(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with opened_stream(server, body) as payloads:
+        return chunks(payloads)
+
+
+def content_of(answer: dict[str, Any]) -> str:
+    content: str = answer["choices"][0]["message"]["content"]
+    return content
+
+
+def test_a_stream_that_had_begun_is_told_in_time(seen: Seen) -> None:
+    error = json.loads(seen.stream[-2])["error"]
+    assert (error["code"], error["type"]) == ("worker_lost", "server_error")
+    assert "SIGKILL" in error["message"]
+    assert seen.stream[-1] == "[DONE]"
+    assert seen.told_after < TOLD_SECONDS
+
+
+@pytest.mark.parametrize("which", ["plain", "waiting"])
+def test_a_plain_request_runs_again_and_has_the_same_answer(seen: Seen, which: str) -> None:
+    answer = getattr(seen, which)
+    assert answer.status_code == 200
+    assert content_of(answer.json()) == content_of(seen.calm)
+    assert answer.json()["usage"]["completion_tokens"] == seen.calm["usage"]["completion_tokens"]
+
+
+def test_a_stream_without_a_token_runs_again_and_has_the_same_answer(seen: Seen) -> None:
+    assert text_of(seen.fresh_stream) == content_of(seen.calm)
+
+
+def test_embeddings_run_again(seen: Seen, server: ServerProcess) -> None:
+    again = httpx.post(f"{server.url}/v1/embeddings", json={"input": "the quick brown fox"}).json()
+    assert seen.embedding.json()["data"] == again["data"]
+
+
+def test_requests_that_come_meanwhile_wait(seen: Seen) -> None:
+    assert seen.came_later.status_code == 200
+
+
+def test_it_is_not_ready_meanwhile_but_alive(seen: Seen) -> None:
+    assert seen.states == {"/health": 503, "/health/ready": 503, "/health/live": 200, "/v1/models": 200}
+
+
+def test_restarts_and_replays_are_counted(seen: Seen, server: ServerProcess) -> None:
+    assert metric(server, "worker_restarts_total") >= 1
+    assert metric(server, "request_replays_total") >= 4
+    assert metric(server, "request_lost_total") >= 1
+
+
+def test_nothing_is_left_of_the_old_worker(seen: Seen, server: ServerProcess) -> None:
+    wait_for_running(server, 0)
+    assert metric(server, "num_requests_waiting") == 0
+    assert metric(server, "kv_cache_blocks_used") == 0
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(("deadly", "word"), [("segfault", "SIGSEGV"), ("exit", "status 7"), ("hang", "step_timeout")])
+def test_a_request_that_ends_workers_is_given_up_and_the_server_goes_on(
+    server: ServerProcess, deadly: str, word: str
+) -> None:
+    restarts = metric(server, "worker_restarts_total")
+    poison = {**SHORT, "logits_processors_args": {"deadly": deadly, "deadly_at": 2}}
+    error = check_error(post(server, poison), 503)
+    assert error["code"] == "worker_lost"
+    assert "2 workers" in error["message"]
+    assert word in error["message"]
+    assert post(server, SHORT).status_code == 200
+    assert metric(server, "worker_restarts_total") == restarts + 2
+
+
+def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: ServerProcess) -> None:
+    """They never had a slot, so they cannot have been what ended the workers."""
+    calm = content_of(post(server, SEEDED).json())
+    poison = {**SHORT, "n": SLOTS, "logits_processors_args": {"deadly": "exit", "deadly_at": 2}}
+    with ThreadPoolExecutor(4) as pool:
+        deadly = pool.submit(post, server, poison)
+        wait_until(lambda: health(server.url) == 503, 60)
+        behind = [pool.submit(post, server, SEEDED) for _ in range(3)]
+        assert deadly.result(120).json()["error"]["code"] == "worker_lost"
+        assert [content_of(each.result(120).json()) for each in behind] == [calm] * 3
+
+
+def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
+    with opened_stream(server, LONG) as payloads:
+        wait_for_text(payloads)
+        stopped = time.monotonic()
+        old = kill_worker(server, signal.SIGSTOP)
+        rest = list(payloads)
+        told_after = time.monotonic() - stopped
+    error = json.loads(rest[-2])["error"]
+    assert error["code"] == "worker_lost"
+    assert "hung" in error["message"]
+    assert told_after < STEP_TIMEOUT + TOLD_SECONDS
+    wait_for_new_worker(server, old)
+    assert not process_exists(old)
+
+
+def test_a_new_worker_has_nothing_in_quarantine(server: ServerProcess) -> None:
+    """Nor have its processors been used or counted."""
+    boom = {**SHORT, "logits_processors_args": {"boom": 1}}
+    check_error(post(server, boom), 500)
+    assert check_error(post(server, boom), 503)["code"] == "logits_processor_quarantined"
+    old = kill_worker(server)
+    wait_for_new_worker(server, old)
+    cards = httpx.get(f"{server.url}/v1/logits_processors").json()["data"]
+    assert {card["name"]: card["state"] for card in cards}["RaisesOnBoom"] == "ok"
+    check_error(post(server, boom), 500)
+    httpx.post(f"{server.url}/v1/logits_processors/RaisesOnBoom/reset")
+
+
+def test_requests_of_clients_that_left_do_not_run_again(server: ServerProcess) -> None:
+    wait_for_running(server, 0)
+    with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(chat_url(server), json=LONG)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(post, server, {**LONG, "timeout": 1.0})
+        wait_for_running(server, 1)
+        old = kill_worker(server)
+    wait_for_new_worker(server, old)
+    wait_for_running(server, 0)
+
+
+def test_files_of_dead_workers_are_gone(server: ServerProcess) -> None:
+    """Last: it ends the server."""
+    old = kill_worker(server)
+    new = wait_for_new_worker(server, old)
+    temporary = Path(server.environment["TMPDIR"])
+    assert len(list(temporary.glob("fastdeploy_lp-*"))) == 1
+    assert [name for name in os.listdir("/dev/shm") if str(old) in name] == []
+    assert server.stop() in (0, -signal.SIGTERM)
+    assert list(temporary.glob("fastdeploy_lp-*")) == []
+    assert [name for name in os.listdir("/dev/shm") if str(new) in name] == []

@@ -1,0 +1,124 @@
+"""The example packages of an IO processor and a stat logger: installed in a fresh environment and served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.chat import REQUEST_SECONDS
+from support.errors import check_error
+from support.fresh_venv import FreshVenv
+from support.server import API_SERVER, ServerProcess, wait_until
+from support.tiny_checkpoint import write_tiny_checkpoint
+
+RANKING, STATS = "example_ranking", "example_stats"
+TEXTS = ["the lazy dog", "the quick brown fox", "stock prices"]
+BIAS = "LogitBiasLogitsProcessor"
+LLM_PROGRAM = """
+import sys
+from fastdeploy_lp import LLM
+
+with LLM(sys.argv[1], io_processor_plugin="example_ranking") as llm:
+    (output,) = llm.encode({"data": {"query": "the dog", "texts": ["stock prices", "the dog"]}})
+    print(output.outputs[0].index, round(output.outputs[0].score, 5))
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh(plugin_venv: FreshVenv) -> FreshVenv:
+    """Both packages installed beside the server, by pip."""
+    return plugin_venv
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def stats_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stats") / "completions.jsonl"
+
+
+@pytest.fixture(scope="module")
+def serving(fresh: FreshVenv, model: str, stats_file: Path) -> Iterator[ServerProcess]:
+    environment = fresh.environment(RANKING, STATS) | {"EXAMPLE_STATS_FILE": str(stats_file)}
+    options = ["--io-processor-plugin", RANKING, "--log-stats-interval", "0.1"]
+    options += ["--logits-processors", BIAS, "--served-model-name", "tiny"]
+    with ServerProcess(*options, model=model, own_metrics_port=False, python=fresh.python, env=environment) as running:
+        yield running
+
+
+def rank(serving: ServerProcess, data: Any, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{serving.url}/pooling", json={"data": data, **fields}, timeout=REQUEST_SECONDS)
+
+
+def refused(fresh: FreshVenv, tmp_path: Path, model: str, *options: str, plugins: tuple[str, ...] = ()) -> str:
+    """The last line of a server that does not start."""
+    command = [fresh.python, "-m", API_SERVER, "--model", model, *options]
+    done = fresh.run(*command, cwd=tmp_path, plugins=plugins)
+    assert done.returncode == 2, done.stderr
+    assert "Worker" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_texts_are_ranked_by_their_likeness_to_the_query(serving: ServerProcess) -> None:
+    places = rank(serving, {"query": TEXTS[1], "texts": TEXTS}).json()["data"]
+    assert sorted(place["index"] for place in places) == [0, 1, 2]
+    scores = [place["score"] for place in places]
+    assert scores == sorted(scores, reverse=True)
+    assert places[0]["index"] == 1
+    assert places[0]["score"] == pytest.approx(1.0, abs=1e-6)
+    by_last = rank(serving, {"query": TEXTS[1], "texts": TEXTS}, pooling="last").json()["data"]
+    assert [place["score"] for place in by_last] != scores
+
+
+def test_data_that_cannot_be_ranked_is_refused(serving: ServerProcess) -> None:
+    error = check_error(rank(serving, {"query": "a", "texts": []}), 400)
+    assert error["param"] == "data.texts"
+    error = check_error(rank(serving, {"query": "a", "texts": ["b"], "k": 2}), 400)
+    assert error["param"] == "data.k"
+
+
+def test_each_completion_has_its_line(serving: ServerProcess, stats_file: Path) -> None:
+    body = {"prompt": "the dog", "max_tokens": 5, "n": 2, "ignore_eos": True, "request_id": "counted"}
+    args = {"logits_processors_args": {"logit_bias": {"7": 1.0}}}
+    answer = httpx.post(f"{serving.url}/v1/completions", json=body | args, timeout=REQUEST_SECONDS)
+    assert answer.status_code == 200, answer.text
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in stats_file.read_text().splitlines()]
+
+    def mine() -> list[dict[str, Any]]:
+        return [line for line in lines() if "counted" in line.get("request_id", "")]
+
+    wait_until(lambda: len(mine()) == 2, 30)
+    assert lines()[0] == {"model": "tiny", "ready": True}
+    assert sorted(line["index"] for line in mine()) == [0, 1]
+    for line in mine():
+        assert (line["model"], line["finish_reason"], line["num_generation_tokens"]) == ("tiny", "length", 5)
+        assert line["processors"] == [BIAS]
+        assert line["e2e_latency"] >= line["time_to_first_token"] > 0
+    assert any(line.get("processor_seconds", {}).get(BIAS, 0) > 0 for line in lines())
+    assert "fastdeploy_lp.stats: engine load" in serving.log
+
+
+def test_a_program_uses_the_processor_too(fresh: FreshVenv, tmp_path: Path, model: str) -> None:
+    done = fresh.run(fresh.python, "-W", "error", "-c", LLM_PROGRAM, model, cwd=tmp_path, plugins=(RANKING,))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1.0"]
+
+
+def test_what_keeps_a_server_from_starting_is_told_in_a_line(fresh: FreshVenv, tmp_path: Path, model: str) -> None:
+    """The logger's file is not named; a name is misspelt; the filter leaves the processor out."""
+    line = refused(fresh, tmp_path, model, plugins=(STATS,))
+    assert line.startswith(f"error: stat-logger plugin {STATS} (fastdeploy-lp-example-stats 0.1.0): cannot be made: ")
+    assert "EXAMPLE_STATS_FILE" in line
+    line = refused(fresh, tmp_path, model, "--io-processor-plugin", "ranking", plugins=(RANKING,))
+    assert line == f"error: 'ranking' is no IO-processor plugin that may load here; there are: {RANKING}"
+    line = refused(fresh, tmp_path, model, "--io-processor-plugin", RANKING)
+    assert "FASTDEPLOY_LP_PLUGINS leaves it out; there are: none" in line

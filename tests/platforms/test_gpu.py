@@ -1,0 +1,111 @@
+"""What of the GPU platform can be seen without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.layers.attention import AttentionBackend
+from fastdeploy_lp.platforms import GpuPlatform, find_platform
+from fastdeploy_lp.platforms.nvml import Nvml, _visible_devices
+from fastdeploy_lp.plugins import load_class
+from fastdeploy_lp.worker.worker_base import WorkerBase
+
+
+def fd_config(
+    *, block_size: int = 64, dtype: str = "bfloat16", quantization: str | None = None, **sizes: Any
+) -> FDConfig:
+    """One that the platform takes as it is, but for what is given."""
+    made = tiny_fd_config(block_size=block_size)
+    hf_config = made.model_config.hf_config | {"head_dim": 64} | sizes
+    model = replace(made.model_config, hf_config=hf_config, quantization=quantization)
+    return replace(made, model_config=model, cache_config=replace(made.cache_config, dtype=dtype))
+
+
+def test_this_machine_has_none_and_says_why() -> None:
+    if GpuPlatform.is_supported():
+        pytest.skip("this machine has a GPU that Paddle can use")
+    assert GpuPlatform.what_is_missing() in (
+        "the package paddlepaddle-gpu is not installed",
+        "NVIDIA's driver shows no device",
+    )
+    with pytest.raises(ValueError, match="FASTDEPLOY_LP_PLATFORM: gpu does not fit"):
+        find_platform({"FASTDEPLOY_LP_PLATFORM": "gpu"})
+
+
+def test_without_a_driver_there_are_no_devices_and_no_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdeploy_lp.platforms.nvml.LIBRARY", "libno-such-driver.so.1")
+    assert Nvml.device_count() == 0
+    with pytest.raises(RuntimeError, match=r"free memory is not known: .*libno-such-driver"):
+        GpuPlatform().free_memory()
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [(None, None), ("", []), ("-1", []), ("0", ["0"]), ("2,0", ["2", "0"]), (" GPU-8f1 , 1 ", ["GPU-8f1", "1"])],
+)
+def test_the_visible_devices_are_those_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, devices: list[str] | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert _visible_devices() == devices
+
+
+def test_asking_for_it_does_not_import_paddle() -> None:
+    program = (
+        "import sys; from fastdeploy_lp.platforms import GpuPlatform; GpuPlatform.is_supported(); "
+        "GpuPlatform().worker_environment(); print('paddle' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_its_classes_are_what_they_have_to_be() -> None:
+    platform = GpuPlatform()
+    assert issubclass(load_class(platform.get_attention_backend()), AttentionBackend)
+    assert issubclass(load_class(platform.get_worker_class()), WorkerBase)
+
+
+def test_its_flags_are_flags_of_paddle() -> None:
+    """A misspelt flag would be passed over without a word."""
+    import paddle
+
+    for name in GpuPlatform().worker_environment():
+        assert name in paddle.get_flags([name])
+
+
+def test_a_configuration_that_fits_stays_as_it_is() -> None:
+    for each in (fd_config(), fd_config(block_size=32, quantization="w8a16"), fd_config(head_dim=128)):
+        assert GpuPlatform().check_and_update_config(each) == each
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"block_size": 16}, "block_size: 16 is not allowed on a GPU; allowed are 32, 64, 128"),
+        ({"dtype": "float16"}, "kv_cache_dtype: float16 is not allowed on a GPU; allowed is auto"),
+        ({"quantization": "w8a8"}, r"quantization: w8a8 is not allowed on a GPU; allowed is w8a16 \(8-bit weights\)"),
+        ({"head_dim": 80}, r"config\.json: head_dim 80 is not supported on a GPU; supported are 32, 64, 96, 128"),
+        (
+            {"head_dim": None, "hidden_size": 64, "num_attention_heads": 4},
+            r"config\.json: head_dim 16 is not supported",
+        ),
+    ],
+)
+def test_what_the_operators_do_not_have_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GpuPlatform().check_and_update_config(fd_config(**given))
+
+
+def test_defaults_are_those_that_it_allows() -> None:
+    platform = GpuPlatform()
+    config = fd_config(block_size=platform.default_block_size, dtype=platform.kv_cache_dtype(None))
+    assert platform.check_and_update_config(config) == config

@@ -1,0 +1,169 @@
+"""What a step exchanges with a device: numbers go there without a wait, and one read comes back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from numpy.typing import NDArray
+from paddle import Tensor
+from support.device_like import DeviceLikePlatform, EmulatedBlockAttention, device_like
+from support.phrases_in_use import PHRASES_IN_USE
+from support.sequences import pooling, request, tiny_engine
+
+from fastdeploy_lp.logits_processor import BUILTIN, Selection
+from fastdeploy_lp.logits_processor.testing.reads import READS
+from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.worker.engine_core import EngineCore
+
+to_tensor = paddle.to_tensor
+# Builtins that see in the logits of one step what they do in the next, and read that at its beginning.
+WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase"}
+
+
+class WaitingCopyError(AssertionError):
+    """A tensor was made from the host's numbers in a way for which the host waits."""
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceLikePlatform]:
+    """A device whose attention reads nothing, and whose tensors the host cannot reach."""
+
+    def operate(self: EmulatedBlockAttention, qkv: Tensor, *_: object) -> Tensor:
+        return qkv[:, : self.dims.num_heads * self.dims.head_dim].clone()
+
+    monkeypatch.setattr(EmulatedBlockAttention, "_operate", operate)
+    monkeypatch.setattr(DeviceLikePlatform, "to_device", lambda _, host: to_tensor(np.array(host)))
+    for name in ("logit_rows", "logit_bias", "watched_phrase"):
+        module = importlib.import_module(f"fastdeploy_lp.logits_processor.builtin.{name}")
+        monkeypatch.setattr(module, "in_host_memory", lambda _: False)
+    with device_like() as made:
+        yield made
+
+
+@contextmanager
+def transfers() -> Iterator[list[str]]:
+    """The reads of what is done within; a copy that waits raises WaitingCopyError."""
+    reads: list[str] = []
+
+    def watched(name: str) -> Any:
+        read = getattr(Tensor, name)
+
+        def run(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            reads.append(name)
+            return read(self, *args, **kwargs)
+
+        return run
+
+    def make(data: NDArray[Any], *args: Any, place: Any = None, **kwargs: Any) -> Tensor:
+        if not isinstance(place, paddle.CPUPlace):
+            raise WaitingCopyError(f"paddle.to_tensor of {np.shape(data)}")
+        return to_tensor(data, *args, place=place, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READS:
+            if hasattr(Tensor, name):
+                patch.setattr(Tensor, name, watched(name))
+        patch.setattr(paddle, "to_tensor", make)
+        yield reads
+
+
+def demanding(selections: Sequence[Selection]) -> list[AddRequest | AddPooling]:
+    """Requests that use all that the sampler has, two for each selection, and pooled prompts."""
+    edits: dict[str, Any] = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.5,
+        "bad_words_token_ids": [[3], [4, 5]],
+        "allowed_token_ids": list(range(2, 60)),
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+    }
+    filters: list[dict[str, Any]] = [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.8}, {"temperature": 0.0}]
+    made: list[AddRequest | AddPooling] = [
+        request(
+            f"r{index}",
+            [index + 1, 2, 6, 5, 6],
+            max_tokens=4,
+            selection=selection,
+            **{"temperature": 0.9, **filters[index % 4], **(edits if index % 5 == 0 else {})},
+        )
+        for index, selection in enumerate([*selections, *selections])
+    ]
+    return [*made, pooling("mean", [1, 2, 3] * 8, "mean"), pooling("last", [4] * 20, "last")]
+
+
+def reads_of_steps(engine: EngineCore, selections: Sequence[Selection]) -> list[tuple[int, bool]]:
+    """For every step, how often it read, and whether it had something to read."""
+    for each in demanding(selections):
+        engine.add(each)
+    found = []
+    while engine.has_work:
+        with transfers() as reads:
+            steps = engine.step().steps
+        # Cuts and lists of tokens may leave a row with nothing; no other fault is right.
+        errors = [step.error for step in steps if step.error and "left no token" not in step.error]
+        assert not errors
+        found.append((len(reads), bool(steps)))
+    return found
+
+
+def test_a_step_without_processors_reads_once_and_waits_for_no_copy() -> None:
+    found = reads_of_steps(tiny_engine(max_num_seqs=5, max_num_batched_tokens=16), [Selection()] * 4)
+    assert all(reads == int(something) for reads, something in found)
+    assert len(found) > 8
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "LogitBias": {"logit_bias": {7: 2.0, 9: -np.inf}},
+    "SequenceBias": {"sequence_bias": [[[5, 6], 2.0], [[7], -np.inf]]},
+    "AllowedTokens": {"allowed_token_ids": [4, 5, 6]},
+    "BadWords": {"bad_words_token_ids": [[4], [5, 6]]},
+    "MinTokens": {"min_tokens": 3},
+    "RepetitionPenalty": {"repetition_penalty": 1.3},
+    "PresencePenalty": {"presence_penalty": 0.5},
+    "FrequencyPenalty": {"frequency_penalty": 0.5},
+    "NoRepeatNGram": {"no_repeat_ngram_size": 1},
+    "DRY": {"dry_multiplier": 1.0, "dry_allowed_length": 1},
+    "ExponentialLengthDecay": {"exponential_decay_length_penalty": [1, 1.5]},
+    "MinP": {"min_p": 0.05},
+    "TopNSigma": {"top_n_sigma": 1.0},
+    "TypicalP": {"typical_p": 0.5},
+    "EpsilonCutoff": {"epsilon_cutoff": 0.001},
+    "EtaCutoff": {"eta_cutoff": 0.001},
+    "XTC": {"xtc_probability": 1.0, "xtc_threshold": 0.001},
+    **PHRASES_IN_USE,
+}
+
+
+def test_every_builtin_has_a_setting() -> None:
+    assert {f"{noun}LogitsProcessor" for noun in SETTINGS} == set(BUILTIN)
+
+
+@pytest.mark.parametrize("watching", [False, True])
+def test_builtins_wait_for_no_copy_and_read_at_most_once_more(watching: bool) -> None:
+    """Each in two requests of its own, all in one chain."""
+    settings = {f"{noun}LogitsProcessor": args for noun, args in SETTINGS.items() if (noun in WATCHING) is watching}
+    engine = tiny_engine(list(settings), max_num_seqs=6, max_num_batched_tokens=24, eos_token_ids=(0,))
+    found = reads_of_steps(engine, [Selection(named={name: args}) for name, args in settings.items()])
+    extra = {reads - int(something) for reads, something in found}
+    # Each that watches reads its own rows' signs.
+    assert max(extra) <= (len(settings) if watching else 0)
+    assert [name for name in settings if engine.runner.chain.stats[name].rows == 0] == []
+
+
+def test_several_orders_wait_for_no_copy() -> None:
+    engine = tiny_engine(["LogitBiasLogitsProcessor", "second=LogitBiasLogitsProcessor"], max_num_seqs=5)
+    names = ("second", "LogitBiasLogitsProcessor")
+    selection = Selection(named={name: {"logit_bias": {5: 1.0}} for name in names}, order=names)
+    found = reads_of_steps(engine, [selection, Selection(), Selection()])
+    assert all(reads == int(something) for reads, something in found)
+
+
+def test_the_audit_sees_a_copy_that_waits() -> None:
+    with transfers(), pytest.raises(WaitingCopyError):
+        paddle.to_tensor([1.0])

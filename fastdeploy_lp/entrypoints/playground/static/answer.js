@@ -113,6 +113,11 @@ export class Answer {
   }
 
   _onKey(event) {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this._onClick(event);
+      return;
+    }
     const last = this.traces.length - 1;
     const to = {
       ArrowLeft: this.chosen - 1,

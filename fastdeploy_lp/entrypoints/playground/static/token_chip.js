@@ -4,7 +4,7 @@ import { h } from "./element.js";
 import { visible } from "./token_picker.js";
 import { changeOf, isFlipped, levelOf, percent, shadowsThatChange } from "./trace.js";
 
-/** A button that shows the token's text, coloured by how much the chain changed it. */
+/** The token's text as a button, coloured by how much the chain changed it. */
 export function tokenChip(trace, text, place) {
   const change = changeOf(trace);
   const flipped = isFlipped(trace);
@@ -15,7 +15,8 @@ export function tokenChip(trace, text, place) {
   const classes = ["chip", `change-${levelOf(change)}`];
   if (flipped) classes.push("flipped");
   if (shadowed.length) classes.push("shadowed");
-  const chip = h("button", { type: "button", class: classes.join(" "), tabIndex: -1 });
+  // A button element would be one box, which no line can be broken at.
+  const chip = h("span", { role: "button", class: classes.join(" "), tabIndex: -1 });
   chip.setAttribute("aria-label", said.join(", "));
   chip.title = said.slice(1).join(", ");
   chip.append(...shown(text));

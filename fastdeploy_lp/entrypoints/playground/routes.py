@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from fastdeploy_lp.entrypoints.playground.static_file import StaticFile, static_files
 
 PATH = "/playground"
+FILES = f"{PATH}/{{name}}"
 PAGES = {PATH: "index.html", f"{PATH}/metrics": "metrics.html"}
 
 
@@ -26,7 +27,7 @@ def playground_routes() -> APIRouter:
 
     for path in PAGES:
         router.add_api_route(path, page, methods=["GET", "HEAD"])
-    router.add_api_route(f"{PATH}/{{name}}", file, methods=["GET", "HEAD"])
+    router.add_api_route(FILES, file, methods=["GET", "HEAD"])
     return router
 
 

@@ -11,6 +11,7 @@ from support.browser import NARROW, WIDE, Page
 from support.playground import CHAIN, CHIP, answered, ask, card, chips, ready, set_argument, settle, unfold
 from support.server import ServerProcess
 
+pytestmark = pytest.mark.browser
 SIZES = {"wide": WIDE, "narrow": NARROW}
 
 

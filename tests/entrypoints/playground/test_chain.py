@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from support.browser import Page
 from support.playground import CHAIN, answered, ask, card, chips, errors, next_request, order, set_argument, unfold
 from support.server import ServerProcess
 
+pytestmark = pytest.mark.browser
 NAMES = [spec.rpartition(":")[2] for spec in CHAIN]
 EVERYTHING = "TakesEverything"
 

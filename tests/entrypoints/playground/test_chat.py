@@ -12,6 +12,7 @@ from support.browser import Page
 from support.playground import CHIP, answered, ask, chips, errors, next_request, set_argument, settle, unfold
 from support.server import ServerProcess, server_environment
 
+pytestmark = pytest.mark.browser
 SENTENCE = "the quick brown fox jumps over the lazy dog"
 
 

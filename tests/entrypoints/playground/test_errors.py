@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.browser import Page
 from support.playground import (
     CHIP,
@@ -20,6 +21,7 @@ from support.playground import (
 )
 from support.server import ServerProcess, health
 
+pytestmark = pytest.mark.browser
 EVERYTHING = "TakesEverything"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from support.browser import Page
 from support.playground import CHAIN, KEY, ROOT_PATH, errors
 from support.server import ServerProcess
 
+pytestmark = pytest.mark.browser
 NAMES = [spec.rpartition(":")[2] for spec in CHAIN]
 MODULES = """
 const [root, done] = arguments;

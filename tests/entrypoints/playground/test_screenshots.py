@@ -13,6 +13,7 @@ from support.browser import NARROW, WIDE, Page
 from support.playground import CHIP, answered, ask, card, ready, settle, unfold
 from support.server import REPOSITORY, ServerProcess
 
+pytestmark = pytest.mark.browser
 # Where to write them; in a folder of the test's own otherwise, so that they are taken at all.
 FOLDER = "FASTDEPLOY_LP_SCREENSHOTS"
 QUESTION = "What is the capital of France?"

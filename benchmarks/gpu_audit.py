@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-STEP = "engine step"
+STEP, READ = "engine step", "one read"
 # A copy without `Async` waits by itself; one with it to memory that is not pinned is followed by one of the others.
 WAITING = {
     "cudaMemcpy",
@@ -23,18 +23,19 @@ WAITING = {
 }
 
 
-def waits_by_step(trace: Mapping[str, Any]) -> list[Counter[str]]:
-    """For each step in a trace of `paddle.profiler`, in order, how often which waiting function was called in it."""
+def waits_within(trace: Mapping[str, Any], marker: str) -> list[Counter[str]]:
+    """For each event of a profiler's trace whose name begins so, in order, how often which function waited."""
     events = list(_events(trace))
-    steps = sorted((begin, begin + length) for name, begin, length in events if name.startswith(STEP))
+    marked = sorted((begin, begin + length) for name, begin, length in events if name.startswith(marker))
     calls = [(begin, name) for name, begin, _ in events if name in WAITING]
-    return [Counter(name for at, name in calls if begin <= at < end) for begin, end in steps]
+    return [Counter(name for at, name in calls if begin <= at < end) for begin, end in marked]
 
 
-def read_waits(folder: Path) -> list[Counter[str]]:
-    """Of the one trace in a folder."""
+def load_trace(folder: Path) -> dict[str, Any]:
+    """The one trace in a folder."""
     (path,) = folder.glob("*.paddle_trace.json")
-    return waits_by_step(json.loads(path.read_text()))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _events(trace: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:

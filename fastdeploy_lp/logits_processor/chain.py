@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BREAK_OFF_FACTOR = 10.0
+MEBIBYTE = 1 << 20
 _NO_LIMIT = nullcontext()
 
 
@@ -39,10 +40,14 @@ class ChainAbortedError(RuntimeError):
 
 @dataclass(frozen=True)
 class SlotFailure:
-    """Why the request in a slot cannot go on; `quarantined` marks one that asked for a processor out of service."""
+    """Why the request in a slot cannot go on.
+
+    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
+    """
 
     message: str
     quarantined: bool = False
+    by_request: bool = False
 
 
 class LogitsProcessorChain:
@@ -280,6 +285,7 @@ class LogitsProcessorChain:
                 else:
                     entry.stats.rows += len(entry.view.using)
                 self._check_time(entry)
+                self._check_memory(entry)
         for name in skipped:
             self.stats[name].skipped_greedy += 1
 
@@ -289,6 +295,16 @@ class LogitsProcessorChain:
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
             self._count_towards_quarantine(entry, reason)
+
+    def _check_memory(self, entry: ChainEntry) -> None:
+        """At once: unlike a slow step, memory that is gone does not come back by itself."""
+        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
+        if not grown > budget > 0:
+            return
+        self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+        # Its state goes with the instance; one that cannot be built again stays in quarantine with the old one.
+        with suppress(RuntimeError):
+            entry.rebuild()
 
     def _count_towards_quarantine(self, entry: ChainEntry, reason: str) -> None:
         self._faults_since_reset[entry.name] += 1

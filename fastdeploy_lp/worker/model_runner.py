@@ -162,9 +162,10 @@ class ModelRunner(ModelRunnerBase):
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
         self.mask.accept(slots, sampled.tokens)
-        failures = {slot: SlotFailure(reason) for slot, reason in self.mask.failures.items()} | self.chain.failures
+        impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
+        failures = impossible | self.chain.failures
         for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
+            failures.setdefault(slot, self._nothing_is_left(slot))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         read = iter(sampled.also)
         return StepResult(
@@ -220,11 +221,13 @@ class ModelRunner(ModelRunnerBase):
                 self.mask.apply_to_copies(result.logits, result.rows)
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
-    def _why_nothing_is_left(self, slot: int) -> str:
+    def _nothing_is_left(self, slot: int) -> SlotFailure:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]
+        by_request = bool(causes) and not self.chain.needs_guard()
         if self.chain.needs_guard():
             causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
-        return f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
+        message = f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
+        return SlotFailure(message, by_request=by_request)
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:

@@ -155,20 +155,34 @@ def test_waits_are_counted_in_their_step() -> None:
             {},
         ]
     }
-    assert gpu_audit.waits_by_step(trace) == [
+    assert gpu_audit.waits_within(trace, gpu_audit.STEP) == [
         {"cudaStreamSynchronize": 1},
         {"cudaStreamSynchronize": 1, "cudaMemcpy": 2},
     ]
 
 
 @pytest.mark.parametrize(
-    ("platform", "waits", "well"),
-    [("gpu", [1, 1], True), ("gpu", [1, 2], False), ("gpu", [0, 0], False), ("gpu", [], False), ("cpu", [0], True)],
+    ("platform", "of_a_read", "waits", "well"),
+    [
+        ("gpu", 1, [1, 1], True),
+        ("gpu", 2, [2, 2], True),
+        ("gpu", 1, [1, 2], False),
+        ("gpu", 0, [0, 0], False),
+        ("gpu", 1, [], False),
+        ("gpu", None, [1, 1], False),
+        ("cpu", 0, [0], True),
+    ],
 )
-def test_a_step_waits_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, waits: list[int], well: bool
+def test_a_step_waits_as_often_as_one_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    of_a_read: int | None,
+    waits: list[int],
+    well: bool,
 ) -> None:
-    events = []
+    events = [] if of_a_read is None else [event("one read", -100, 99)]
+    events += [event("cudaStreamSynchronize", -90 + 10 * call) for call in range(of_a_read or 0)]
     for index, count in enumerate(waits):
         events.append(event(f"engine step {index}", 100 * index, 99))
         events += [event("cudaStreamSynchronize", 100 * index + 10 * (1 + call)) for call in range(count)]

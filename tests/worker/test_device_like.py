@@ -67,6 +67,15 @@ def test_the_same_tokens_whatever_becomes_of_the_requests(config: dict[str, Any]
     assert (engine.scheduler.num_preemptions > 0) is ("num_blocks" in config)
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-ernie45"])
+def test_families_with_biases_and_head_norms(name: str) -> None:
+    config = {"name": name, "max_num_batched_tokens": 16}
+    expected = run_to_end(started(**config), crowd())
+    found, _, platform = ran_on_the_device(**config)
+    assert {key: ran.token_ids for key, ran in found.items()} == {key: ran.token_ids for key, ran in expected.items()}
+    assert platform.repeated > 0
+
+
 def test_the_stand_in_runs_what_a_gpu_would() -> None:
     _, engine, platform = ran_on_the_device()
     assert isinstance(engine.runner, ModelRunner)

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
 from fastdeploy_lp.platforms import in_host_memory, to_device
+from fastdeploy_lp.request_limits import MAX_LOGIT_BIAS
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -33,6 +43,13 @@ def _can_be_added(bias: float) -> float:
     return bias
 
 
+def _few_enough(bias: Any) -> Any:
+    """Before each entry is looked at."""
+    if isinstance(bias, Mapping) and len(bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens are allowed, not {len(bias)}")
+    return bias
+
+
 def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float]:
     vocab_size = info.context["vocab_size"] if info.context else None
     if vocab_size is not None and sum(value == -math.inf for value in bias.values()) >= vocab_size:
@@ -40,13 +57,17 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
     return bias
 
 
-MAX_ENTRIES = 4096
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
 # Forms made from a schema let people look a token up where one is wanted.
-TOKEN_FORMAT = {"format": "token-id"}
+TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
 TokenId = Annotated[int, AfterValidator(_in_vocabulary), WithJsonSchema({"type": "integer", **TOKEN_FORMAT})]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
+# What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
+SCHEMA_OF_BIASES: dict[str, JsonValue] = {
+    "maxProperties": MAX_LOGIT_BIAS,
+    "propertyNames": {"pattern": "^[0-9]+$", **TOKEN_FORMAT},
+}
 
 
 class LogitBiasParams(BaseModel):
@@ -57,7 +78,8 @@ class LogitBiasParams(BaseModel):
     logit_bias: (
         Annotated[
             dict[TokenId, Bias],
-            Field(max_length=MAX_ENTRIES, json_schema_extra={"propertyNames": {**TOKEN_FORMAT, "pattern": "^[0-9]+$"}}),
+            Field(json_schema_extra=SCHEMA_OF_BIASES),
+            BeforeValidator(_few_enough),
             AfterValidator(_leaves_one),
         ]
         | None

@@ -111,3 +111,22 @@ def test_a_token_is_banned_with_one_press_and_gone_in_the_next_answer(page: Page
     label = str(page.find(CHIP).get_attribute("aria-label"))
     assert "flipped by the chain" in label
     assert label.split(", moved")[0] != token.split(", moved")[0]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_markup_in_an_answer_is_text(page: Page, traced: bool) -> None:
+    markup = '<img src=x onerror="window.hit=1"><b>bold</b>'
+    set_argument(page, "ForcedSequenceLogitsProcessor", "text", markup)
+    settle(page, "max_tokens", "60")
+    if not traced:
+        page.find("#trace").click()
+    ask(page, markup)
+    (answer,) = answered(page)
+    text = str(answer.get_property("textContent"))
+    assert markup in text
+    assert page.all(".answer img, .answer b, .question b") == []
+    if traced:
+        page.find(CHIP).click()
+        page.button("As a table").click()
+        assert page.all(".inspector img, .inspector b") == []
+    assert page.driver.execute_script("return window.hit") is None

@@ -44,13 +44,12 @@ class StaticFile:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """Browsers keep it, and ask each time whether it is still the same."""
+        """Browsers keep it, and ask each time whether it is still the same; every answer of the server is `nosniff`."""
         return {
             "Content-Type": CONTENT_TYPES[self.name.rpartition(".")[2]],
             "Cache-Control": "no-cache",
             "ETag": self.etag,
             "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-            "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Opener-Policy": "same-origin",

@@ -180,7 +180,8 @@ function hintOf(schema, root) {
   const options = alternatives(schema, root);
   const parts = [schema.description ?? "", options.length === 1 ? limitsOf({ ...schema, ...options[0] }) : ""];
   const usual = schema.default;
-  if (usual !== undefined && usual !== null && !["[]", "{}", '""'].includes(JSON.stringify(usual))) {
+  // An empty control shows an empty default by itself.
+  if (usual !== undefined && !["null", "false", "[]", "{}", '""'].includes(JSON.stringify(usual))) {
     parts.push(`default ${JSON.stringify(usual)}`);
   }
   return parts.filter(Boolean).join("; ");

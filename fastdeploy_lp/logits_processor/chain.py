@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,7 +131,8 @@ class LogitsProcessorChain:
     ) -> Tensor:
         """The logits [rows, vocab_size] after every processor.
 
-        all_greedy: leave out processors that can not change any row's most likely token.
+        all_greedy: every row takes the most likely token of the result, so that processors at the chain's end that can
+        not change which one that is are left out. One in front of others stays, for they may tell its logits apart.
         recompute: gives the same logits as `logits` was, for when a processor has failed half way.
         trace: is told of every processor.
         """
@@ -202,8 +204,9 @@ class LogitsProcessorChain:
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
     ) -> Tensor | None:
+        skipped = self._skipped(group, all_greedy=all_greedy)
         for entry in self._working(group):
-            if entry in self._left_out or (all_greedy and not entry.changes_argmax):
+            if entry in self._left_out or entry in skipped:
                 if trace is not None:
                     _tell_it_did_not_run(trace, group, entry, FAILED if entry in self._left_out else SKIPPED)
                 continue
@@ -226,6 +229,11 @@ class LogitsProcessorChain:
 
     def _ran(self, group: ChainGroup) -> list[ChainEntry]:
         return [entry for entry in self._working(group) if entry not in self._left_out]
+
+    def _skipped(self, group: ChainGroup, *, all_greedy: bool) -> list[ChainEntry]:
+        if not all_greedy:
+            return []
+        return list(takewhile(lambda entry: not entry.changes_argmax, reversed(self._ran(group))))
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
@@ -279,8 +287,9 @@ class LogitsProcessorChain:
         """Once a step, however often a fault of another processor has made the chain run."""
         skipped: set[str] = set()
         for group in self._groups.values():
+            left_out = self._skipped(group, all_greedy=all_greedy)
             for entry in self._ran(group):
-                if all_greedy and not entry.changes_argmax:
+                if entry in left_out:
                     skipped.add(entry.name)
                 else:
                     entry.stats.rows += len(entry.view.using)

@@ -65,5 +65,5 @@ class StaticFile:
 def static_files() -> Mapping[str, StaticFile]:
     """All of them, by name."""
     folder = resources.files(__package__) / STATIC
-    found = (StaticFile(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.is_file())
-    return {file.name: file for file in found}
+    entries = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
+    return {entry.name: StaticFile(entry.name, entry.read_bytes()) for entry in entries}

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients lint types bench-smoke gpu-check clean
+.PHONY: help serve test test-long test-clients lint types bench-smoke docs gpu-check clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -60,6 +60,16 @@ types: $(VENV)/dev.done ## static types
 
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py
+
+# The site's generator reads sources and imports none of ours, so it needs nothing that they need.
+$(VENV)/docs.done: docs/site/requirements.txt
+	@echo "Setting up MkDocs in $(VENV)/docs"
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+docs: $(VENV)/docs.done ## build the documentation's site into build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --quiet --strict
 
 gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)

@@ -17,9 +17,6 @@ from support.server import REPOSITORY
 import fastdeploy_lp
 
 DOCS = REPOSITORY / "docs"
-# Pages that are made of files beside docs/.
-BROUGHT_ALONG = {"index.md": "README.md", "source/benchmarks/README.md": "benchmarks/README.md"}
-PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")) + list(BROUGHT_ALONG)
 
 
 def load(name: str) -> ModuleType:
@@ -33,6 +30,8 @@ def load(name: str) -> ModuleType:
 
 
 pages = load("pages")
+BROUGHT_ALONG = [pages.page_of(path) for path in pages.files_beside_docs(REPOSITORY) if path.endswith(".md")]
+PAGES = sorted([*(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")), *BROUGHT_ALONG])
 
 
 def navigation() -> list[str]:
@@ -62,7 +61,18 @@ def anchors(page: str) -> set[str]:
 def test_the_navigation_has_every_page_once() -> None:
     missing = sorted(set(PAGES) - set(navigation()))
     assert not missing, f"{missing}: name these pages under `nav` in mkdocs.yml"
-    assert sorted(navigation()) == sorted(PAGES)
+    assert sorted(navigation()) == PAGES
+
+
+def test_files_beside_docs_come_along_with_the_pages_that_link_to_them(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("[a](docs/a.md) [gone](nowhere.md) [web](https://example.org/x.md)")
+    (tmp_path / "docs" / "a.md").write_text("[b](../more/b.md#top) ![c](c.svg)")
+    (tmp_path / "docs" / "c.svg").touch()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.md").write_text("[d](d.py) [a](../docs/a.md) [home](../README.md)")
+    (tmp_path / "more" / "d.py").touch()
+    assert pages.files_beside_docs(tmp_path) == ["README.md", "more/b.md", "more/d.py"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -52,6 +52,20 @@ def links_of(markdown: str, page: str) -> Iterator[str]:
         yield _resolve(found.group(), page)
 
 
+def files_beside_docs(root: Path) -> list[str]:
+    """Repository paths of all that is not in docs/ and has a place in the site: the README, and what pages link to."""
+    waiting = [HOME, *(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))]
+    seen: set[str] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not (root / path).is_file():
+            continue
+        seen.add(path)
+        if path.endswith(".md"):
+            waiting += links_of((root / path).read_text(), page_of(path))
+    return sorted(path for path in seen if not path.startswith("docs/"))
+
+
 def with_site_links(markdown: str, page: str, root: Path) -> str:
     """The page's text with each link to a file of the repository leading to that file's place in the site."""
 

@@ -156,6 +156,13 @@ def test_the_site_asks_for_no_fonts_and_no_plugins_of_other_hosts() -> None:
     ]
 
 
+def test_a_warning_of_the_generator_fails_the_build() -> None:
+    (command,) = re.findall(r"mkdocs build (.*)", (REPOSITORY / "Makefile").read_text())
+    assert "--strict" in command
+    # Which keeps --strict from seeing any.
+    assert "--quiet" not in command
+
+
 def test_files_of_the_site_that_are_no_pages_stay_out_of_it() -> None:
     excluded = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["exclude_docs"].split()
     suffixes = {Path(pattern).suffix for pattern in excluded}

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients test-browser screenshots lint types bench-smoke gpu-check audit clean
+.PHONY: help serve test test-long test-clients test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -84,6 +84,17 @@ audit: $(VENV)/audit.done ## ask the package index for known weaknesses of the i
 
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py
+
+# The site's generator reads sources and imports none of ours, so it needs nothing that they need. With --quiet it would not
+# count its warnings, which --strict turns into failures.
+$(VENV)/docs.done: docs/site/requirements.txt
+	@echo "Setting up MkDocs in $(VENV)/docs"
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+docs: $(VENV)/docs.done ## build the documentation's site into build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
 
 gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)

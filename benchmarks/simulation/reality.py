@@ -20,7 +20,7 @@ from simulation.routing import RoundRobin
 from simulation.trace import Arrival, Lengths, Prefixes, TraceShape
 
 # Shares of what the simulator says that a replica can do.
-LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.3}
+LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.6}
 # Outputs are short, so that a minute has enough requests to tell a percentile by.
 SHAPE = TraceShape(1.0, Lengths(120.0, 1.0, 1024), Lengths(100.0, 0.6, 400), Prefixes(8, 64, 0.5))
 CAPACITY_REQUESTS = 400

@@ -19,9 +19,12 @@ from simulation.routing import INDEPENDENT, POLICIES, policy_of
 from simulation.trace import ARRIVALS, Prefixes, TraceShape
 
 # ShareGPT's mean lengths, and system prompts before most of the requests.
-CHAT = TraceShape(1.0, prefixes=Prefixes(200, 256, 0.7))
+CHAT = TraceShape(1.0, prefixes=Prefixes(1000, 256, 0.7))
 SEED = 1
 PER_MINUTE = 1_000_000
+# The error of a step that a quiet machine stays below.
+QUIET = 0.1
+PRELIMINARY = "> **Preliminary.** The machine was not quiet, or runs were short: measure again before using a number."
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Sizes:
     sample: int
 
 
-FULL_SIZES = Sizes((0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1), (1, 4, 16, 64), 0.85, 16, 300.0, 3600.0, 1000, 8)
+FULL_SIZES = Sizes((0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1), (1, 4, 16, 64), 0.85, 16, 200.0, 3600.0, 1000, 4)
 SMOKE_SIZES = Sizes((0.3, 1.1), (1, 2), 0.85, 2, 5.0, 5.0, 10, 2)
 
 
@@ -173,9 +176,12 @@ def replaced(page: str, text: str) -> str:
 def tables(scaling: Scaling) -> str:
     """Costs, loads, policies, fleets, the longest runs, and the arithmetic of a large fleet."""
     costs = scaling.costs
+    settled = costs.fit_error <= QUIET and all(run.seconds >= FULL_SIZES.seconds for run in scaling.policies)
     parts = [
-        f"{costs.model}, {costs.quantization or 'float32'}, {costs.machine}, {costs.timestamp}; one replica ends "
-        f"{scaling.capacity:.2f} requests/s of this load when it is never idle.",
+        *([] if settled else [PRELIMINARY]),
+        f"{costs.model}, {costs.quantization or 'float32'}, {costs.machine}, costs of {costs.timestamp} from "
+        f"{costs.steps:,} steps, of which the median is told with an error of {costs.fit_error:.1%}. One replica ends "
+        f"{scaling.capacity:.2f} requests/s of this load when its slots always have work.",
         _table("Load on one replica", scaling.loads, "arrivals"),
         _table("Policies", scaling.policies, "policy"),
         _table("Fleets", scaling.fleets, "policy"),

@@ -24,6 +24,7 @@ from fastdeploy_lp.engine.errors import (
     ProcessorUnavailableError,
     QueueFullError,
     RequestFailedError,
+    RequestImpossibleError,
     RequestTimeoutError,
     WorkerLostError,
 )
@@ -38,9 +39,11 @@ from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
+from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
 from fastdeploy_lp.engine.waiting_room import WaitingRoom
@@ -125,6 +128,7 @@ class EngineClient:
         )
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
         self.processors = ProcessorStates(declared)
         slots = fd_config.scheduler_config.max_num_seqs
         self.metrics = PrometheusStatLogger(fd_config)
@@ -132,6 +136,8 @@ class EngineClient:
         own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config))]
         self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers]))
         self.load = EngineLoad()
+        # Set by whoever wants requests recorded.
+        self.request_log: RequestLog | None = None
         self._declared = list(declared)
         make = make_worker or partial(WorkerHandle, fd_config)
         self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self)
@@ -355,8 +361,7 @@ class EngineClient:
     ) -> None:
         if step.error is not None:
             iteration.finished_requests += self._forget(generation, ERROR)
-            kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
-            generation.fail(kind(step.error))
+            generation.fail(_kind_of_failure(step)(step.error))
             return
         times = generation.times[completion.index]
         if times.first_token is None:
@@ -424,6 +429,8 @@ class EngineClient:
         self._end_at(request.deadline, generation)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
+        if self.request_log is not None:
+            self.request_log.began(generation, params)
         return generation
 
     def _send(self, request: EngineRequest, generation: Generation) -> None:
@@ -448,6 +455,8 @@ class EngineClient:
 
     def _close(self, work: Generation | Pooling) -> None:
         """The caller reads no more: what still runs is aborted."""
+        if self.request_log is not None and isinstance(work, Generation):
+            self.request_log.ended(work)
         self.stats.finished(self._forget(work, ABORT))
 
     def _end(self, sequence_id: str, *, runs_on: bool = False) -> None:
@@ -485,6 +494,12 @@ def _tokenizer(fd_config: FDConfig) -> Tokenizer:
     if fd_config.model_config.skip_tokenizer_init:
         return NoTokenizer()
     return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
+
+
+def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
+    if step.unavailable:
+        return ProcessorUnavailableError
+    return RequestImpossibleError if step.by_request else RequestFailedError
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:

@@ -23,7 +23,7 @@ from simulation.trace import Arrival, Lengths, Prefixes, TraceShape
 LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.6}
 # Outputs are short, so that a minute has enough requests to tell a percentile by.
 SHAPE = TraceShape(1.0, Lengths(120.0, 1.0, 1024), Lengths(100.0, 0.6, 400), Prefixes(8, 64, 0.5))
-CAPACITY_REQUESTS = 400
+CAPACITY_REQUESTS = 600
 WARM_UP = 16
 WITHIN = 0.15
 
@@ -64,9 +64,10 @@ def capacity(costs: Costs, config: ReplicaConfig, shape: TraceShape) -> float:
     """Requests of this shape that one replica ends in a second while it always has work for all of its slots."""
     trace = [replace(each, time=0.0) for each in _first(shape, CAPACITY_REQUESTS)]
     played = Fleet(1, RoundRobin(1, 0), config, costs).play(trace)
-    # While the last ones drain, slots are empty.
-    ends = sorted(each.last for each in played.served)[: -config.max_num_seqs]
-    return len(ends) / ends[-1]
+    # Slots fill up at first, and while the last ones drain they are empty.
+    ends = sorted(each.last for each in played.served)
+    first, last = len(ends) // 4, 3 * len(ends) // 4
+    return (last - first) / (ends[last] - ends[first])
 
 
 def predict(trace: Sequence[Arrival], costs: Costs, config: ReplicaConfig) -> Numbers:

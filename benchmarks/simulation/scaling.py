@@ -32,22 +32,23 @@ class Sizes:
     """What is simulated.
 
     shares: loads, as shares of the capacity. replicas: sizes of fleets. busy: the load at which fleets and policies
-    are compared. seconds, hour: of the runs, and of the longest one, which has the largest fleet, of which `sample`
-    replicas are simulated.
+    are compared. requests: of the runs of one replica, so that all percentiles are of as many. seconds, hour: of the
+    other runs, and of the longest ones, which have the largest fleet, of which `sample` replicas are simulated.
     """
 
     shares: tuple[float, ...]
     replicas: tuple[int, ...]
     busy: float
     fleet: int
+    requests: int
     seconds: float
     hour: float
     largest: int
     sample: int
 
 
-FULL_SIZES = Sizes((0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1), (1, 4, 16, 64), 0.85, 16, 200.0, 3600.0, 1000, 4)
-SMOKE_SIZES = Sizes((0.3, 1.1), (1, 2), 0.85, 2, 5.0, 5.0, 10, 2)
+FULL_SIZES = Sizes((0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1), (1, 4, 16, 64), 0.85, 16, 2000, 200.0, 3600.0, 1000, 4)
+SMOKE_SIZES = Sizes((0.3, 1.1), (1, 2), 0.85, 2, 10, 5.0, 5.0, 10, 2)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,11 @@ class Simulations:
 def measure_scaling(costs: Costs, sizes: Sizes) -> Scaling:
     """Everything that `docs/scaling.md` shows."""
     do = Simulations(costs, ReplicaConfig(), CHAT)
-    loads = [do.run(1, share, 4 * sizes.seconds, arrivals=name) for name in ARRIVALS for share in sizes.shares]
+    loads = [
+        do.run(1, share, sizes.requests / (share * do.capacity), arrivals=name)
+        for name in ARRIVALS
+        for share in sizes.shares
+    ]
     policies = [do.run(sizes.fleet, sizes.busy, sizes.seconds, policy=name) for name in POLICIES]
     fleets = [
         do.run(count, sizes.busy, sizes.seconds, policy=name)

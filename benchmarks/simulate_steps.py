@@ -26,6 +26,7 @@ LEVELS = (1, 2, 4, 8, 16, 24, 32)
 PROMPT, OUTPUT = Lengths(200.0, 1.2, 1500), Lengths(50.0, 0.8, 300)
 # Of each level, while memory is touched for the first time and operators choose their kernels.
 WARM_UP = 0.25
+FEWEST = 4
 SEED = 0
 
 
@@ -44,10 +45,10 @@ class Workload:
         self._in_flight = 0
 
     def run(self, in_flight: int, seconds: float) -> Steps:
-        """Steps for so long."""
+        """Steps for so long, but no fewer than a few."""
         steps = Steps([], [])
         began = time.perf_counter()
-        while (now := time.perf_counter() - began) < seconds:
+        while (now := time.perf_counter() - began) < seconds or len(steps.seconds) < FEWEST:
             while self._in_flight < in_flight:
                 self._add()
             before = time.perf_counter()

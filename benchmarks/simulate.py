@@ -67,8 +67,8 @@ def smoke() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         costs_path = directory / "costs.json"
-        calibrate("smollm2-135m", "w8a16", 2.0).write(costs_path)
-        run_reality(costs_path, 2.0, directory / "reality.json")
+        calibrate("smollm2-135m", "w8a16", 1.0, quick=True).write(costs_path)
+        run_reality(costs_path, 1.0, directory / "reality.json")
         write_scaling(measure_scaling(Costs.read(costs_path), SMOKE_SIZES), directory)
     return 0
 

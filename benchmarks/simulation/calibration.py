@@ -53,13 +53,16 @@ class Steps:
     seconds: list[float]
 
 
-def calibrate(model: str, precision: str, seconds: float) -> Costs:
-    """Costs of this machine now; takes `seconds` for the steps and about as long again for the server."""
+def calibrate(model: str, precision: str, seconds: float, *, quick: bool = False) -> Costs:
+    """Costs of this machine now; takes `seconds` for the steps and about as long again for the server.
+
+    `quick` ones of a server are of little use, and there in seconds.
+    """
     quantization = None if precision == FULL else precision
     steps = _measure_steps(StepsJob(model, quantization, seconds))
     fitted = fit(steps.shapes, steps.seconds)
     with ServerProcess(our_contender(model, precision), START_SECONDS) as server:
-        added = asyncio.run(_measure_server(f"{server.url}/v1", fitted.costs))
+        added = asyncio.run(_measure_server(f"{server.url}/v1", fitted.costs, quick=quick))
     return Costs(
         fitted.costs,
         added,
@@ -82,11 +85,12 @@ def _measure_steps(job: StepsJob) -> Steps:
         return msgspec.json.decode(result_path.read_bytes(), type=Steps)
 
 
-async def _measure_server(url: str, costs: StepCosts) -> ServerCosts:
+async def _measure_server(url: str, costs: StepCosts, *, quick: bool) -> ServerCosts:
     """Waves of equal requests: steps beside the API process; single ones: what is left of the time to their token."""
-    await send_trace(url, _wave(max(WAVES)), 0)
+    waves = WAVES[:2] if quick else (*WAVES, *WAVES)
+    await send_trace(url, _wave(max(waves)), 0)
     features, added = [], []
-    for number, rows in enumerate((*WAVES, *WAVES)):
+    for number, rows in enumerate(waves):
         sent, samples = await send_trace(url, _wave(rows), 1 + number)
         tpots = [tpot for sample in samples if (tpot := sample.tpot) is not None]
         if not tpots:
@@ -96,13 +100,15 @@ async def _measure_server(url: str, costs: StepCosts) -> ServerCosts:
     per_step, per_token = np.linalg.lstsq(np.array(features), np.array(added), rcond=None)[0].tolist()
     if min(per_step, per_token) < 0:
         per_step, per_token = 0.0, max(0.0, statistics.fmean(a / f[1] for a, f in zip(added, features, strict=True)))
-    return ServerCosts(await _per_request(url, costs, per_step + per_token), per_step, per_token)
+    return ServerCosts(
+        await _per_request(url, costs, per_step + per_token, 1 if quick else SINGLES), per_step, per_token
+    )
 
 
-async def _per_request(url: str, costs: StepCosts, beside: float) -> float:
+async def _per_request(url: str, costs: StepCosts, beside: float, singles: int) -> float:
     trace = [
         Arrival(number, 0.0, SINGLE_PROMPTS[number % len(SINGLE_PROMPTS)], 1)
-        for number in range(SINGLES * len(SINGLE_PROMPTS))
+        for number in range(singles * len(SINGLE_PROMPTS))
     ]
     samples = await send_in_turn(url, trace, 100)
     left = []

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from fastdeploy_lp.entrypoints.bench.load import Sample, SSEDecoder, has_text
+from fastdeploy_lp.entrypoints.bench.load import Sample, SSEDecoder, has_text, poisson_times
 from fastdeploy_lp.entrypoints.bench.results import percentile, summarise
 from fastdeploy_lp.entrypoints.bench.serving import main, parse_arguments
 
@@ -207,6 +207,44 @@ def test_exactly_the_level_is_in_flight(concurrency: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert server.peak == concurrency
     assert len(server.bodies) == requests
+
+
+def test_a_rate_waits_for_nobody(tmp_path: Path) -> None:
+    """The server answers nobody before the last request is there: all of them are sent whatever is in flight."""
+    results = tmp_path / "results.json"
+    with stand_in(*ANSWER, wave=6) as server:
+        done = run(
+            server,
+            *("--request-rate", "100", "--requests-per-level", "6", "--warmup", "0"),
+            *("--timeout", "30", "--json", str(results)),
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert server.peak == len(server.bodies) == 6
+    (level,) = json.loads(results.read_text(encoding="utf-8"))["levels"]
+    assert (level["request_rate"], level["completed"]) == (100.0, 6)
+    assert "concurrency" not in level
+    assert "request_rate" in done.stdout
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan"])
+def test_a_rate_is_a_number_above_0(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is refused by the option's name."""
+    with pytest.raises(SystemExit):
+        parse_arguments([f"--request-rate={rate}"])
+    assert "--request-rate" in capsys.readouterr().err
+
+
+def test_times_of_a_rate() -> None:
+    """In order, on average at the rate, and the same for the same seed."""
+    times = poisson_times(20_000, 4.0, seed=1)
+    assert times == sorted(times) == poisson_times(20_000, 4.0, seed=1) != poisson_times(20_000, 4.0, seed=2)
+    assert times[-1] == pytest.approx(5000, rel=0.05)
+
+
+def test_text_of_both_kinds_of_completions() -> None:
+    """Chats have it in a delta, other completions beside it."""
+    assert has_text({"choices": [{"text": "a"}]})
+    assert not has_text({"choices": [{"text": ""}, {"finish_reason": "stop"}]})
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""Streaming chat completions kept in flight, and what each of them measured."""
+"""Streaming completions kept in flight, or sent at given times, and what each of them measured."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any
 
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
@@ -87,10 +89,13 @@ def as_mapping(value: Any) -> dict[str, Any]:
 
 
 def has_text(chunk: dict[str, Any]) -> bool:
-    """Say whether a stream chunk carries generated text (the opening chunk often holds only the role)."""
-    choices = chunk.get("choices")
-    deltas = [as_mapping(as_mapping(choice).get("delta")) for choice in choices] if isinstance(choices, list) else []
-    return any(delta.get(field) for delta in deltas for field in TEXT_FIELDS)
+    """Say whether a stream chunk carries generated text (a chat's opening chunk often holds only the role)."""
+    listed = chunk.get("choices")
+    choices = [as_mapping(choice) for choice in listed] if isinstance(listed, list) else []
+    deltas = [as_mapping(choice.get("delta")) for choice in choices]
+    return any(choice.get("text") for choice in choices) or any(
+        delta.get(field) for delta in deltas for field in TEXT_FIELDS
+    )
 
 
 class ChatStream:
@@ -139,18 +144,18 @@ class ChatStream:
         sample.cached_tokens = as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
 
 
-async def exchange(client: Client, body: dict[str, Any], sample: Sample) -> None:
-    """Stream one chat completion to its last byte and note times and usage in ``sample``."""
+async def exchange(client: Client, body: dict[str, Any], sample: Sample, path: str) -> None:
+    """Stream one completion to its last byte and note times and usage in ``sample``."""
     stream = ChatStream(sample)
-    await client.exchange("POST", "chat/completions", json.dumps(body).encode(), stream.receive)
+    await client.exchange("POST", path, json.dumps(body).encode(), stream.receive)
     stream.finish()
 
 
-async def send(client: Client, body: dict[str, Any], timeout: float) -> Sample:
+async def send(client: Client, body: dict[str, Any], timeout: float, path: str = "chat/completions") -> Sample:
     """Send one request; whatever goes wrong with it ends up in the sample's ``error``."""
     sample = Sample(started=time.perf_counter())
     try:
-        await asyncio.wait_for(exchange(client, body, sample), timeout)
+        await asyncio.wait_for(exchange(client, body, sample, path), timeout)
     except (BenchmarkError, HTTPClientError) as error:
         sample.error = " ".join(str(error).split())[:300]
     except asyncio.TimeoutError:
@@ -175,3 +180,34 @@ async def closed_loop(
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     return samples
+
+
+async def open_loop(
+    client: Client,
+    bodies: Sequence[dict[str, Any]],
+    times: Sequence[float],
+    timeout: float,
+    progress: Any,
+    path: str = "chat/completions",
+) -> list[Sample]:
+    """Send each body at its time, in seconds from now, however many are in flight; the samples in the same order.
+
+    Raises ValueError where bodies and times are not as many.
+    """
+    if len(bodies) != len(times):
+        raise ValueError("times: must be one for each body")
+    began = time.perf_counter()
+
+    async def one(body: dict[str, Any], at: float) -> Sample:
+        await asyncio.sleep(at - (time.perf_counter() - began))
+        sample = await send(client, body, timeout, path)
+        progress.update()
+        return sample
+
+    return list(await asyncio.gather(*(one(body, at) for body, at in zip(bodies, times, strict=True))))
+
+
+def poisson_times(count: int, rate: float, seed: int) -> list[float]:
+    """When that many requests come, ``rate`` a second on average and each without regard to the others."""
+    draw = random.Random(seed)
+    return list(accumulate(draw.expovariate(rate) for _ in range(count)))

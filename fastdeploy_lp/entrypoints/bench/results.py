@@ -54,8 +54,9 @@ def summarise(samples: Sequence[Sample], full_length: int | None, warmup: Sequen
 
 
 def render(levels: Sequence[dict[str, Any]]) -> str:
-    """Lay the results out with one column per concurrency level, followed by notes on what went wrong."""
-    counts = ("concurrency", "completed", "errors", "prompt_tokens", "output_tokens")
+    """Lay the results out with one column per level, followed by notes on what went wrong."""
+    level_name = "request_rate" if "request_rate" in levels[0] else "concurrency"
+    counts = (level_name, "completed", "errors", "prompt_tokens", "output_tokens")
     rows: list[tuple[str, list[str]]] = []
     for key in (*counts, "wall_s", "mean_in_flight", "requests_per_s", "output_tokens_per_s"):
         rows.append((key, [f"{x[key]:.2f}" if isinstance(x[key], float) else str(x[key]) for x in levels]))
@@ -65,7 +66,7 @@ def render(levels: Sequence[dict[str, Any]]) -> str:
     lines = [f"{label:<22}" + "".join(f"{cell:>12}" for cell in cells) for label, cells in rows]
     lines.insert(1, "-" * len(lines[0]))
     for level in levels:
-        where = f"concurrency {level['concurrency']}:"
+        where = f"{level_name} {level[level_name]}:"
         if level["errors"]:
             lines.append(f"{where} {level['errors']} failed, the first with: {level['first_error']}")
         if level["short_outputs"]:

@@ -1,7 +1,8 @@
-"""Closed-loop load generator for any server with an OpenAI-compatible chat API.
+"""Load generator for any server with an OpenAI-compatible chat API.
 
 Each concurrency level keeps that many streaming requests in flight until it has sent all of its requests, then
-reports throughput and latency. ``benchmarks/README.md`` says what each number means. It uses nothing of this project
+reports throughput and latency; with request rates, each level sends its requests at random times instead (Poisson),
+whatever is still in flight. ``benchmarks/README.md`` says what each number means. It uses nothing of this project
 but this folder, so that it measures every server the same way.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
-from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, closed_loop
+from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, closed_loop, open_loop, poisson_times
 from fastdeploy_lp.entrypoints.bench.results import render, summarise
 
 SCHEMA_VERSION = 1
@@ -51,17 +52,28 @@ def positive_int(text: str) -> int:
     return value
 
 
+def positive_float(text: str) -> float:
+    """Parse an argument that must be a number above 0."""
+    if not 0 < (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value:g} is not above 0")
+    return value
+
+
 def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(
-        prog=prog, description="Measure an OpenAI-compatible server under closed-loop load."
+        prog=prog, description="Measure an OpenAI-compatible server under closed-loop or open-loop load."
     )
     add = parser.add_argument
     add("--base-url", default="http://127.0.0.1:8180/v1", help="API root, with /v1 (default: %(default)s)")
     add("--model", help="model id (default: the first one the server lists)")
     add("--api-key", help="sent as a bearer token, never written to the results")
     add("--concurrency", type=positive_int, nargs="+", default=[1, 8, 32], metavar="N", help="levels (default: 1 8 32)")
-    add("--requests-per-level", type=positive_int, metavar="N", help="default: 4 * concurrency, at least 8")
+    add("--request-rate", type=positive_float, nargs="+", metavar="R", help="open loop: requests a second, by level")
+    add("--seed", type=int, default=0, metavar="N", help="of the times at which an open loop sends (default: 0)")
+    add(
+        "--requests-per-level", type=positive_int, metavar="N", help="default: 4 * level, or 30 s of a rate, at least 8"
+    )
     add("--warmup", type=int, default=2, metavar="N", help="uncounted requests before each level (default: 2)")
     add("--max-tokens", type=positive_int, default=128, metavar="N", help="output length (default: 128)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="ask for outputs of full length")
@@ -74,7 +86,8 @@ def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argp
     if parser.parse_args(argv).smoke:
         parser.set_defaults(concurrency=[1, 2], requests_per_level=4, max_tokens=8)
     args = parser.parse_args(argv)
-    if args.requests_per_level is not None and args.requests_per_level < max(args.concurrency):
+    closed = args.request_rate is None
+    if closed and args.requests_per_level is not None and args.requests_per_level < max(args.concurrency):
         parser.error("--requests-per-level is below the highest concurrency, which would never be reached")
     if args.warmup < 0 or not isinstance(args.extra_body, dict):
         parser.error("--warmup must not be negative, and --extra-body must be a JSON object")
@@ -114,17 +127,8 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     try:
         model = args.model or await first_model(client)
         bodies = [{"model": model, "messages": [{"role": "user", "content": prompt}]} | common for prompt in prompts]
-        for concurrency in args.concurrency:
-            count = args.requests_per_level or max(8, 4 * concurrency)
-            plan = [bodies[i % len(bodies)] for i in range(max(args.warmup, count))]
-            with tqdm(total=args.warmup + count, desc=f"concurrency {concurrency}", unit="req") as progress:
-                warmup = await closed_loop(client, plan[: args.warmup], concurrency, args.timeout, progress)
-                cpu_before = time.process_time()
-                samples = await closed_loop(client, plan[:count], concurrency, args.timeout, progress)
-                cpu_seconds = time.process_time() - cpu_before
-            full_length = common["max_tokens"] if common.get("ignore_eos") else None
-            level = {"concurrency": concurrency, "requests": count} | summarise(samples, full_length, warmup)
-            levels.append(level | {"client_cpu_share": cpu_seconds / level["wall_s"]})
+        for level in args.request_rate or args.concurrency:
+            levels.append(await _measure_level(args, client, bodies, level))
     finally:
         await client.close()
     return {
@@ -134,6 +138,29 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
         "arguments": {key: value for key, value in vars(args).items() if key not in ("api_key", "json")},
         "levels": levels,
     }
+
+
+async def _measure_level(
+    args: argparse.Namespace, client: Client, bodies: Sequence[dict[str, Any]], level: float
+) -> dict[str, Any]:
+    """The results of one concurrency, or of one rate."""
+    is_open = args.request_rate is not None
+    name = "request_rate" if is_open else "concurrency"
+    count = args.requests_per_level or max(8, round((30 if is_open else 4) * level))
+    plan = [bodies[i % len(bodies)] for i in range(max(args.warmup, count))]
+    with tqdm(total=args.warmup + count, desc=f"{name.replace('_', ' ')} {level:g}", unit="req") as progress:
+        at_once = 1 if is_open else int(level)
+        warmup = await closed_loop(client, plan[: args.warmup], at_once, args.timeout, progress)
+        cpu_before = time.process_time()
+        if is_open:
+            times = poisson_times(count, level, args.seed)
+            samples = await open_loop(client, plan[:count], times, args.timeout, progress)
+        else:
+            samples = await closed_loop(client, plan[:count], at_once, args.timeout, progress)
+        cpu_seconds = time.process_time() - cpu_before
+    full_length = bodies[0]["max_tokens"] if bodies[0].get("ignore_eos") else None
+    results = summarise(samples, full_length, warmup)
+    return {name: level, "requests": count} | results | {"client_cpu_share": cpu_seconds / results["wall_s"]}
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:

@@ -1,0 +1,1 @@
+"""A fleet of replicas, simulated with the worker's own scheduler."""

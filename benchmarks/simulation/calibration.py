@@ -1,0 +1,131 @@
+"""From this machine to costs: steps of an engine alone, then what a server adds to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from peers.contender import our_contender
+from peers.server_process import ServerProcess
+
+from fastdeploy_lp.entrypoints.bench.load import BenchmarkError
+from fastdeploy_lp.platforms import current_platform
+from simulation.costs import Costs, ServerCosts, StepCosts, StepShape, fit
+from simulation.fleet import Fleet
+from simulation.load import send_in_turn, send_trace
+from simulation.replica import ReplicaConfig
+from simulation.routing import RoundRobin
+from simulation.trace import Arrival
+
+RUNNER = Path(__file__).resolve().parents[1] / "simulate_steps.py"
+FULL = "float32"
+START_SECONDS = 120.0
+WAVES = (1, 4, 8, 16, 32)
+PROMPT, OUTPUT = 32, 96
+# Requests for one token, one after the other: what a request costs beside its step.
+SINGLE_PROMPTS = (32, 128, 256)
+SINGLES = 12
+
+
+@dataclass
+class StepsJob:
+    """What `simulate_steps.py` measures, and for how long."""
+
+    model: str
+    quantization: str | None
+    seconds: float
+
+
+@dataclass
+class Steps:
+    """Steps that were measured."""
+
+    shapes: list[StepShape]
+    seconds: list[float]
+
+
+def calibrate(model: str, precision: str, seconds: float, *, quick: bool = False) -> Costs:
+    """Costs of this machine now; takes `seconds` for the steps and about as long again for the server.
+
+    `quick` ones of a server are of little use, and there in seconds.
+    """
+    quantization = None if precision == FULL else precision
+    steps = _measure_steps(StepsJob(model, quantization, seconds))
+    fitted = fit(steps.shapes, steps.seconds)
+    with ServerProcess(our_contender(model, precision), START_SECONDS) as server:
+        added = asyncio.run(_measure_server(f"{server.url}/v1", fitted.costs, quick=quick))
+    return Costs(
+        fitted.costs,
+        added,
+        model,
+        quantization,
+        f"{os.cpu_count()} cores",
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        len(steps.shapes),
+        fitted.fit_error,
+        fitted.total_error,
+    )
+
+
+def _measure_steps(job: StepsJob) -> Steps:
+    with tempfile.TemporaryDirectory() as name:
+        job_path, result_path = Path(name) / "job.json", Path(name) / "result.json"
+        job_path.write_bytes(msgspec.json.encode(job))
+        environment = {**os.environ, **current_platform().worker_environment(), "FASTDEPLOY_LP_PLUGINS": ""}
+        subprocess.run([sys.executable, str(RUNNER), str(job_path), str(result_path)], env=environment, check=True)
+        return msgspec.json.decode(result_path.read_bytes(), type=Steps)
+
+
+async def _measure_server(url: str, costs: StepCosts, *, quick: bool) -> ServerCosts:
+    """Waves of equal requests: steps beside the API process; single ones: what is left of the time to their token."""
+    waves = WAVES[:2] if quick else (*WAVES, *WAVES)
+    await send_trace(url, _wave(max(waves)), 0)
+    features, added = [], []
+    for number, rows in enumerate(waves):
+        sent, samples = await send_trace(url, _wave(rows), 1 + number)
+        tpots = [tpot for sample in samples if (tpot := sample.tpot) is not None]
+        if not tpots:
+            raise BenchmarkError("no time between tokens was measured")
+        features.append([1.0, float(rows)])
+        added.append(statistics.median(tpots) - _tpot_alone(sent, costs))
+    per_step, per_token = np.linalg.lstsq(np.array(features), np.array(added), rcond=None)[0].tolist()
+    if min(per_step, per_token) < 0:
+        per_step, per_token = 0.0, max(0.0, statistics.fmean(a / f[1] for a, f in zip(added, features, strict=True)))
+    return ServerCosts(
+        await _per_request(url, costs, per_step + per_token, 1 if quick else SINGLES), per_step, per_token
+    )
+
+
+async def _per_request(url: str, costs: StepCosts, beside: float, singles: int) -> float:
+    trace = [
+        Arrival(number, 0.0, SINGLE_PROMPTS[number % len(SINGLE_PROMPTS)], 1)
+        for number in range(singles * len(SINGLE_PROMPTS))
+    ]
+    samples = await send_in_turn(url, trace, 100)
+    left = []
+    for sample in samples:
+        tokens = sample.prompt_tokens
+        if sample.ttft is not None:
+            left.append(sample.ttft - costs.seconds(StepShape(tokens, 1, tokens * (tokens + 1) // 2)) - beside)
+    if not left:
+        raise BenchmarkError("no time to a first token was measured")
+    return max(0.0, statistics.median(left))
+
+
+def _tpot_alone(trace: list[Arrival], costs: StepCosts) -> float:
+    """The median of the same requests if the worker had the machine to itself."""
+    fleet = Fleet(1, RoundRobin(1, 0), ReplicaConfig(), Costs.of_steps(costs))
+    return statistics.median(tpot for each in fleet.play(trace).served if (tpot := each.tpot) is not None)
+
+
+def _wave(rows: int) -> list[Arrival]:
+    return [Arrival(number, 0.0, PROMPT, OUTPUT) for number in range(rows)]

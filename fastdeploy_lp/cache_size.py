@@ -21,11 +21,13 @@ def settle_num_blocks(
     dtype: str,
     override: int | None,
     memory_share: float,
+    workers: int = 1,
 ) -> int:
     """Blocks of the cache, the null block included.
 
     `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
-    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values.
+    into `memory_share` of the memory that is free now, of which each of the `workers` that compute on the host has its
+    part. `dtype` is the element type of keys and values.
 
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
@@ -43,7 +45,7 @@ def settle_num_blocks(
     except CheckpointError as error:
         raise CheckpointError(f"{files.directory}: {error}") from None
     platform = current_platform()
-    free = platform.free_memory()
+    free = platform.free_memory() // (workers if platform.computes_on_host else 1)
     # At most, since quantized weights are loaded as others.
     weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype]
     affordable = int(free * memory_share - weights) // bytes_per_block

@@ -148,6 +148,10 @@ class WorkerHandle:
         return endpoint
 
     async def _spawn(self, start: WorkerStart) -> None:
+        platform, parallel = current_platform(), self._fd_config.parallel_config
+        wanted = platform.worker_environment()
+        if parallel.data_parallel_size > 1:
+            wanted |= platform.data_parallel_environment(parallel.data_parallel_rank, parallel.data_parallel_size)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -155,7 +159,7 @@ class WorkerHandle:
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
-            env={**os.environ, **current_platform().worker_environment(), "PYTHONPATH": _python_path()},
+            env={**os.environ, **wanted, "PYTHONPATH": _python_path()},
         )
         self._ended = asyncio.create_task(self._process.wait())
         self._ended.add_done_callback(lambda _: self._stirred.set())

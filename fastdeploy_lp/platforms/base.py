@@ -62,6 +62,10 @@ class Platform(ABC):
     def worker_environment(self) -> dict[str, str]:
         """Environment variables that have to be set before the worker process imports Paddle."""
 
+    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:  # noqa: ARG002 - for those who differ
+        """What the environment of one of `size` workers on this host has on top of `worker_environment`."""
+        return {}
+
     @abstractmethod
     def free_memory(self) -> int:
         """Bytes of the device's memory that weights and KV cache could have now."""

@@ -21,7 +21,8 @@ from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
 from fastdeploy_lp.config import EngineArgs, FDConfig
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
@@ -61,7 +62,7 @@ def _restarting(engine_args: EngineArgs) -> EngineArgs:
 async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
     """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
-    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers, fair_queue=args.fair_queue)
+    engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
     metrics = None
     try:
         if args.metrics_port not in (None, args.port):
@@ -135,7 +136,7 @@ def _listen(args: ServerArgs) -> socket.socket:
     return listener
 
 
-def _serve_metrics(engine: EngineClient, args: ServerArgs) -> tuple[WSGIServer, threading.Thread]:
+def _serve_metrics(engine: Engine, args: ServerArgs) -> tuple[WSGIServer, threading.Thread]:
     try:
         return start_http_server(args.metrics_port or 0, args.host, engine.metrics.registry)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 # Of its slots, by which a worker that knows a whole prompt may be busier than the others and still be chosen.
 AFFINITY_SHARE = 4
@@ -68,15 +68,13 @@ class Router:
         open_workers = [index for index, load in enumerate(loads) if load is not None]
         if not open_workers:
             raise ValueError("loads: no worker takes requests")
-        # Computing a prompt again takes less time than the wait for a slot.
-        free = [index for index in open_workers if (loads[index] or 0) < self._num_slots]
         chain = list(chain_of(token_ids, self._block_size)) if self._prefix_affine else []
-        bonus = max(self._num_slots / AFFINITY_SHARE, 1.0)
 
-        def cost(index: int) -> tuple[float, int]:
-            return (loads[index] or 0) - bonus * self._given[index].known_share(chain), self._chosen[index]
+        def cost(index: int) -> tuple[bool, float, int]:
+            known = self._given[index].known_share(chain)
+            return (*cost_of(loads[index] or 0, known, self._num_slots), self._chosen[index])
 
-        best = min(free or open_workers, key=cost)
+        best = min(open_workers, key=cost)
         self._chosen[best] = next(self._turn)
         self._given[best].add(chain)
         return best
@@ -86,9 +84,17 @@ class Router:
         self._given[index].clear()
 
 
-def chain_of(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
-    """A name for each full block of a prompt and all that is before it; of this process alone."""
+def cost_of(load: int, known_share: float, num_slots: int) -> tuple[bool, float]:
+    """What speaks against a worker with so many sequences that knows this share of a prompt; the smaller, the better.
+
+    Whoever has no slot comes last: computing a prompt again takes less time than the wait for one.
+    """
+    return load >= num_slots, load - max(num_slots / AFFINITY_SHARE, 1.0) * known_share
+
+
+def chain_of(prompt: Sequence[Hashable], block_size: int) -> Iterator[int]:
+    """A name for each full block of a prompt, tokens or text, and all that is before it; of this process alone."""
     name = 0
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        name = hash((name, *token_ids[end - block_size : end]))
+    for end in range(block_size, len(prompt) + 1, block_size):
+        name = hash((name, *prompt[end - block_size : end]))
         yield name

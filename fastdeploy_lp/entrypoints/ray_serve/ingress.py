@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -77,13 +77,17 @@ class Ingress:
                     429, "rate_limit_error", "rate_limit_exceeded", "all replicas are busy; try again later"
                 )
                 return
+            except RayTaskError as error:
+                logger.error("a request failed in its replica", exc_info=error)
+                await answer.fail(500, "server_error", "request_failed", "the request could not go on")
+                return
             except (RayActorError, DeploymentUnavailableError, ReplicaLostError) as error:
                 logger.warning("a replica is lost: %s", " ".join(str(error).split()))
                 if answer.begun:
                     break
         await answer.fail(503, "server_error", LOST, "the replica ended in the middle of this answer")
 
-    async def _messages(self, request: ForwardedRequest) -> AsyncIterator[Message]:
+    async def _messages(self, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
         response = self._replicas.remote(request)
         ended = False
         try:

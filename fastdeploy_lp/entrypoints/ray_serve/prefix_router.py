@@ -44,7 +44,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
         return [[each] for each in sorted(candidate_replicas, key=cost)]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, *_: Any) -> None:
         """A replica has taken a request, and will know its prompt."""
         given = self._given.setdefault(replica_id, GivenPrefixes(BLOCK_CHARACTERS, self._capacity))
         given.add(_chain(pending_request))

@@ -45,6 +45,7 @@ EXTRAS = {
         "httpx>=0.28",
         "hypothesis>=6.120",
         "jsonschema>=4.23",
+        "kubernetes-validate>=1.37",
         "mypy>=1.15",
         "openai>=2",
         "pytest>=8.3",

@@ -1,7 +1,7 @@
 """Two replicas on Ray Serve while one is killed and an update changes their chain: is anything lost or answered twice?
 
 `PYTHONPATH=.:tests python -m reliability.ray_serve --requests 200` in the environment of `make test-ray` prints a
-report as JSON; status 1 says that something was wrong. With `--routing` it compares routers by their cache hits instead.
+report as JSON; status 1 says that something was wrong. With `--routing` it compares routers by cache hits instead.
 """
 
 from __future__ import annotations
@@ -32,25 +32,7 @@ NAME = "tiny"
 BIAS, MIN_TOKENS = "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"
 # Of a stream that had begun, or of a request whose second replica ended as well.
 CLEAR_ERRORS = {"replica_lost", "worker_lost"}
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dog",
-    "and",
-    "sleeps",
-    "on",
-    "while",
-    "other",
-    "animals",
-    "look",
-    "at",
-    "it",
-]
+WORDS = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "sleeps", "while", "other", "animals", "look")
 
 
 @dataclass
@@ -60,7 +42,7 @@ class Report:
     requests: int = 0
     answered: int = 0
     streamed: int = 0
-    clear_errors: Counter[str] = field(default_factory=Counter)
+    clear_errors: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     in_flight_at_kill: int = 0
     in_flight_at_update: int = 0
@@ -116,7 +98,7 @@ class Crowd:
             text = await (self._read(prompt, length) if stream else self._whole(prompt, length))
         except openai.APIError as error:
             if error.code in CLEAR_ERRORS:
-                report.clear_errors[error.code] += 1
+                report.clear_errors[error.code] = report.clear_errors.get(error.code, 0) + 1
             else:
                 report.problems.append(f"{type(error).__name__}: {error}"[:300])
         else:

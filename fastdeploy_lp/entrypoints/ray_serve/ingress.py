@@ -39,7 +39,12 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Ray Serve calls with each request."""
-        return self.serve
+
+        # A function: uvicorn, which Ray Serve begins the application with, takes bound methods for an older interface.
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.serve(scope, receive, send)
+
+        return serve
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One exchange of ASGI."""

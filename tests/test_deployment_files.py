@@ -1,4 +1,4 @@
-"""What `configs/` holds for Ray Serve, Kubernetes and Docker, held against schemas and against the package's options."""
+"""What `configs/` holds for Ray Serve, Kubernetes and Docker, held against schemas and the package's options."""
 
 from __future__ import annotations
 

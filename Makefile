@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients test-ray lint types bench-smoke gpu-check clean
+.PHONY: help serve test test-long test-clients test-ray lint types bench-smoke gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -28,8 +28,9 @@ $(VENV)/dev.done: $(VENV)/serve.done
 serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
 	$(BIN)/python -m fastdeploy_lp.entrypoints.openai.api_server --config configs/smollm2-135m.yaml
 
+# Two files at a time: a test that waits for a server leaves its core to another.
 test: $(VENV)/dev.done ## run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-long: $(VENV)/dev.done ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
@@ -69,6 +70,15 @@ lint: $(VENV)/dev.done ## style and format
 
 types: $(VENV)/dev.done ## static types
 	$(BIN)/mypy
+
+# A tool of its own environment: what it needs is no part of what it looks at.
+$(VENV)/audit.done: | $(VENV)/dev.done
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit
+	@touch $@
+
+audit: $(VENV)/audit.done ## ask the package index for known weaknesses of the installed versions
+	$(VENV)/audit/bin/pip-audit --strict --skip-editable --path $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')
 
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py

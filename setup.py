@@ -49,6 +49,7 @@ EXTRAS = {
         "mypy>=1.15",
         "openai>=2",
         "pytest>=8.3",
+        "pytest-xdist>=3.6",
         "ruff>=0.9",
         "schemathesis>=4",
         # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.

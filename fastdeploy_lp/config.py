@@ -16,7 +16,10 @@ from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.pooling_params import POOLING_TYPES
 
+# Clients' keys, separated by commas; no other process gets it.
+API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_MODEL_LEN = 2048
+DEFAULT_MEMORY_BUDGET = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 ON_ERROR = ("fail", "skip", "abort")
@@ -118,6 +121,7 @@ class StructuredOutputsConfig:
     on_error: "fail" ends the requests that use it, "skip" lets them go on without it, "abort" stops the worker.
     max_faults: faults and slow steps that put a processor into quarantine; 0 for never.
     time_budget: seconds of a step that a processor may take; ten times as long breaks it off. 0 for no budget.
+    memory_budget: MiB of main memory that a processor may take before it goes into quarantine. 0 for no budget.
     vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
     shadow: names of processors that run beside the chain, on copies, for every request that would use them.
     max_trace_tokens: tokens of a request that may be traced; 0 for no traces.
@@ -130,6 +134,7 @@ class StructuredOutputsConfig:
     vllm_compat: bool = False
     shadow: tuple[str, ...] = ()
     max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
+    memory_budget: int = DEFAULT_MEMORY_BUDGET
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,13 @@ class EngineArgs:
         metadata={
             "group": "Logits processors",
             "help": "seconds of a step that one logits processor may take; 0 for no limit",
+        },
+    )
+    logits_processors_memory_budget: int = field(
+        default=DEFAULT_MEMORY_BUDGET,
+        metadata={
+            "group": "Logits processors",
+            "help": "MiB of main memory that a logits processor may take, else it goes into quarantine; 0 for no limit",
         },
     )
     vllm_compat: bool = field(
@@ -456,7 +468,8 @@ class EngineArgs:
             for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
-        for name in ("logits_processors_max_faults", "logits_processors_time_budget"):
+        budgets = ("logits_processors_time_budget", "logits_processors_memory_budget")
+        for name in ("logits_processors_max_faults", *budgets):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more")
         if self.on_worker_failure is not None:
@@ -533,6 +546,7 @@ class EngineArgs:
                 on_error=self.logits_processors_on_error,
                 max_faults=self.logits_processors_max_faults,
                 time_budget=self.logits_processors_time_budget,
+                memory_budget=self.logits_processors_memory_budget,
                 vllm_compat=self.vllm_compat,
                 shadow=tuple(dict.fromkeys(self.shadow)),
                 max_trace_tokens=self.max_trace_tokens,

@@ -125,8 +125,9 @@ ShadowTokens = dict[str, int | None]
 class SequenceStep(msgspec.Struct, array_like=True):
     """What one step did for one sequence.
 
-    `error` is set when the sequence ended because it could not go on, `unavailable`
-    when that is because it asked for something out of service. `num_cached_tokens` comes with the first token: so many
+    `error` is set when the sequence ended because it could not go on, `unavailable` when that is because it asked for
+    something out of service, and `by_request` when what it asks for cannot be done.
+    `num_cached_tokens` comes with the first token: so many
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
     `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
     `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
@@ -149,6 +150,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     scheduled_at: float | None = None
     trace: list[list[StageTrace]] | None = None
     shadows: list[ShadowTokens] | None = None
+    by_request: bool = False
 
 
 class CacheStats(msgspec.Struct, array_like=True):

@@ -9,15 +9,27 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.request_limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORD_LISTS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from fastdeploy_lp.trace_params import TraceParams
 
 MAX_SEED = 2**64 - 1
 MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
-MAX_N = 128
-MAX_STOP_STRINGS = 16
-MAX_LOGPROBS = 20
-MAX_REPETITION_PENALTY = 1e6
+# Samplers compute with float32, in which smaller ones are 0, and of 0 nothing would be kept.
+SMALLEST_TOP_P = 1e-30
+# An integer of more bits is named by its size: writing out a very large one is refused by Python itself.
+MAX_SHOWN_BITS = 128
 
 
 class RequestOutputKind(enum.Enum):
@@ -31,12 +43,14 @@ class RequestOutputKind(enum.Enum):
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling and stopping options of one request.
 
+    Fields and lists may be as large as `request_limits` says.
+
     n: completions to generate, each with a seed of its own derived from `seed`.
     temperature: 0 (or anything below 1e-5) picks the most likely token; above, logits are divided by it.
     top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
     top_k: keep this many most likely tokens; 0 or -1 keeps all.
     min_p: leave out tokens less likely than this share of the most likely one, in [0, 1].
-    repetition_penalty: above 0; divides positive logits, and multiplies others, of the tokens of prompt and output.
+    repetition_penalty: 1e-6 to 1e6; divides positive logits, and multiplies others, of the tokens of prompt and output.
     presence_penalty: -2 to 2; taken off the logits of tokens that the output holds.
     frequency_penalty: -2 to 2; taken off the logit of a token for each time that the output holds it.
     bad_words: strings that are not generated, at the beginning of a word or with a space before it.
@@ -104,7 +118,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p: must be above 0 and at most 1")
-        self.top_p = float(self.top_p)
+        self.top_p = max(float(self.top_p), SMALLEST_TOP_P)
         _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         self._check_penalties()
         if self.seed is not None:
@@ -133,8 +147,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def _check_penalties(self) -> None:
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
-        if self.repetition_penalty == 0.0:
-            raise ValueError(f"repetition_penalty: must be above 0 and at most {MAX_REPETITION_PENALTY:g}")
+        if self.repetition_penalty < 1 / MAX_REPETITION_PENALTY:
+            low, high = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+            raise ValueError(f"repetition_penalty: must be from {low:g} to {high:g}, not {self.repetition_penalty:g}")
         for name in ("presence_penalty", "frequency_penalty"):
             _check_number(name, getattr(self, name), -2.0, 2.0)
         for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -150,18 +165,26 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def _check_token_lists(self) -> None:
         _check_token_ids("stop_token_ids", self.stop_token_ids)
+        _check_size("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_token_ids("allowed_token_ids", self.allowed_token_ids)
         if self.allowed_token_ids == []:
             raise ValueError("allowed_token_ids: must be a list of at least one token id")
+        self._check_bad_words()
+
+    def _check_bad_words(self) -> None:
         _check_list("bad_words", self.bad_words, "strings")
+        _check_size("bad_words", self.bad_words, MAX_BAD_WORDS)
         for index, word in enumerate(self.bad_words or []):
             if not isinstance(word, str) or not word.strip():
                 raise ValueError(f"bad_words.{index}: must be a string that is not empty")
+            _check_size(f"bad_words.{index}", word, MAX_BAD_WORD_CHARACTERS, "characters")
         _check_list("bad_words_token_ids", self.bad_words_token_ids, "lists of token ids")
+        _check_size("bad_words_token_ids", self.bad_words_token_ids, MAX_BAD_WORD_LISTS)
         for index, tokens in enumerate(self.bad_words_token_ids or []):
             _check_token_ids(f"bad_words_token_ids.{index}", tokens)
             if not tokens:
                 raise ValueError(f"bad_words_token_ids.{index}: must be a list of at least one token id")
+            _check_size(f"bad_words_token_ids.{index}", tokens, MAX_BAD_WORD_TOKENS)
 
     @property
     def trace(self) -> TraceParams | None:
@@ -184,6 +207,11 @@ def _check_list(name: str, value: object, entries: str) -> None:
         raise ValueError(f"{name}: must be a list of {entries}, not {type(value).__name__}")
 
 
+def _check_size(name: str, value: list[Any] | str | None, most: int, of: str = "entries") -> None:
+    if value is not None and len(value) > most:
+        raise ValueError(f"{name}: must have at most {most} {of}, not {len(value)}")
+
+
 def _check_token_ids(name: str, token_ids: list[int] | None) -> None:
     _check_list(name, token_ids, "token ids")
     for index, token in enumerate(token_ids or []):
@@ -195,14 +223,21 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: must be {allowed}, not {value!r}")
     if not low <= value <= high:
-        raise ValueError(f"{name}: must be {allowed}, not {value}")
+        raise ValueError(f"{name}: must be {allowed}, not {_shown(value)}")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{name}: must be a number from {low:g} to {high:g}, not {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name}: must be from {low:g} to {high:g}, not {value:g}")
+    if isinstance(value, (int, float)) and not low <= value <= high:
+        raise ValueError(f"{name}: must be from {low:g} to {high:g}, not {_shown(value)}")
+
+
+def _shown(number: float) -> str:
+    if isinstance(number, int):
+        return str(number) if number.bit_length() <= MAX_SHOWN_BITS else f"one of {number.bit_length()} bits"
+    return f"{number:g}"
 
 
 def _check_stop(stop: object) -> None:
@@ -213,3 +248,4 @@ def _check_stop(stop: object) -> None:
     for index, text in enumerate(stop):
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop.{index}: must be a string that is not empty")
+        _check_size(f"stop.{index}", text, MAX_STOP_CHARACTERS, "characters")

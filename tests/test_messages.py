@@ -120,6 +120,7 @@ steps = st.builds(
     stop_reason=st.none() | tokens,
     error=st.none() | names,
     unavailable=st.booleans(),
+    by_request=st.booleans(),
     num_cached_tokens=st.none() | tokens,
     scheduled_at=st.none() | st.floats(allow_nan=False),
     logprobs=st.none() | st.lists(logprobs, max_size=2),

@@ -19,6 +19,7 @@ from fastdeploy_lp.entrypoints.cli.chat import ChatArgs
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
 from fastdeploy_lp.entrypoints.cli.detect_watermark import WatermarkArgs
 from fastdeploy_lp.entrypoints.cli.explain import ExplainArgs
+from fastdeploy_lp.entrypoints.cli.replay import ReplayArgs
 from fastdeploy_lp.entrypoints.cli.run_batch import BatchArgs
 from fastdeploy_lp.outputs import RequestOutput
 
@@ -56,10 +57,10 @@ def test_every_field_of_an_output_is_told() -> None:
 
 
 def test_every_option_and_command_that_is_told_exists() -> None:
-    parsed = (EngineArgs, ChatArgs, BatchArgs, ExplainArgs, WatermarkArgs)
+    parsed = (EngineArgs, ChatArgs, BatchArgs, ExplainArgs, ReplayArgs, WatermarkArgs)
     fields = {name for args in parsed for name in args.__dataclass_fields__}
     options = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", COMMAND_LINE)}
-    assert options - {"help", "base_url", "config"} <= fields
+    assert options - {"help", "base_url", "config", "request_log"} <= fields
     named = set(re.findall(r"fastdeploy-lp ([a-z][a-z-]+)", COMMAND_LINE))
     assert named <= {each.name for each in SUBCOMMANDS}
     for each in SUBCOMMANDS:

@@ -13,6 +13,10 @@ from fastdeploy_lp.messages import AddRequest, ToWorker, decoder, encode
 from fastdeploy_lp.sampling_params import GREEDY_BELOW, MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
 
 
+def test_a_share_that_float32_cannot_hold_still_keeps_a_token() -> None:
+    assert np.float32(SamplingParams(top_p=5e-324).top_p) > 0
+
+
 def test_the_defaults_draw_freely_until_the_context_is_full() -> None:
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k) == (1, 1.0, 1.0, 0)
@@ -117,6 +121,7 @@ def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
         ("min_p", 1.1),
         ("min_p", math.nan),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 5e-324),
         ("repetition_penalty", -1.0),
         ("repetition_penalty", math.inf),
         ("presence_penalty", 2.1),

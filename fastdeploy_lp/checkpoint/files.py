@@ -10,6 +10,8 @@ from typing import Any
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
+# No file system that models lie on allows longer ones.
+MAX_NAME = 255
 _LAYOUT = "give a directory with config.json, *.safetensors and tokenizer.json"
 
 
@@ -65,6 +67,8 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{index}: no weight_map; give a complete copy of the model")
     weights = []
     for name in sorted({str(value) for value in table.values()}):
+        if len(name.encode(errors="surrogatepass")) > MAX_NAME:
+            raise CheckpointError(f"{index}: a name of a file is longer than {MAX_NAME} bytes; give a complete copy")
         # An index that points out of its own directory is damaged or hostile.
         if Path(name).name != name:
             raise CheckpointError(f"{index}: {name!r} is not a plain file name; give a complete copy of the model")

@@ -48,21 +48,25 @@ class PaddleDirectory:
 
 
 def paddle_directory(path: Path) -> PaddleDirectory | None:
-    """What PaddleNLP wrote, or None for any other directory.
+    """What PaddleNLP wrote, or None for any other directory. Safetensors files go before a pickle.
 
     Raises CheckpointError for a pickle in several parts, and for an index of safetensors files that is damaged.
     """
-    if (path / PDPARAMS).is_file():
-        return PaddleDirectory(path, (path / PDPARAMS,))
-    if parts := sorted(path.glob("model_state-*.pdparams")):
-        raise CheckpointError(f"{parts[0]}: pdparams in several parts are not read; save one file, or safetensors")
     if not list(path.glob("*.safetensors")):
-        return None
+        return _pickled(path)
     weights = find_weights(path)
     framework = read_format(weights[0])
     # PaddleNLP itself says "np" of its files, as others do, and tells its version in config.json.
     written = framework == "pd" or (framework != "pt" and _tells_version(path / "config.json"))
     return PaddleDirectory(path, weights) if written else None
+
+
+def _pickled(path: Path) -> PaddleDirectory | None:
+    if (path / PDPARAMS).is_file():
+        return PaddleDirectory(path, (path / PDPARAMS,))
+    if parts := sorted(path.glob("model_state-*.pdparams")):
+        raise CheckpointError(f"{parts[0]}: pdparams in several parts are not read; save one file, or safetensors")
+    return None
 
 
 def _tells_version(config: Path) -> bool:

@@ -14,10 +14,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.request_limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
 
-# Far beyond what a conversation that fits into a context needs.
-MAX_STEPS = 100_000
-MAX_PROMPT_CHARACTERS = 8_000_000
 STEPS = "__steps"
 # What a template gets under a name of the server's own.
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -28,7 +26,8 @@ class ChatOptions:
     """How a conversation becomes a prompt.
 
     tools: function tools in OpenAI's shape, for templates that show them to the model.
-    chat_template: a jinja template to use instead of the model's own.
+    chat_template: a jinja template to use instead of the model's own; one that a client sent belongs into a
+        `TemplateSandbox`.
     chat_template_kwargs: further variables of the template.
     continue_final_message: end within the last message, so that the model goes on with it. add_generation_prompt: end
     with the beginning of an answer; None does unless the last message is continued, and both together are refused.
@@ -98,7 +97,7 @@ def compiled(source: str, special_tokens: Mapping[str, str], param: str) -> Chat
     """A template that came from outside; raises InvalidRequestError naming `param` if it does not compile."""
     try:
         return ChatTemplate(source, special_tokens)
-    except (TemplateSyntaxError, RecursionError) as error:
+    except (TemplateSyntaxError, RecursionError, UnicodeError, MemoryError) as error:
         raise InvalidRequestError(param, f"the template does not compile: {_reason(error)}") from None
 
 
@@ -134,12 +133,12 @@ class _Steps:
     """What is left of the work that one rendering may take."""
 
     def __init__(self) -> None:
-        self._left = MAX_STEPS
+        self._left = MAX_TEMPLATE_STEPS
 
     def take(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise TemplateError(f"more than {MAX_STEPS} loop iterations and calls")
+            raise TemplateError(f"more than {MAX_TEMPLATE_STEPS} loop iterations and calls")
 
 
 @pass_context
@@ -151,15 +150,17 @@ def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _bounded_pieces(pieces: Iterable[str]) -> Iterator[str]:
-    room = MAX_PROMPT_CHARACTERS
+    room = MAX_TEMPLATE_CHARACTERS
     for piece in pieces:
         room -= len(piece)
         if room < 0:
-            raise TemplateError(f"more than {MAX_PROMPT_CHARACTERS} characters")
+            raise TemplateError(f"more than {MAX_TEMPLATE_CHARACTERS} characters")
         yield piece
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -71,6 +71,11 @@ class Completion:
         """Tokens that no delta has told of."""
         return len(self._token_ids) - self._sent_tokens
 
+    @property
+    def token_ids(self) -> list[int]:
+        """A copy of the tokens taken so far."""
+        return list(self._token_ids)
+
     def feed(
         self,
         token_ids: Sequence[int],

@@ -18,6 +18,7 @@ from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStatesOfAll
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.routing import Router
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
@@ -65,6 +66,7 @@ class DataParallelClient:
         self.tokenizer = preparation.tokenizer
         self.message_parsers = preparation.message_parsers
         self.inputs = preparation.inputs
+        self.request_templates = preparation.request_templates
         cache = fd_config.cache_config
         self._router = Router(
             size,
@@ -92,6 +94,16 @@ class DataParallelClient:
         """Sequences that run and wait, of all workers."""
         loads = [each.load for each in self.workers]
         return EngineLoad(sum(each.running for each in loads), sum(each.waiting for each in loads))
+
+    @property
+    def request_log(self) -> RequestLog | None:
+        """Where requests are recorded, those of all workers."""
+        return self.workers[0].request_log
+
+    @request_log.setter
+    def request_log(self, log: RequestLog | None) -> None:
+        for each in self.workers:
+            each.request_log = log
 
     @property
     def worker_pid(self) -> int | None:

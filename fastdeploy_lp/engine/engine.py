@@ -14,6 +14,8 @@ from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.request_log import RequestLog
+from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -53,6 +55,8 @@ class Engine(Protocol):
     tokenizer: Tokenizer
     message_parsers: MessageParsers
     inputs: InputProcessor
+    request_templates: TemplateSandbox
+    request_log: RequestLog | None
 
     @property
     def processors(self) -> ProcessorStates:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from fastdeploy_lp.engine.errors import (
     ProcessorUnavailableError,
     QueueFullError,
     RequestFailedError,
+    RequestImpossibleError,
     RequestTimeoutError,
     WorkerLostError,
 )
@@ -35,6 +35,7 @@ from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
@@ -89,6 +90,7 @@ class EngineClient:
         self.tokenizer = self._preparation.tokenizer
         self.message_parsers = self._preparation.message_parsers
         self.inputs = self._preparation.inputs
+        self.request_templates = self._preparation.request_templates
         self.processors = ProcessorStates(declared)
         slots = fd_config.scheduler_config.max_num_seqs
         self.metrics = PrometheusStatLogger(fd_config)
@@ -97,6 +99,8 @@ class EngineClient:
         own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
         self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
         self.load = EngineLoad()
+        # Set by whoever wants requests recorded.
+        self.request_log: RequestLog | None = None
         self._declared = list(declared)
         make = make_worker or partial(WorkerHandle, fd_config)
         self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self)
@@ -110,7 +114,7 @@ class EngineClient:
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._poolings: dict[str, Pooling] = {}
         self._supervising: asyncio.Task[None] | None = None
-        self._serials = itertools.count()
+        self._serials = self._preparation.serials
         self._draining = False
         self._dead: str | None = None
         self._ended = asyncio.Event()
@@ -332,8 +336,7 @@ class EngineClient:
     ) -> None:
         if step.error is not None:
             iteration.finished_requests += self._forget(generation, ERROR)
-            kind = ProcessorUnavailableError if step.unavailable else RequestFailedError
-            generation.fail(kind(step.error))
+            generation.fail(_kind_of_failure(step)(step.error))
             return
         times = generation.times[completion.index]
         if times.first_token is None:
@@ -401,6 +404,8 @@ class EngineClient:
         self._end_at(request.deadline, generation)
         self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
         self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
+        if self.request_log is not None:
+            self.request_log.began(generation, params)
         return generation
 
     def _send(self, request: EngineRequest, generation: Generation) -> None:
@@ -425,6 +430,8 @@ class EngineClient:
 
     def _close(self, work: Generation | Pooling) -> None:
         """The caller reads no more: what still runs is aborted."""
+        if self.request_log is not None and isinstance(work, Generation):
+            self.request_log.ended(work)
         self.stats.finished(self._forget(work, ABORT))
 
     def _end(self, sequence_id: str, *, runs_on: bool = False) -> None:
@@ -456,6 +463,12 @@ class EngineClient:
     def _note_quiet(self) -> None:
         if self._draining and not self.is_busy:
             self._quiet.set()
+
+
+def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
+    if step.unavailable:
+        return ProcessorUnavailableError
+    return RequestImpossibleError if step.by_request else RequestFailedError
 
 
 def _sequence_id(generation: Generation, completion: Completion) -> str:

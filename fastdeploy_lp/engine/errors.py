@@ -33,6 +33,10 @@ class RequestTimeoutError(RequestFailedError):
     """The time that the request set itself has passed."""
 
 
+class RequestImpossibleError(RequestFailedError):
+    """What the request asks for cannot be done, as was found out while it ran; to send it again is of no use."""
+
+
 class RequestAbortedError(RequestFailedError):
     """Somebody ended this request, and there is nothing to give of what it was to be."""
 

@@ -43,7 +43,7 @@ class Generation:
         self.times = [SequenceTimes(arrival) for _ in self.completions]
         self.processors = list(processors)
         self.max_tokens = max_tokens
-        self._arrival_time = time.time()
+        self.arrival_time = time.time()
         self._ended: float | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._stream = stream
@@ -80,6 +80,11 @@ class Generation:
     def finish_reasons(self) -> list[str | None]:
         """One for each completion, None while it runs."""
         return [completion.finish_reason for completion in self.completions]
+
+    @property
+    def error(self) -> EngineDeadError | RequestFailedError | None:
+        """Why it could not go on."""
+        return self._error
 
     def notify(self) -> None:
         """Completions were fed."""
@@ -167,10 +172,10 @@ class Generation:
         """When the request came, began to answer and ended."""
 
         def since_1970(moment: float | None) -> float | None:
-            return None if moment is None else self._arrival_time + (moment - self.times[0].arrival)
+            return None if moment is None else self.arrival_time + (moment - self.times[0].arrival)
 
         first_token = min((each.first_token for each in self.times if each.first_token is not None), default=None)
-        return RequestMetrics(self._arrival_time, since_1970(first_token), since_1970(self._ended))
+        return RequestMetrics(self.arrival_time, since_1970(first_token), since_1970(self._ended))
 
     def _output(self, completions: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         return RequestOutput(

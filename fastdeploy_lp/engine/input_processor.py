@@ -18,6 +18,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
+from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
 from fastdeploy_lp.trace_params import TraceParams
 
@@ -30,6 +31,11 @@ SENT_APART = (
     "logits_processors_shadow",
     "guided_decoding",
 )
+
+# Normalization may make a text shorter before it is cut into tokens, though hardly by so much.
+NORMALIZATION = 4
+# Below this, counting tokens is quick.
+SHORT_TEXT = 65_536
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,12 @@ class InputProcessor:
             raise InvalidRequestError("messages", "at least one message is needed")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages", "must be a list of messages, each an object with role and content")
-        text = _require_unicode(self._tokenizer.render_chat(for_template(messages), options), "messages")
+        rendered = self._tokenizer.render_chat(for_template(messages), options)
+        return self.rendered_prompt(rendered, room_for_output=room_for_output)
+
+    def rendered_prompt(self, rendered: str, *, room_for_output: int = 1) -> Prompt:
+        """A conversation after its template."""
+        text = self._bounded_text(rendered, "messages")
         # The template writes the special tokens itself.
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         return self._checked(tokens, text, "messages", room_for_output=room_for_output)
@@ -134,6 +145,9 @@ class InputProcessor:
             )
         self._check_token_ids(params)
         self._require_text_for(params)
+        if len(params.allowed_token_ids or ()) > self._config.vocab_size:
+            reason = f"has {len(params.allowed_token_ids or ())} entries; there are {self._config.vocab_size} tokens"
+            raise InvalidRequestError("allowed_token_ids", reason)
         try:
             selection = self._args_validator.validate(params)
         except RequestArgsError as error:
@@ -210,7 +224,7 @@ class InputProcessor:
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
             self.require_text(param)
-            text = _require_unicode(prompt, param)
+            text = self._bounded_text(prompt, param)
             ids = self._tokenizer.encode(text)
             # Some tokenizers have tokens that their model does not know.
             if ids and max(ids) >= self._config.vocab_size:
@@ -219,6 +233,18 @@ class InputProcessor:
         for index, token in enumerate(prompt):
             self._check_token_id(f"{param}.{index}", token)
         return list(prompt), None
+
+    def _bounded_text(self, text: str, param: str) -> str:
+        """Text that the context may hold: to count the tokens of one that it can not would only take time."""
+        most = self._config.max_model_len * self._tokenizer.longest_token * NORMALIZATION
+        if len(text) > max(most, SHORT_TEXT):
+            raise InvalidRequestError(
+                param,
+                f"the prompt has {len(text)} characters; the context of {self._config.max_model_len} tokens holds "
+                f"at most {most}",
+                "context_length_exceeded",
+            )
+        return _require_unicode(text, param)
 
     def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
         limit = self._config.max_model_len
@@ -240,6 +266,11 @@ class InputProcessor:
             # Where the space is a token of its own, the plain form is ruled out behind it anyway.
             if spaced[-len(plain) :] != plain:
                 found.append(spaced)
+        if len(found) > MAX_BAD_WORD_LISTS:
+            reason = (
+                f"together with bad_words_token_ids there are {len(found)}; at most {MAX_BAD_WORD_LISTS} are allowed"
+            )
+            raise InvalidRequestError("bad_words", reason)
         return found or None
 
     def _require_something_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:

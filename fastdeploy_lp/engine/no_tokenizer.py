@@ -21,6 +21,8 @@ class NoTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         self.chat_template_source = None
+        self.special_tokens = {}
+        self.longest_token = 0
         self.token_bytes = _no_bytes
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
+from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
@@ -21,6 +23,8 @@ class RequestPreparation:
 
     def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
         config = fd_config.model_config
+        # Numbers of requests, by which they are told apart whoever runs them.
+        self.serials = itertools.count()
         self.tokenizer = _tokenizer(fd_config)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
@@ -35,6 +39,7 @@ class RequestPreparation:
         )
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""

@@ -33,11 +33,13 @@ class Tokenizer:
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise ValueError(f"{path}: cannot be read: {error}") from None
         self.token_bytes: Callable[[int], bytes] = TokenBytes(self._tokenizer)
+        # Characters of the longest token; byte-level vocabularies have one for each byte.
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         config_path = directory / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.is_file() else {}
         try:
             self.chat_template_source = chat_template or _chat_template_source(directory, config)
-            self._special_tokens = _special_tokens(config)
+            self.special_tokens = _special_tokens(config)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise ValueError(f"{config_path}: damaged special tokens or chat template ({error!r})") from None
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
@@ -72,7 +74,7 @@ class Tokenizer:
         return template.render(messages, options)
 
     def _compiled(self, source: str) -> ChatTemplate:
-        return compiled(source, self._special_tokens, "chat_template")
+        return compiled(source, self.special_tokens, "chat_template")
 
 
 class TokenDecoder:

@@ -14,8 +14,9 @@ from pathlib import Path
 import zmq
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
 from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.messages import (
     FromWorker,
     Shutdown,
@@ -47,6 +48,7 @@ class WorkerHandle:
         self._socket = self._context.socket(zmq.PAIR)
         # What is under way is bounded where requests are admitted.
         self._socket.sndhwm = 0
+        self._handshakes = HandshakeWatch(self._socket)
         self._inbox = decoder(FromWorker)
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[int] | None = None
@@ -58,6 +60,7 @@ class WorkerHandle:
             public_key, self._socket.curve_secretkey = zmq.curve_keypair()
             self._socket.curve_publickey = public_key
             self._socket.curve_server = True
+            self._handshakes.start()
             endpoint = self._bind()
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._stirred.set)
             await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors))
@@ -128,6 +131,7 @@ class WorkerHandle:
         if process is not None:
             shared_memory.remove_of(process.pid)
         if not self._socket.closed:
+            self._handshakes.close()
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
         self._context.term()
@@ -148,10 +152,6 @@ class WorkerHandle:
         return endpoint
 
     async def _spawn(self, start: WorkerStart) -> None:
-        platform, parallel = current_platform(), self._fd_config.parallel_config
-        wanted = platform.worker_environment()
-        if parallel.data_parallel_size > 1:
-            wanted |= platform.data_parallel_environment(parallel.data_parallel_rank, parallel.data_parallel_size)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -159,7 +159,7 @@ class WorkerHandle:
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
-            env={**os.environ, **wanted, "PYTHONPATH": _python_path()},
+            env=_environment(self._fd_config),
         )
         self._ended = asyncio.create_task(self._process.wait())
         self._ended.add_done_callback(lambda _: self._stirred.set())
@@ -175,6 +175,16 @@ class WorkerHandle:
         if isinstance(message, WorkerFailed):
             return message.message
         return f"{self.how_it_ended} before it was ready"
+
+
+def _environment(fd_config: FDConfig) -> dict[str, str]:
+    """Ours, without the keys of clients: processors run there, and whatever their authors print."""
+    own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    platform, parallel = current_platform(), fd_config.parallel_config
+    wanted = platform.worker_environment()
+    if parallel.data_parallel_size > 1:
+        wanted |= platform.data_parallel_environment(parallel.data_parallel_rank, parallel.data_parallel_size)
+    return {**own, **wanted, "PYTHONPATH": _python_path()}
 
 
 def _python_path() -> str:

@@ -16,9 +16,9 @@ Options = TypeVar("Options")
 class OptionsParser(argparse.ArgumentParser):
     """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
 
-    A field's metadata has its "help", and may have "choices", the "group" of the help page that it stands in (else the
-    first line of the dataclass's docstring) and "short" names beside the long one. A "positional" field has no name on
-    the command line.
+    A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), the "group" of the
+    help page that it stands in (else the first line of the dataclass's docstring) and "short" names beside the long
+    one. A "positional" field has no name on the command line.
     What the command line says wins over the file; a key of the file that is no option is an error.
     """
 
@@ -34,7 +34,7 @@ class OptionsParser(argparse.ArgumentParser):
                 section = sections.get(title) or self.add_argument_group(title)
                 sections[title] = section
                 if field.metadata.get("positional"):
-                    self.add_argument(field.name, nargs="?", help=field.metadata["help"])
+                    section.add_argument(field.name, nargs="?", metavar="FILE", help=field.metadata["help"])
                     continue
                 names = [*field.metadata.get("short", ()), _flag(field.name)]
                 section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
@@ -68,8 +68,10 @@ class OptionsParser(argparse.ArgumentParser):
             return {}
         try:
             content = yaml.safe_load(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
+        except yaml.YAMLError as error:
+            raise ValueError(f"--config {path}: {_place_of(error)}") from None
         return self._checked_mapping(f"--config {path}", content)
 
     def _checked_mapping(self, source: str, content: Any) -> dict[str, Any]:
@@ -83,8 +85,20 @@ class OptionsParser(argparse.ArgumentParser):
         if name not in hints:
             raise ValueError(f"{source}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
         if not _fits(value, hints[name]):
-            raise ValueError(f"{source}: {key}: {value!r} has the wrong type")
+            shown = "its value" if name in self._secrets() else repr(value)
+            raise ValueError(f"{source}: {key}: {shown} has the wrong type")
         return value
+
+    def _secrets(self) -> set[str]:
+        fields = (field for group in self._groups for field in dataclasses.fields(group))
+        return {field.name for field in fields if field.metadata.get("secret")}
+
+
+def _place_of(error: yaml.YAMLError) -> str:
+    """Where it is wrong, but nothing of what stands there, which may be a key."""
+    mark = getattr(error, "problem_mark", None)
+    where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+    return f"no valid YAML{where}"
 
 
 def _first_line(group: type[Any]) -> str:

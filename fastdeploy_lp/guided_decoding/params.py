@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-MAX_CHOICES = 10_000
+from fastdeploy_lp.request_limits import MAX_CHOICES
 
 
 class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

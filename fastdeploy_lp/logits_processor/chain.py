@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BREAK_OFF_FACTOR = 10.0
+MEBIBYTE = 1 << 20
 _NO_LIMIT = nullcontext()
 
 
@@ -39,10 +41,14 @@ class ChainAbortedError(RuntimeError):
 
 @dataclass(frozen=True)
 class SlotFailure:
-    """Why the request in a slot cannot go on; `quarantined` marks one that asked for a processor out of service."""
+    """Why the request in a slot cannot go on.
+
+    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
+    """
 
     message: str
     quarantined: bool = False
+    by_request: bool = False
 
 
 class LogitsProcessorChain:
@@ -125,7 +131,8 @@ class LogitsProcessorChain:
     ) -> Tensor:
         """The logits [rows, vocab_size] after every processor.
 
-        all_greedy: leave out processors that can not change any row's most likely token.
+        all_greedy: every row takes the most likely token of the result, so that processors at the chain's end that can
+        not change which one that is are left out. One in front of others stays, for they may tell its logits apart.
         recompute: gives the same logits as `logits` was, for when a processor has failed half way.
         trace: is told of every processor.
         """
@@ -197,8 +204,9 @@ class LogitsProcessorChain:
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
     ) -> Tensor | None:
+        skipped = self._skipped(group, all_greedy=all_greedy)
         for entry in self._working(group):
-            if entry in self._left_out or (all_greedy and not entry.changes_argmax):
+            if entry in self._left_out or entry in skipped:
                 if trace is not None:
                     _tell_it_did_not_run(trace, group, entry, FAILED if entry in self._left_out else SKIPPED)
                 continue
@@ -221,6 +229,11 @@ class LogitsProcessorChain:
 
     def _ran(self, group: ChainGroup) -> list[ChainEntry]:
         return [entry for entry in self._working(group) if entry not in self._left_out]
+
+    def _skipped(self, group: ChainGroup, *, all_greedy: bool) -> list[ChainEntry]:
+        if not all_greedy:
+            return []
+        return list(takewhile(lambda entry: not entry.changes_argmax, reversed(self._ran(group))))
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
@@ -274,12 +287,14 @@ class LogitsProcessorChain:
         """Once a step, however often a fault of another processor has made the chain run."""
         skipped: set[str] = set()
         for group in self._groups.values():
+            left_out = self._skipped(group, all_greedy=all_greedy)
             for entry in self._ran(group):
-                if all_greedy and not entry.changes_argmax:
+                if entry in left_out:
                     skipped.add(entry.name)
                 else:
                     entry.stats.rows += len(entry.view.using)
                 self._check_time(entry)
+                self._check_memory(entry)
         for name in skipped:
             self.stats[name].skipped_greedy += 1
 
@@ -289,6 +304,16 @@ class LogitsProcessorChain:
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
             self._count_towards_quarantine(entry, reason)
+
+    def _check_memory(self, entry: ChainEntry) -> None:
+        """At once: unlike a slow step, memory that is gone does not come back by itself."""
+        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
+        if not grown > budget > 0:
+            return
+        self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+        # Its state goes with the instance; one that cannot be built again stays in quarantine with the old one.
+        with suppress(RuntimeError):
+            entry.rebuild()
 
     def _count_towards_quarantine(self, entry: ChainEntry, reason: str) -> None:
         self._faults_since_reset[entry.name] += 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
@@ -65,6 +66,9 @@ class ChainEntry:
         self.stats = stats
         self._fd_config = fd_config
         self.step_seconds = 0.0
+        # What the builtin ones keep is bounded by the slots.
+        watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
+        self._gauge = MemoryGauge() if watched else None
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs)
         self.rebuild()
 
@@ -73,6 +77,8 @@ class ChainEntry:
         self.processor = self.declared.build(self._fd_config)
         self.changes_argmax = not self.processor.is_argmax_invariant()
         self._was_used = False
+        # Bytes that this instance has taken and not given back, as far as can be told from outside.
+        self.grown = 0
 
     @property
     def name(self) -> str:
@@ -109,23 +115,29 @@ class ChainEntry:
         """Run it, and count the time it took."""
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
-        began = time.perf_counter()
+        resident, began = self._resident(), time.perf_counter()
         try:
             self.processor.update_state(self.view)
         finally:
-            self._count_time(time.perf_counter() - began)
+            self._count(time.perf_counter() - began, resident)
 
     def apply(self, logits: Tensor) -> Tensor:
         """The changed logits; raises WrongResultError for a result that the contract rules out."""
-        began = time.perf_counter()
+        resident, began = self._resident(), time.perf_counter()
         try:
             result = self.processor.apply(logits)
         finally:
-            self._count_time(time.perf_counter() - began)
+            self._count(time.perf_counter() - began, resident)
         if result is not logits:
             require_same_kind(result, logits)
         return result
 
-    def _count_time(self, seconds: float) -> None:
+    def _resident(self) -> int:
+        return 0 if self._gauge is None else self._gauge.resident()
+
+    def _count(self, seconds: float, resident: int) -> None:
         self.stats.seconds += seconds
         self.step_seconds += seconds
+        if self._gauge is not None:
+            # Never below 0: what it gives back may have been taken by others.
+            self.grown = max(0, self.grown + self._gauge.resident() - resident)

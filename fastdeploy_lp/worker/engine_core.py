@@ -142,7 +142,13 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
         self.scheduler.release(sequence)
-        return SequenceStep(sequence.request_id, [], error=failure.message, unavailable=failure.quarantined)
+        return SequenceStep(
+            sequence.request_id,
+            [],
+            error=failure.message,
+            unavailable=failure.quarantined,
+            by_request=failure.by_request,
+        )
 
     def _changed_stats(self) -> list[ProcessorStats] | None:
         """The counters, when a batch has ended or once in a while during a long one; None in between."""

@@ -147,9 +147,8 @@ class ModelRunner(ModelRunnerBase):
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
         trace = self.tracing.begin(slots)
-        all_greedy = not self.share_inputs["temperature_cpu"][slots].any()
-        logits = self._process(hidden, slots, trace, all_greedy=all_greedy)
-        shadows = self._shadow_draws(logits, slots, all_greedy=all_greedy)
+        logits = self._process(hidden, slots, trace)
+        shadows = self._shadow_draws(logits, slots)
         # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
         guard = self.mask.active or self.chain.needs_guard()
         prompts = self._prompt_logprobs.finish(slots.tolist())
@@ -162,9 +161,10 @@ class ModelRunner(ModelRunnerBase):
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
         self.mask.accept(slots, sampled.tokens)
-        failures = {slot: SlotFailure(reason) for slot, reason in self.mask.failures.items()} | self.chain.failures
+        impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
+        failures = impossible | self.chain.failures
         for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, SlotFailure(self._why_nothing_is_left(slot)))
+            failures.setdefault(slot, self._nothing_is_left(slot))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         read = iter(sampled.also)
         return StepResult(
@@ -178,9 +178,7 @@ class ModelRunner(ModelRunnerBase):
             shadows={} if shadows is None else shadows.tokens,
         )
 
-    def _process(
-        self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace | None, *, all_greedy: bool
-    ) -> Tensor:
+    def _process(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace | None) -> Tensor:
         """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
 
         def raw_logits() -> Tensor:
@@ -188,6 +186,7 @@ class ModelRunner(ModelRunnerBase):
 
         raw = raw_logits() if trace is None else self._traced_raw_logits(hidden, slots, trace)
         self._sampler.capture(raw, self.share_inputs, slots)
+        all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits, trace=trace)
         if trace is not None:
             trace.start_clock()
@@ -210,21 +209,24 @@ class ModelRunner(ModelRunnerBase):
     def _masked(self, trace: StepTrace) -> list[int]:
         return [slot for slot in trace.slots if self.mask.bans_in(slot)]
 
-    def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64], *, all_greedy: bool) -> ShadowDraws | None:
+    def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64]) -> ShadowDraws | None:
         """What processors in shadow make of the chain's logits; None while there are none."""
         if not self.chain.shadows.has_work:
             return None
+        all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
         step = self.chain.shadows.apply(logits, slots, all_greedy=all_greedy)
         for result in step.results:
             if result.logits is not None:
                 self.mask.apply_to_copies(result.logits, result.rows)
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
-    def _why_nothing_is_left(self, slot: int) -> str:
+    def _nothing_is_left(self, slot: int) -> SlotFailure:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]
+        by_request = bool(causes) and not self.chain.needs_guard()
         if self.chain.needs_guard():
             causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
-        return f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
+        message = f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
+        return SlotFailure(message, by_request=by_request)
 
 
 def _load_model(fd_config: FDConfig, *, show_progress: bool) -> CausalLM:

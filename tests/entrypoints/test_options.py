@@ -195,6 +195,25 @@ def test_bad_yaml_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, te
     assert all(part in line for part in parts), line
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api-key: sk-secret\n",
+        "api-key:\n  sk-secret: 1\n",
+        "api-key: [sk-secret\n",
+        "api-key: [sk-secret, 5]\n",
+        "api-key: 'sk-secret\n",
+        "api-key: {sk-secret: [}\n",
+        "api-key: !!python/name:sk-secret\n",
+        "model: m\napi-key: [sk-secret]\nport: 0\n",
+    ],
+)
+def test_no_error_shows_a_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    line = complaint(capsys, "--config", config(tmp_path, text))
+    assert "options.yaml" in line or "port" in line
+    assert "sk-secret" not in line
+
+
 def test_yaml_file_that_is_not_text_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "options.yaml"
     path.write_bytes(b"model: \xff\n")

@@ -93,18 +93,25 @@ def test_every_processor_sees_the_slots_before_any_sees_logits() -> None:
 
 
 def test_argmax_invariant_processors_are_skipped_only_when_every_row_is_greedy() -> None:
-    chain, events = diaries(Diary, Invariant, Second)
+    chain, events = diaries(Diary, Second, Invariant)
     step(chain, paddle.zeros([1, 4]), {}, all_greedy=True)
     assert [name for name, what in events if what == "apply"] == ["Diary", "Second"]
     events.clear()
     step(chain, paddle.zeros([1, 4]), {}, all_greedy=False)
-    assert [name for name, what in events if what == "apply"] == ["Diary", "Invariant", "Second"]
+    assert [name for name, what in events if what == "apply"] == ["Diary", "Second", "Invariant"]
     assert {name: stats.skipped_greedy for name, stats in chain.stats.items()} == {
         "Diary": 0,
-        "Invariant": 1,
         "Second": 0,
+        "Invariant": 1,
     }
-    assert chain.argmax_invariant == {"Diary": False, "Invariant": True, "Second": False}
+    assert chain.argmax_invariant == {"Diary": False, "Second": False, "Invariant": True}
+
+
+def test_an_argmax_invariant_processor_in_front_of_another_is_never_skipped() -> None:
+    """What the other makes of its logits may be another token, as it is beside a row that is drawn."""
+    chain, events = diaries(Invariant, Second)
+    step(chain, paddle.zeros([1, 4]), {}, all_greedy=True)
+    assert [name for name, what in events if what == "apply"] == ["Invariant", "Second"]
 
 
 def test_a_skipped_processor_still_sees_every_step() -> None:

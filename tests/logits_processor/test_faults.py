@@ -252,7 +252,11 @@ def test_a_fault_in_one_order_ends_nobody_of_another_order(dialect: tuple[str, A
 
 
 def test_a_processor_without_users_of_its_own_ends_everybody_it_is_shown() -> None:
-    class Breaks(Halves):
+    class Breaks(LogitsProcessor):
+        def __init__(self, fd_config: FDConfig) -> None: ...
+
+        def update_state(self, share_inputs: Mapping[str, Any]) -> None: ...
+
         def apply(self, logits: Tensor) -> Tensor:
             raise RuntimeError("for everybody")
 
@@ -547,35 +551,6 @@ def test_a_processor_that_bans_what_a_mask_allows_ends_the_request() -> None:
 # Counters
 
 
-class Halves(LogitsProcessor):
-    """Makes rows flatter, which changes no row's most likely token."""
-
-    def __init__(self, fd_config: FDConfig) -> None: ...
-
-    def update_state(self, share_inputs: Mapping[str, Any]) -> None: ...
-
-    def apply(self, logits: Tensor) -> Tensor:
-        return logits.scale_(0.5)
-
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-
-def test_an_argmax_invariant_processor_is_left_out_when_every_row_is_greedy() -> None:
-    engine = engine_with(Halves)
-    stats = engine.runner.chain.stats["Halves"]
-    greedy = [request(f"r{i}", [i + 1], max_tokens=3, selection=naming(Halves={})) for i in range(2)]
-    plain = run(engine_with(), *[request(f"r{i}", [i + 1], max_tokens=3) for i in range(2)])
-    outcome = run(engine, *greedy)
-    assert outcome.tokens == plain.tokens
-    np.testing.assert_array_equal(outcome.rows["r0", 0], plain.rows["r0", 0])
-    assert (stats.skipped_greedy, stats.rows) == (3, 0)
-    outcome = run(engine, *greedy, request("random", [5], temperature=1.0, seed=1, max_tokens=2))
-    # Two steps with a random row, and one more without.
-    assert (stats.skipped_greedy, stats.rows) == (4, 4)
-    np.testing.assert_array_equal(outcome.rows["r0", 1], plain.rows["r0", 1] / 2)
-
-
 def test_rows_and_requests_are_counted_for_who_uses_a_processor() -> None:
     engine = engine_with(Sets)
     users = [using("Sets", f"u{length}", length) for length in (2, 3, 5)]
@@ -588,12 +563,12 @@ def test_rows_and_requests_are_counted_for_who_uses_a_processor() -> None:
 
 def test_a_step_in_which_another_processor_fails_is_counted_once() -> None:
     Fault.mode = "raise"
-    engine = engine_with(Sets, Halves, faulty.Native)
+    engine = engine_with(Sets, faulty.Native)
     fails = request("fails", [1, 2, 3], max_tokens=5, selection=Selection(named={"Native": {"fail": True}}))
     run(engine, using("Sets", max_tokens=5), fails)
     stats = engine.runner.chain.stats
     assert stats["Native"].faults == 1
-    assert (stats["Sets"].rows, stats["Halves"].skipped_greedy) == (5, 5)
+    assert stats["Sets"].rows == 5
 
 
 def test_the_counters_are_told_as_soon_as_something_failed() -> None:

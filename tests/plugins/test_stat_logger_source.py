@@ -50,14 +50,16 @@ def installed(folder: Path, requires: str = "fastdeploy-lp", **points: str) -> I
         yield
 
 
-def test_all_that_may_load_are_built_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_may_load_are_built_by_name(tmp_path: Path) -> None:
     config = tiny_fd_config()
-    with installed(tmp_path, one="support.stat_loggers:Keeps", two="support.stat_loggers:Keeps"):
+    both = dict.fromkeys(("one", "two"), "support.stat_loggers:Keeps")
+    # Undone inside, since leaving `installed` puts back what was there before it.
+    with installed(tmp_path, **both), pytest.MonkeyPatch.context() as patch:
         built = [source.build(config) for source in installed_stat_loggers()]
         assert [(name, type(made)) for name, made in built] == [("one", Keeps), ("two", Keeps)]
-        monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "two")
+        patch.setenv("FASTDEPLOY_LP_PLUGINS", "two")
         assert [source.name for source in installed_stat_loggers()] == ["two"]
-        monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "")
+        patch.setenv("FASTDEPLOY_LP_PLUGINS", "")
         assert installed_stat_loggers() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ def import_folder(folder: Path, *, only: str | None = None) -> Iterator[Path]:
     Afterwards its modules, and what general plugins came to, are forgotten. A fixture that uses it must not ask for
     `monkeypatch`, which would put a test's variables back after this has.
     """
+    if os.environ.get("FASTDEPLOY_LP_PLUGINS"):
+        raise RuntimeError("an earlier test has left FASTDEPLOY_LP_PLUGINS behind")
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))

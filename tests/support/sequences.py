@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig, spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.messages import AddPooling, AddRequest, SequenceStep
+from fastdeploy_lp.messages import AddPooling, AddRequest, SequenceStep, TokenLogprobs
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
@@ -57,11 +57,13 @@ class Ran:
     finish_reason: str | None = None
     stop_reason: int | None = None
     pooled: bytes | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, step: SequenceStep) -> None:
         assert step.error is None
         assert self.finish_reason is None
         self.token_ids += step.token_ids
+        self.logprobs += step.logprobs or []
         self.finish_reason, self.stop_reason = step.finish_reason, step.stop_reason
         self.pooled = step.pooled
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.config import API_KEY_VARIABLE, EngineArgs
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
 from fastdeploy_lp.entrypoints.chat.llm_backend import LLMBackend
@@ -19,7 +19,6 @@ from fastdeploy_lp.entrypoints.chat.settings import ARGS, Settings
 from fastdeploy_lp.entrypoints.llm import LLM
 from fastdeploy_lp.entrypoints.options import OptionsParser
 
-API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 PROMPT = "> "
 DESCRIPTION = """Chat with a model in the terminal: with a running server (--url), or with a model of its own (--model).
 Type /help for the commands, with which sampling and logits processors are changed while the chat goes on."""

@@ -28,6 +28,7 @@ SUBCOMMANDS = (
     Subcommand("serve", f"{_HERE}.openai.api_server", "serve a model over the OpenAI API"),
     Subcommand("chat", f"{_HERE}.cli.chat", "chat in the terminal, with a running server or a model of its own"),
     Subcommand("run-batch", f"{_HERE}.cli.run_batch", "answer a file of requests in the format of OpenAI's batches"),
+    Subcommand("replay", f"{_HERE}.cli.replay", "run the requests of a request log again and report differences"),
     Subcommand("bench", f"{_HERE}.bench.serving", "measure a server under closed-loop load"),
     Subcommand("processors", f"{_HERE}.cli.processors", "show what logits processors are and take"),
     Subcommand("explain", f"{_HERE}.cli.explain", "show what each logits processor makes of each token"),

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIServer
 
@@ -24,10 +25,13 @@ from fastdeploy_lp.config import EngineArgs, FDConfig
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
+from fastdeploy_lp.engine.logged_request import LoggedEngine
+from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.connections import connection_class
 from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
+from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
@@ -63,6 +67,8 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socke
     """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
+    if args.request_log is not None:
+        engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
     metrics = None
     try:
         if args.metrics_port not in (None, args.port):
@@ -73,12 +79,20 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socke
         started = await life.run(listener, lambda: _on_ready(setup.fd_config, args, listener))
     finally:
         await engine.shutdown()
+        if engine.request_log is not None:
+            await asyncio.to_thread(engine.request_log.close)
         if metrics is not None:
             await asyncio.to_thread(_stop_metrics, *metrics)
     if signal.SIGINT in signals.received:
         raise KeyboardInterrupt
     if not started:
         raise SystemExit(128 + signal.SIGTERM)
+
+
+def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
+    log = RequestLog(Path(path), LoggedEngine.of(engine.fd_config), max_bytes)
+    engine.metrics.registry.register(RequestLogCollector(log))
+    return log
 
 
 def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> None:
@@ -95,6 +109,7 @@ def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
         log_config=None,
         log_level="warning",
         access_log=False,
+        server_header=False,
         lifespan="off",
         ws="none",
         http=connection_class(args.max_connections),

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
 from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
@@ -39,7 +40,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
-    body_route = ExtraFields().route_class() if args.allow_extra_fields else APIRoute
+    body_route = ExtraFields().route_class() if args.allow_extra_fields else BoundedRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
 

@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 CLIENT_CLOSED_REQUEST = 499
+CLOSED_HANDLE = "the handler is closed"
 
 Output = TypeVar("Output", covariant=True)
 Result = TypeVar("Result")
@@ -23,6 +25,15 @@ class InFlight(Protocol[Output]):
 
     def close(self) -> None:
         """Nobody waits any more."""
+
+
+def is_disconnect(error: Exception) -> bool:
+    """Whether a request failed because there is no connection any more.
+
+    uvicorn closes a connection by itself when what follows a request on it is no HTTP, and answers the request all the
+    same; uvloop has no type of its own for that.
+    """
+    return isinstance(error, ClientDisconnect) or (isinstance(error, RuntimeError) and CLOSED_HANDLE in str(error))
 
 
 async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], request: Request) -> list[Output] | None:

@@ -22,10 +22,11 @@ from fastdeploy_lp.engine.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestFailedError,
+    RequestImpossibleError,
     RequestTimeoutError,
     WorkerLostError,
 )
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ HTTP_ERRORS = {
     405: ("method_not_allowed", "{method} is not allowed on {path}"),
     413: ("request_too_large", "the body is too large"),
 }
+# What the framework says of a body at which the JSON parser itself gave up.
+UNREADABLE_BODY = "There was an error parsing the body"
 # Of a server that loads its model or ends: clients wait longer by themselves when they are refused again.
 RETRY_AFTER_SECONDS = "1"
 LATER = (EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
@@ -72,6 +75,9 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 503, ErrorInfo(message=f"the engine is down: {error}", type="server_error", code="engine_down")
     if isinstance(error, ProcessorUnavailableError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
+    if isinstance(error, RequestImpossibleError):
+        # Not a fault of the server, which clients would answer by sending the request again.
+        return 400, ErrorInfo(message=str(error), type="invalid_request_error", code="request_impossible")
     if isinstance(error, RequestAbortedError):
         # Not a status that clients answer by sending the request again by themselves.
         return CLIENT_CLOSED_REQUEST, ErrorInfo(
@@ -79,6 +85,8 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         )
     if isinstance(error, RequestFailedError):
         return 500, ErrorInfo(message=str(error), type="server_error", code="request_failed")
+    if is_disconnect(error):
+        return CLIENT_CLOSED_REQUEST, ErrorInfo(message="the client has gone", type="invalid_request_error")
     logger.error("unexpected error", exc_info=error)
     return 500, ErrorInfo(message="internal error; the server's log has the cause", type="server_error")
 
@@ -144,6 +152,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = str(error.detail)
     if pattern and message == HTTPStatus(error.status_code).phrase:
         message = pattern.format(method=request.method, path=request.scope["path"])
+    if error.status_code == HTTPStatus.BAD_REQUEST and message == UNREADABLE_BODY:
+        code, message = "invalid_json", "the body is no valid JSON: it holds what cannot be read, such as a huge number"
     info = ErrorInfo(message=message, type="invalid_request_error", code=code)
     return error_response(error.status_code, info, error.headers)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
@@ -12,11 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute, Handler
 from fastdeploy_lp.entrypoints.openai.errors import path_parts
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 # Clients choose the names: a log that follows them for ever would be theirs.
 MAX_WARNINGS = 100
 
@@ -31,7 +30,7 @@ class ExtraFields:
         """For a router whose bodies may have them."""
         extra_fields = self
 
-        class LenientRoute(APIRoute):
+        class LenientRoute(BoundedRoute):
             """Answers a body without its unknown fields."""
 
             def get_route_handler(self) -> Handler:

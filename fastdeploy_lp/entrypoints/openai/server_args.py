@@ -8,13 +8,13 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastdeploy_lp.config import require_port
+from fastdeploy_lp.config import API_KEY_VARIABLE, require_port
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
-API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
+DEFAULT_REQUEST_LOG_BYTES = 256 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
@@ -38,6 +38,7 @@ class ServerArgs:
         metadata={
             "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
             "metavar": "KEY",
+            "secret": True,
         },
     )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
@@ -85,6 +86,14 @@ class ServerArgs:
     log_level: str = field(default="info", metadata={"help": "least grave lines of the log", "choices": LOG_LEVELS})
     log_format: str = field(default="text", metadata={"help": "form of the log's lines", "choices": LOG_FORMATS})
     log_prompts: bool = field(default=False, metadata={"help": "write prompts into the log"})
+    request_log: str | None = field(
+        default=None,
+        metadata={"help": "file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"},
+    )
+    request_log_max_bytes: int = field(
+        default=DEFAULT_REQUEST_LOG_BYTES,
+        metadata={"help": "size at which that file is renamed to FILE.1 and a new one begun"},
+    )
 
     def __post_init__(self) -> None:
         require_port("port", self.port)
@@ -101,6 +110,8 @@ class ServerArgs:
             raise ValueError("max_connections: must be at least 1")
         if self.fair_queue and not self.api_key:
             raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
+        if self.request_log_max_bytes < 1:
+            raise ValueError("request_log_max_bytes: must be at least 1 byte")
         _require_choice("log_level", self.log_level, LOG_LEVELS)
         _require_choice("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -10,6 +10,7 @@ from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from fastdeploy_lp.request_limits import MAX_PROMPTS
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
@@ -55,12 +56,17 @@ def invalid_field(error: ValueError) -> InvalidRequestError:
 
 
 def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
-    """Each prompt of a field that holds one or many, as text or token ids, with its path in the body."""
+    """Each prompt of a field that holds one or many, as text or token ids, with its path in the body.
+
+    Raises InvalidRequestError for too many of them.
+    """
     if isinstance(given, str):
         return [(field, given)]
     tokens = [token for token in given if isinstance(token, int)]
     if tokens:
         return [(field, tokens)]
+    if len(given) > MAX_PROMPTS:
+        raise InvalidRequestError(field, f"{len(given)} prompts are too many; a request may have {MAX_PROMPTS}")
     return [(f"{field}.{index}", prompt) for index, prompt in enumerate(given) if not isinstance(prompt, int)]
 
 

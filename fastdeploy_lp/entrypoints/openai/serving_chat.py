@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -43,7 +44,7 @@ class ServingChat:
         client: whose it is, where clients take turns. deadline: on the monotonic clock, None for any time.
         """
         params = self._serving.params(request)
-        prompt = self._prompt(request)
+        prompt = await self._prompt(request)
         calls = guided_calls(request, self._serving.engine)
         if calls is not None:
             params.guided_decoding = calls
@@ -72,7 +73,7 @@ class ServingChat:
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )
 
-    def _prompt(self, request: ChatCompletionRequest) -> Prompt:
+    async def _prompt(self, request: ChatCompletionRequest) -> Prompt:
         engine = self._serving.engine
         tools = offered_tools(request, engine.message_parsers)
         if request.prompt_token_ids is not None:
@@ -87,7 +88,11 @@ class ServingChat:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        return engine.inputs.chat_prompt([each.model_dump(exclude_none=True) for each in request.messages], options)
+        messages = [each.model_dump(exclude_none=True) for each in request.messages]
+        if request.chat_template is None:
+            return engine.inputs.chat_prompt(messages, options)
+        rendered = await engine.request_templates.render(for_template(messages), options)
+        return engine.inputs.rendered_prompt(rendered)
 
     async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
         """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].

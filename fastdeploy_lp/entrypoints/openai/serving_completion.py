@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.merge import merged
@@ -27,6 +28,7 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     usage_of,
 )
 from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.request_limits import MAX_SEQUENCES
 
 
 class ServingCompletion:
@@ -44,7 +46,11 @@ class ServingCompletion:
         if request.echo:
             inputs.require_text("echo")
         field = "prompt" if request.prompt_token_ids is None else "prompt_token_ids"
-        prompts = [inputs.prompt(prompt, path) for path, prompt in each_prompt(field, request.prompt)]
+        given = each_prompt(field, request.prompt)
+        if len(given) * params.n > MAX_SEQUENCES:
+            reason = f"{len(given)} prompts with {params.n} completions each are too many; {MAX_SEQUENCES} may be"
+            raise InvalidRequestError(field, reason)
+        prompts = [inputs.prompt(prompt, path) for path, prompt in given]
         settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
         inputs.require_traceable(settled)
         request_id = new_completion_id(request.request_id)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
 from fastdeploy_lp.platforms import in_host_memory, to_device
+from fastdeploy_lp.request_limits import MAX_LOGIT_BIAS
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -33,6 +34,13 @@ def _can_be_added(bias: float) -> float:
     return bias
 
 
+def _few_enough(bias: Any) -> Any:
+    """Before each entry is looked at."""
+    if isinstance(bias, Mapping) and len(bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens are allowed, not {len(bias)}")
+    return bias
+
+
 def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float]:
     vocab_size = info.context["vocab_size"] if info.context else None
     if vocab_size is not None and sum(value == -math.inf for value in bias.values()) >= vocab_size:
@@ -40,7 +48,6 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
     return bias
 
 
-MAX_ENTRIES = 4096
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
 TokenId = Annotated[int, AfterValidator(_in_vocabulary)]
@@ -52,7 +59,7 @@ class LogitBiasParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_ENTRIES), AfterValidator(_leaves_one)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few_enough), AfterValidator(_leaves_one)] | None = None
 
 
 class LogitBiasLogitsProcessor(LogitsProcessor):

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.token_penalty import Rates, TokenPenaltyProcessor
-from fastdeploy_lp.sampling_params import MAX_REPETITION_PENALTY
+from fastdeploy_lp.request_limits import MAX_REPETITION_PENALTY
 
 Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=MAX_REPETITION_PENALTY)]
 

@@ -8,11 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.row_cut import RowCutProcessor
 
-Share = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
+# A smaller one would be 0 in float32, and of 0 nothing would be kept.
+SMALLEST_SHARE = 1e-30
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=SMALLEST_SHARE, le=1)]
 
 
 class TypicalPParams(BaseModel):
-    """`typical_p`: how much probability the kept tokens reach together, above 0, to 1; 1 leaves all."""
+    """`typical_p`: how much probability the kept tokens reach together, 1e-30 to 1; 1 leaves all."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -18,7 +18,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     TokenLists,
 )
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.sampling_params import MAX_LOGPROBS
+from fastdeploy_lp.request_limits import MAX_LOGPROBS
 
 # The weight of the most likely token; csrc/row_weights.h says why weights are whole numbers.
 ONE = 2.0**32

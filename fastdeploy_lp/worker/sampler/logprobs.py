@@ -52,6 +52,11 @@ class LogprobsCapture:
         """Whether any row of the step wants logprobs."""
         return bool(self._wanted.rows.size)
 
+    @property
+    def shows_what_is_drawn_from(self) -> bool:
+        """Whether any row wants logprobs of other than the model's own logits."""
+        return self.asked_for and not self._raw
+
     def compute(self, logits: Tensor, draws: Draws, tokens: Tensor) -> RowLogprobs:
         """Logprobs of the wanted rows' tokens; `logits` is what `tokens` [rows] were drawn from."""
         rows = to_device(self._wanted.rows)

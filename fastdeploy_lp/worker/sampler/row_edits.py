@@ -35,6 +35,10 @@ class RowEdits:
         """Whether the slot's request changes anything."""
         return slot in self._by_slot
 
+    def work_on_any(self, slots: NDArray[np.int64]) -> bool:
+        """Whether one of the slots' requests does."""
+        return bool(self._by_slot) and not self._by_slot.keys().isdisjoint(slots.tolist())
+
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
         edits = self._by_slot.get(slot)

@@ -58,6 +58,15 @@ class Sampler:
         params = share_inputs["sampling_params"]
         self._logprobs.begin([params[slot] for slot in slots.tolist()], logits)
 
+    def takes_the_most_likely(self, share_inputs: Mapping[str, Any], slots: Int64s) -> bool:
+        """Whether nothing counts but which token of each row is the most likely; after `capture`.
+
+        Penalties and bans look behind it, and so do the log probabilities of what is drawn from.
+        """
+        if share_inputs["temperature_cpu"][slots].any():
+            return False
+        return not (self._edits.work_on_any(slots) or self._logprobs.shows_what_is_drawn_from)
+
     def __call__(
         self,
         logits: Tensor,

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.server import ServerProcess, free_port, server_environment
+from support.server import ServerProcess, server_environment
 from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp.entrypoints.cli import main
@@ -124,7 +124,7 @@ def test_a_system_prompt_survives_a_reset(tiny_server: ServerProcess) -> None:
     ("arguments", "parts"),
     [
         (["--url", "nowhere"], ["url: 'nowhere'"]),
-        (["--url", f"http://127.0.0.1:{free_port()}/v1"], ["url: no model from"]),
+        (["--url", "http://127.0.0.1:1/v1"], ["url: no model from"]),
         (["--url", "http://127.0.0.1:1/v1", "--max-num-seqs", "3"], ["--max-num-seqs"]),
         ([], ["--model is needed"]),
         (["--model", "nowhere"], ["'nowhere'"]),

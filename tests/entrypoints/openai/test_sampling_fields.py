@@ -66,7 +66,7 @@ def test_min_p_of_one_is_greedy(client: openai.Client) -> None:
 def test_a_request_that_rules_out_every_token_ends_with_an_error_that_says_so(client: openai.Client) -> None:
     """Nothing is left for the second token only, so that the request is admitted."""
     with pytest.raises(
-        openai.InternalServerError, match="allowed_token_ids and bad_words left no token that can be sampled"
+        openai.BadRequestError, match="allowed_token_ids and bad_words left no token that can be sampled"
     ):
         complete(client, allowed_token_ids=[PARIS], bad_words_token_ids=[[PARIS, PARIS]])
     assert complete(client).choices[0].finish_reason == "length"

@@ -95,6 +95,8 @@ ABORT = "POST /v1/abort_requests"
 POOLING = "POST /pooling"
 CALLS = [
     Call("GET /health", "/health", is_empty),
+    Call("GET /health/ready", "/health/ready", is_empty),
+    Call("GET /health/live", "/health/live", is_empty),
     Call("GET /ping", "/ping", is_empty),
     Call("POST /ping", "/ping", is_empty),
     Call("GET /load", "/load", has(server_load=0, running=0, waiting=0)),
@@ -140,6 +142,7 @@ CALLS = [
             "normalize": False,
             "user": "somebody",
             "request_id": "pooled-by-a-client",
+            "timeout": 120,
         },
     ),
     Call(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_line import fields_of
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
@@ -21,6 +21,8 @@ from fastdeploy_lp.log_format import REQUEST_ID
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
+# An answer may hold a client's own text; no browser is to take it for a page.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 NO_ROUTE = "unknown"
 # Asked every few seconds by machines.
 PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"}
@@ -48,8 +50,8 @@ class RequestLogMiddleware:
         self._in_flight.add(record)
         try:
             await self._app(scope, receive, _noting(record, send))
-        except Exception:
-            if not record.answered:
+        except Exception as error:
+            if not record.answered and not is_disconnect(error):
                 raise
         finally:
             self._in_flight.remove(record)
@@ -72,7 +74,8 @@ def _noting(record: RequestRecord, send: Send) -> Send:
     def note(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+            own = ((b"x-request-id", record.request_id.encode()), NO_SNIFFING)
+            message["headers"] = [*message.get("headers", ()), *own]
         elif not message.get("more_body", False):
             record.answered = True
         return send(message)

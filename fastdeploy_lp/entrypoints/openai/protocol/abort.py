@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
+
+# No other can be the id of a request or of a response.
+AbortedId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 
 
 class AbortRequestsRequest(RequestModel):
     """Which requests to end: those of these ids (of responses, or `X-Request-Id`), or all of them."""
 
-    req_ids: list[str] | None = None
+    req_ids: EachOf[AbortedId] | None = None
     abort_all: bool = False
 
     @model_validator(mode="after")

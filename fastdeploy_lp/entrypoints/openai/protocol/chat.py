@@ -11,9 +11,10 @@ from typing_extensions import Self
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
+from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.entrypoints.openai.protocol.tool import NamedToolChoice, Tool, ToolChoice
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf
+from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
@@ -39,12 +40,12 @@ class ChatCompletionRequest(GuidedRequest):
         "verbosity": "not supported; what the chat template knows can be set by chat_template_kwargs",
     }
 
-    messages: list[ChatMessage]
-    prompt_token_ids: list[int] | None = None
+    messages: FewMessages
+    prompt_token_ids: EachOf[int] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: FewTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     chat_template: str | None = None

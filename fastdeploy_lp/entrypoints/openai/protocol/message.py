@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, require_few
+from fastdeploy_lp.request_limits import MAX_MESSAGES
 
 
 class TextPart(RequestModel):
@@ -76,3 +77,11 @@ class ChatMessage(RequestModel):
         if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError(f"tool_call_id: only allowed in a message of the role tool, not {self.role}")
         return self
+
+
+def _few_messages(value: Any) -> Any:
+    require_few("messages", value, MAX_MESSAGES)
+    return value
+
+
+FewMessages = Annotated[list[ChatMessage], BeforeValidator(_few_messages)]

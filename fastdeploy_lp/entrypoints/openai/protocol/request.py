@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import Self
 
+from fastdeploy_lp.request_limits import (
+    MAX_LOGIT_BIAS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    MAX_OBJECT_FIELDS,
+)
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.trace_params import TraceParams
+
+Entry = TypeVar("Entry")
+# Told of the first entry that is wrong: a list of a million wrong ones is no reason to describe each.
+EachOf = Annotated[list[Entry], Field(fail_fast=True)]
 
 # Ids stand in logs and headers.
 # Seconds from the request's arrival to its whole answer.
@@ -37,6 +48,7 @@ class RequestModel(BaseModel):
     def _drop_what_asks_for_nothing(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        require_few("fields", body, MAX_OBJECT_FIELDS)
         kept = {name: value for name, value in body.items() if not cls._asks_for_nothing(name, value)}
         for name in kept:
             if name not in cls.model_fields and name in cls.unsupported:
@@ -51,6 +63,12 @@ class RequestModel(BaseModel):
         # 1 equals true, but is no true.
         nothing = cls.without_effect.get(name, ()) if field is None else ()
         return any(type(value) is type(each) and value == each for each in nothing)
+
+
+def require_few(what: str, value: Any, most: int) -> None:
+    """Raise ValueError for a list or an object of more than `most` entries, before any of them is looked at."""
+    if isinstance(value, (list, dict)) and len(value) > most:
+        raise ValueError(f"at most {most} {what} are allowed, not {len(value)}")
 
 
 class StreamOptions(RequestModel):
@@ -126,14 +144,14 @@ class GenerationRequest(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    bad_words: list[str] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: EachOf[str] | None = None
+    bad_words_token_ids: EachOf[EachOf[int]] | None = None
+    allowed_token_ids: EachOf[int] | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | EachOf[str] | None = None
+    stop_token_ids: EachOf[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -151,6 +169,23 @@ class GenerationRequest(RequestModel):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, value: Any) -> Any:
+        require_few("tokens", value, MAX_LOGIT_BIAS)
+        return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _little_metadata(cls, value: Any) -> Any:
+        require_few("entries", value, MAX_METADATA)
+        for key, text in value.items() if isinstance(value, dict) else ():
+            if len(key) > MAX_METADATA_KEY or (isinstance(text, str) and len(text) > MAX_METADATA_VALUE):
+                raise ValueError(
+                    f"keys may have {MAX_METADATA_KEY} characters and values {MAX_METADATA_VALUE}, which one exceeds"
+                )
+        return value
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:

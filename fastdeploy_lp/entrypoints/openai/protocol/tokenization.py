@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
-from fastdeploy_lp.entrypoints.openai.protocol.tool import Tool
+from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools
 
 
 class TokenizeRequest(RequestModel):
@@ -21,9 +21,9 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: FewMessages | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
-    tools: list[Tool] | None = None
+    tools: FewTools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -52,7 +52,7 @@ class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: EachOf[int]
 
 
 class DetokenizeResponse(BaseModel):

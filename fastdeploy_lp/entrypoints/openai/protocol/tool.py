@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, require_few
+from fastdeploy_lp.request_limits import MAX_TOOLS
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
@@ -28,6 +29,14 @@ class Tool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+def _few_tools(value: Any) -> Any:
+    require_few("tools", value, MAX_TOOLS)
+    return value
+
+
+FewTools = Annotated[list[Tool], BeforeValidator(_few_tools)]
 
 
 class ChosenFunction(RequestModel):

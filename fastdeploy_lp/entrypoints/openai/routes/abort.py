@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.protocol.abort import (
     AbortedRequest,
@@ -16,7 +17,7 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 def abort_routes(in_flight: RequestsInFlight) -> APIRouter:
     """Requests ended by somebody else than their clients."""
-    router = APIRouter(responses=failures(400, 413, 503))
+    router = APIRouter(responses=failures(400, 413, 503), route_class=BoundedRoute)
 
     @router.post("/v1/abort_requests")
     async def abort_requests(body: AbortRequestsRequest, request: Request) -> AbortRequestsResponse:

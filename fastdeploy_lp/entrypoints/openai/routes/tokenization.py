@@ -10,6 +10,7 @@ from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,7 +23,7 @@ from fastdeploy_lp.entrypoints.openai.serving import Serving
 
 def tokenization_routes(engine: Engine) -> APIRouter:
     """The model's tokenizer and chat template, without the model; texts may be longer than its context."""
-    router = APIRouter(responses=failures(400, 404, 413, 503))
+    router = APIRouter(responses=failures(400, 404, 413, 503), route_class=BoundedRoute)
     serving, tokenizer, config = Serving(engine), engine.tokenizer, engine.fd_config.model_config
 
     def encode(body: TokenizeRequest) -> list[int]:

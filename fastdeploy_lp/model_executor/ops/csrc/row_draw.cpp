@@ -150,7 +150,7 @@ void keep_top_p(Scratch& gathered, double mass) {
   }
   int64_t ties = 0;
   while (before + static_cast<double>(ties) * weight < mass) ++ties;
-  keep(gathered, last, ties);
+  keep(gathered, last, std::max<int64_t>(ties, 1));
 }
 
 double sum(const Scratch& gathered) {

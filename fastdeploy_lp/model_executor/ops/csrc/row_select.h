@@ -3,14 +3,16 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 #include <vector>
 
 namespace fdlp {
 
 // The key at which the weights reach `mass`, and the weight of all greater keys. Both vectors, as long as each other and
-// not empty, are left in another order; no weight is 0.
+// not empty, are left in another order; no weight is 0. A mass of 0 is reached by the greatest key.
 inline std::pair<float, double> key_at(std::vector<float>& keys, std::vector<double>& weights, double mass) {
+  mass = std::max(mass, std::numeric_limits<double>::min());
   double before = 0.0;
   size_t begin = 0, end = keys.size();
   while (true) {

@@ -201,7 +201,8 @@ def test_a_token_passes_the_log_without_a_frame_of_its_own() -> None:
     assert all(each is token for each in sent[1:])
     note({"type": "http.response.body"})
     assert record.answered
-    assert sent[0]["headers"] == [(b"a", b"b"), (b"x-request-id", b"an-id")]
+    added = [(b"x-request-id", b"an-id"), (b"x-content-type-options", b"nosniff")]
+    assert sent[0]["headers"] == [(b"a", b"b"), *added]
 
 
 def test_a_line_is_there_once(guarded_server: ServerProcess) -> None:

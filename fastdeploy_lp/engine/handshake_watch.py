@@ -1,0 +1,57 @@
+"""Tells the log of connections to the worker's socket that do not know its key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+
+
+class HandshakeWatch:
+    """Counts the refused handshakes of a socket; `start` and `close` on one event loop.
+
+    refused: handshakes that failed so far. The first is logged, then the second, the fourth and so on: whoever knocks
+    for ever must not fill the log.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._monitor: zmq.Socket[bytes] | None = None
+        self.refused = 0
+
+    def start(self) -> None:
+        """Listen to what the socket tells of itself."""
+        self._monitor = self._socket.get_monitor_socket(REFUSALS)
+        asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._drain)
+        # The file descriptor tells of changes only.
+        self._drain()
+
+    def close(self) -> None:
+        """Stop listening; before the socket itself is closed."""
+        if self._monitor is None:
+            return
+        self._drain()
+        asyncio.get_running_loop().remove_reader(self._monitor.fileno())
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._monitor = None
+
+    def _drain(self) -> None:
+        while self._monitor is not None and self._monitor.poll(0):
+            told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if told["event"] & REFUSALS:
+                self._count(str(told["endpoint"].decode(errors="replace")))
+
+    def _count(self, endpoint: str) -> None:
+        self.refused += 1
+        if self.refused.bit_count() == 1:
+            logger.warning(
+                "a connection to the worker's socket was refused, because it does not know the key",
+                extra={"fields": {"endpoint": endpoint, "refused": self.refused}},
+            )

@@ -1,0 +1,59 @@
+"""`python -m fastdeploy_lp.engine.template_process`: renders one chat template that came with a request, and ends.
+
+Whatever the template does, it does to this process alone: it has no environment, can open no file or socket, and may
+take so much memory and no more. `TemplateSandbox` starts it, and kills it when it takes too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import resource
+import sys
+from typing import Any
+
+from fastdeploy_lp.engine.chat_template import ChatOptions, compiled
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
+
+
+def main() -> None:
+    """One job from standard input, one result to standard output, both JSON."""
+    _load_what_is_loaded_late()
+    _give_up_resources()
+    json.dump(_result(json.load(sys.stdin)), sys.stdout)
+
+
+def _load_what_is_loaded_late() -> None:
+    """No file can be opened after this: codecs, jinja's account of errors, its words for fillers, time formats."""
+    for source in ("{{ '\\u00e9' ~ strftime_now('%c') ~ lipsum(n=1) }}", "{{ nothing.at.all }}", "{% for %}"):
+        with contextlib.suppress(InvalidRequestError):
+            compiled(source, {}, "chat_template").render([])
+
+
+def _give_up_resources() -> None:
+    limits = {
+        resource.RLIMIT_AS: REQUEST_TEMPLATE_BYTES,
+        resource.RLIMIT_CPU: math.ceil(REQUEST_TEMPLATE_SECONDS) + 1,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, most in limits.items():
+        resource.setrlimit(kind, (most, most))
+
+
+def _result(job: dict[str, Any]) -> dict[str, Any]:
+    options = ChatOptions(**job["options"])
+    try:
+        template = compiled(options.chat_template or "", job["special_tokens"], "chat_template")
+        return {"text": template.render(job["messages"], options)}
+    except InvalidRequestError as error:
+        return {"param": error.param, "reason": error.reason}
+    except Exception as error:  # noqa: BLE001 - compiling computes what is constant, so anything can go wrong
+        return {"param": "chat_template", "reason": f"the template does not compile: {type(error).__name__}"}
+
+
+if __name__ == "__main__":
+    main()

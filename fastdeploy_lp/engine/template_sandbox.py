@@ -1,0 +1,73 @@
+"""Chat templates that came with requests, rendered where they can do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastdeploy_lp.engine.chat_template import ChatOptions
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
+
+MODULE = "fastdeploy_lp.engine.template_process"
+# At a time; each takes a core.
+PROCESSES = 2
+
+
+class TemplateSandbox:
+    """Renders each template in a process of its own, bounded in time and memory; lives on one event loop.
+
+    jinja's sandbox keeps a template from Python's internals but not from expressions that compute without end, such as
+    a text repeated a billion times. Those end with their process.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._turns = asyncio.Semaphore(PROCESSES)
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
+        """The prompt by `options.chat_template`; raises InvalidRequestError, also for what takes too much."""
+        job = {
+            "messages": list(messages),
+            "options": dataclasses.asdict(options),
+            "special_tokens": self._special_tokens,
+        }
+        async with self._turns:
+            output = await _output_of_process(json.dumps(job).encode())
+        try:
+            result = json.loads(output)
+        except ValueError:
+            reason = f"rendering it took more than {REQUEST_TEMPLATE_BYTES} bytes of memory"
+            raise InvalidRequestError("chat_template", reason) from None
+        if "text" not in result:
+            raise InvalidRequestError(result["param"], result["reason"])
+        text: str = result["text"]
+        return text
+
+
+async def _output_of_process(job: bytes) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        MODULE,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        # Nothing of this process's own environment, which may hold keys.
+        env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(job), REQUEST_TEMPLATE_SECONDS)
+    except asyncio.TimeoutError:
+        reason = f"takes more than {REQUEST_TEMPLATE_SECONDS:g} seconds to render"
+        raise InvalidRequestError("chat_template", reason) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output

@@ -1,0 +1,30 @@
+"""Requests run again on an engine of this process's own."""
+
+from __future__ import annotations
+
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
+from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
+from fastdeploy_lp.entrypoints.replay.backend import ReplayError
+
+
+class EngineBackend:
+    """Settles each request again, which leaves nothing open: what is recorded has its seed and its token limit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:
+        """The outputs, run anew; raises ReplayError, and EngineDeadError without a worker."""
+        try:
+            prompt = self._engine.inputs.prompt(request.prompt_token_ids)
+            settled = await self._engine.settle(request.params, prompt)
+            admitted = EngineRequest(f"replay-{request.request_id}", prompt, settled)
+            (generation,) = await self._engine.generate([admitted], bounded=False)
+            result = await generation.result()
+        except (InvalidRequestError, RequestFailedError) as error:
+            raise ReplayError(str(error)) from None
+        return [
+            LoggedOutput(each.index, each.token_ids, each.finish_reason or "", each.stop_reason)
+            for each in result.completions
+        ]

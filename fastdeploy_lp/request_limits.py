@@ -1,0 +1,50 @@
+"""What one request may hold, in one place; docs/limits.md lists it.
+
+A limit bounds what a request costs before the engine has taken it: time on the event loop, and memory. What it costs
+after that is bounded by the context, the slots and the queue.
+"""
+
+from __future__ import annotations
+
+# Sampling and stopping.
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 4096
+MAX_BAD_WORD_CHARACTERS = 256
+# Words and lists of token ids together: each word is one or two lists.
+MAX_BAD_WORD_LISTS = 16_384
+MAX_BAD_WORD_TOKENS = 2048
+MAX_REPETITION_PENALTY = 1e6
+
+# Arguments of logits processors.
+MAX_ARGUMENT_DEPTH = 32
+MAX_ARGUMENT_VALUES = 65_536
+MAX_LOGIT_BIAS = 4096
+
+# The form of an output.
+MAX_CHOICES = 10_000
+
+# A body over HTTP: JSON values of any kind, members of objects, and how deep they may stand in one another.
+MAX_BODY_VALUES = 1_000_000
+MAX_BODY_MEMBERS = 65_536
+MAX_BODY_DEPTH = 128
+# Fields of one object of which the API knows all fields.
+MAX_OBJECT_FIELDS = 200
+MAX_MESSAGES = 16_384
+MAX_TOOLS = 1024
+MAX_PROMPTS = 2048
+MAX_SEQUENCES = 4096
+# OpenAI's own.
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+# Chat templates. Far beyond what a conversation that fits into a context needs.
+MAX_TEMPLATE_STEPS = 100_000
+MAX_TEMPLATE_CHARACTERS = 8_000_000
+# Those of requests, which run in a process of their own.
+REQUEST_TEMPLATE_SECONDS = 3.0
+REQUEST_TEMPLATE_BYTES = 512 << 20

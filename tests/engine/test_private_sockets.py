@@ -1,0 +1,218 @@
+"""What another user of this machine can do with the worker's sockets: nothing. Root can; the tests drop to `nobody`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+from support.server import free_port, server_environment, wait_until
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
+from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
+from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
+from fastdeploy_lp.sampling_params import SamplingParams
+
+NOBODY = 65534
+PROCESS_FILES = ["environ", "maps"]
+SECONDS = 60.0
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0,
+    reason="only root can become another user; test_a_stranger_is_refused_and_logged tries the same as the same user",
+)
+# Imports first: another user may not be able to read where they come from.
+STRANGER = """
+    import os, socket, sys, zmq
+    endpoint, pid, message, user = sys.argv[1:5]
+    os.setgroups([]); os.setgid(int(user)); os.setuid(int(user))
+    found = []
+
+    def attempt(name, action):
+        try:
+            action()
+        except (OSError, zmq.ZMQError):
+            return
+        found.append(name)
+
+    folder = endpoint.partition("://")[2].rpartition("/")[0]
+    if endpoint.startswith("ipc"):
+        attempt("list the folder", lambda: os.listdir(folder))
+        attempt("connect", lambda: socket.socket(socket.AF_UNIX).connect(f"{folder}/worker.sock"))
+    for name in ("environ", "maps"):
+        attempt(name, lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
+
+    context = zmq.Context()
+    for key in (None, zmq.curve_keypair()[0]):
+        talker = context.socket(zmq.PAIR)
+        talker.linger = 0
+        if key is not None:
+            talker.curve_publickey, talker.curve_secretkey = zmq.curve_keypair()
+            talker.curve_serverkey = key
+        talker.connect(endpoint)
+        # A PAIR socket may always send into its own queue; what counts is whether anything arrives or comes back.
+        talker.send(bytes.fromhex(message), zmq.NOBLOCK)
+        if talker.poll(700):
+            found.append(f"read {talker.recv()!r}")
+        talker.close()
+    print("\\n".join(found))
+"""
+
+
+@asynccontextmanager
+async def running_worker(fd_config: FDConfig) -> AsyncIterator[WorkerHandle]:
+    handle = WorkerHandle(fd_config)
+    try:
+        assert isinstance(await handle.start({}), WorkerReady)
+        yield handle
+    finally:
+        await handle.stop()
+
+
+async def what_succeeds(handle: WorkerHandle, user: int) -> list[str]:
+    program = [sys.executable, "-c", textwrap.dedent(STRANGER)]
+    stranger = await asyncio.create_subprocess_exec(
+        *program,
+        endpoint_of(handle),
+        str(handle.pid),
+        injected().hex(),
+        str(user),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=server_environment(),
+    )
+    output, errors = await asyncio.wait_for(stranger.communicate(), SECONDS)
+    assert stranger.returncode == 0, errors.decode()
+    return output.decode().split("\n")[:-1] if output.strip() else []
+
+
+def config(transport: str) -> FDConfig:
+    port = free_port() if transport == "tcp" else None
+    return replace(tiny_fd_config(), parallel_config=ParallelConfig(engine_worker_queue_port=port))
+
+
+def endpoint_of(handle: WorkerHandle) -> str:
+    return handle._socket.last_endpoint.decode().rstrip("\0")
+
+
+def injected() -> bytes:
+    return encode(AddRequest("injected", [1, 2, 3], SamplingParams(max_tokens=1, seed=1, temperature=0)))
+
+
+async def answer_to_a_request_of_ours(handle: WorkerHandle) -> list[str]:
+    """The ids of the sequences that the worker tells of until ours has ended."""
+    handle.send(AddRequest("ours", [1, 2, 3], SamplingParams(max_tokens=2, seed=1, temperature=0)))
+    told: list[str] = []
+    while True:
+        message = await asyncio.wait_for(handle.receive(), SECONDS)
+        assert isinstance(message, StepOutputs)
+        told += [step.request_id for step in message.steps]
+        if any(step.request_id == "ours" and step.finish_reason for step in message.steps):
+            return told
+
+
+@needs_root
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_another_user_can_neither_read_nor_inject(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/tmp")
+
+    async def main() -> None:
+        async with running_worker(config(transport)) as handle:
+            attempts = asyncio.create_task(what_succeeds(handle, NOBODY))
+            told = await answer_to_a_request_of_ours(handle)
+            assert await attempts == []
+            assert set(told + await answer_to_a_request_of_ours(handle)) == {"ours"}
+            # Made by somebody who may, the same attempts tell the difference; nor does root pass the handshake.
+            succeeded = await what_succeeds(handle, 0)
+            assert succeeded == [*(["list the folder", "connect"] if transport == "unix" else []), *PROCESS_FILES]
+            assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
+
+    asyncio.run(main())
+
+
+def test_the_sockets_folder_is_our_own() -> None:
+    async def main() -> None:
+        handle = WorkerHandle(config("unix"))
+        handle._bind()
+        folder = Path(endpoint_of(handle).removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        await handle.stop()
+        assert not folder.exists()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("knows", ["nothing", "another key"])
+def test_a_stranger_is_refused_and_logged(
+    transport: str, knows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}" if transport == "tcp" else f"ipc://{tmp_path}/s"
+
+    async def main() -> None:
+        with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+            ours.curve_publickey, ours.curve_secretkey = zmq.curve_keypair()
+            ours.curve_server = True
+            watch = HandshakeWatch(ours)
+            watch.start()
+            ours.bind(endpoint)
+            theirs.linger = 0
+            if knows == "another key":
+                theirs.curve_publickey, theirs.curve_secretkey = zmq.curve_keypair()
+                theirs.curve_serverkey = zmq.curve_keypair()[0]
+            theirs.connect(endpoint)
+            theirs.send(injected(), zmq.NOBLOCK)
+            while not watch.refused:
+                await asyncio.sleep(0.01)
+            assert not ours.poll(100)
+            watch.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(asyncio.wait_for(main(), SECONDS))
+    assert "a connection to the worker's socket was refused" in caplog.text
+
+
+def test_knocking_for_ever_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        watch = HandshakeWatch(socket)
+        for _ in range(1000):
+            watch._count("ipc:///x")
+    assert watch.refused == 1000
+    assert len(caplog.records) == 10
+
+
+def test_the_worker_does_not_get_the_keys_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "secret-key-of-a-client")
+
+    async def main() -> None:
+        async with running_worker(config("unix")) as handle:
+            parts = [Path(f"/proc/{handle.pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
+            assert parts[0].count(b"PYTHONPATH=") == 1
+            assert b"secret-key-of-a-client" not in b"".join(parts)
+
+    asyncio.run(main())
+
+
+def test_the_worker_was_waited_for() -> None:
+    """Nothing of the above is left."""
+    wait_until(lambda: not list(Path("/proc/self/task").glob("*/children")) or not _children(), 10.0)
+
+
+def _children() -> list[str]:
+    return [
+        child
+        for path in Path("/proc/self/task").glob("*/children")
+        for child in path.read_text().split()
+        if b"fastdeploy_lp.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]

@@ -35,6 +35,7 @@ def main() -> int:
         ("quality.py", "--smoke"),
         ("scheduler.py", "--steps", "20"),
         ("compare.py", "--smoke"),
+        ("data_parallel.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

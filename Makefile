@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients test-ray lint types bench-smoke gpu-check audit clean
+.PHONY: help serve test test-long test-clients test-ray test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -64,6 +64,20 @@ $(VENV)/ray.done: setup.py | $(VENV)/dev.done
 test-ray: $(VENV)/ray.done ## run replicas on Ray Serve: one is killed, all are updated, routers are compared
 	PYTHONPATH=$(CURDIR) $(VENV)/ray/bin/python -m pytest tests/reliability/test_ray_serve.py $(PYTEST_ARGS)
 
+# The checks of accessibility are axe's, which comes from npm.
+$(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/dev.done
+	npm ci --silent --no-audit --no-fund --prefix tests/entrypoints/playground/node
+	@touch $@
+
+# Debian: apt-get install chromium chromium-driver npm. `make test` runs a few of these tests, and none where that is missing.
+BROWSER_TESTS := tests/entrypoints/playground
+test-browser: $(VENV)/dev.done $(VENV)/axe.done ## test the playground in Chromium, which has to be installed
+	FASTDEPLOY_LP_NEEDS_BROWSER=1 $(BIN)/python -m pytest -m '' $(BROWSER_TESTS) $(PYTEST_ARGS)
+
+screenshots: $(VENV)/dev.done ## take the pictures of docs/images again
+	FASTDEPLOY_LP_NEEDS_BROWSER=1 FASTDEPLOY_LP_SCREENSHOTS=docs/images $(BIN)/python -m pytest -m browser \
+	    $(BROWSER_TESTS)/test_screenshots.py $(PYTEST_ARGS)
+
 lint: $(VENV)/dev.done ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -83,8 +97,19 @@ audit: $(VENV)/audit.done ## ask the package index for known weaknesses of the i
 bench-smoke: $(VENV)/dev.done ## run the benchmarks for a moment, to see that they work
 	$(BIN)/python benchmarks/smoke.py
 
+# The site's generator reads sources and imports none of ours, so it needs nothing that they need. With --quiet it would not
+# count its warnings, which --strict turns into failures.
+$(VENV)/docs.done: docs/site/requirements.txt
+	@echo "Setting up MkDocs in $(VENV)/docs"
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+docs: $(VENV)/docs.done ## build the documentation's site into build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
+
 gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
 
 clean: ## remove the environment and caches of tools
-	rm -rf $(VENV) tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) tests/clients/node/node_modules tests/entrypoints/playground/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -52,6 +52,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "ruff>=0.9",
         "schemathesis>=4",
+        "selenium>=4.40",
         # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.
         "torch==2.13.0",
         "transformers>=5",
@@ -89,6 +90,7 @@ setup(
     packages=find_packages(include=["fastdeploy_lp", "fastdeploy_lp.*"]),
     package_data={
         "fastdeploy_lp": ["py.typed"],
+        "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
         "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"],
     },

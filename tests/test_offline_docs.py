@@ -60,7 +60,7 @@ def test_every_option_and_command_that_is_told_exists() -> None:
     parsed = (EngineArgs, ChatArgs, BatchArgs, ExplainArgs, ReplayArgs, WatermarkArgs)
     fields = {name for args in parsed for name in args.__dataclass_fields__}
     options = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", COMMAND_LINE)}
-    assert options - {"help", "base_url", "config", "request_log"} <= fields
+    assert options - {"help", "base_url", "config", "markdown", "request_log"} <= fields
     named = set(re.findall(r"fastdeploy-lp ([a-z][a-z-]+)", COMMAND_LINE))
     assert named <= {each.name for each in SUBCOMMANDS}
     for each in SUBCOMMANDS:

@@ -1,7 +1,7 @@
-"""`python -m fastdeploy_lp.engine.template_process`: renders one chat template that came with a request, and ends.
+"""`python -m fastdeploy_lp.engine.template_process SECONDS`: renders a chat template of a request, and ends.
 
 Whatever the template does, it does to this process alone: it has no environment, can open no file or socket, and may
-take so much memory and no more. `TemplateSandbox` starts it, and kills it when it takes too long.
+take so much memory and so many seconds of a processor, after which the kernel ends it. `TemplateSandbox` starts it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import json
 import math
 import resource
 import sys
+import time
 from typing import Any
 
 from fastdeploy_lp.engine.chat_template import ChatOptions, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
+from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES
 
 
 def main() -> None:
     """One job from standard input, one result to standard output, both JSON."""
     _load_what_is_loaded_late()
-    _give_up_resources()
+    _give_up_resources(float(sys.argv[1]))
     json.dump(_result(json.load(sys.stdin)), sys.stdout)
 
 
@@ -32,16 +33,18 @@ def _load_what_is_loaded_late() -> None:
             compiled(source, {}, "chat_template").render([])
 
 
-def _give_up_resources() -> None:
+def _give_up_resources(seconds: float) -> None:
     limits = {
         resource.RLIMIT_AS: REQUEST_TEMPLATE_BYTES,
-        resource.RLIMIT_CPU: math.ceil(REQUEST_TEMPLATE_SECONDS) + 1,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: 0,
         resource.RLIMIT_CORE: 0,
     }
     for kind, most in limits.items():
         resource.setrlimit(kind, (most, most))
+    # At the first the kernel says what it ends the process for, at the second it does not.
+    cpu = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
 
 
 def _result(job: dict[str, Any]) -> dict[str, Any]:

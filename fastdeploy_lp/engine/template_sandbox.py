@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLAT
 MODULE = "fastdeploy_lp.engine.template_process"
 # At a time; each takes a core.
 PROCESSES = 2
+# Times as long by the clock as on the processor, which a busy machine may need.
+PATIENCE = 10
 
 
 class TemplateSandbox:
@@ -52,9 +55,7 @@ class TemplateSandbox:
 
 async def _output_of_process(job: bytes) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        MODULE,
+        *(sys.executable, "-m", MODULE, str(REQUEST_TEMPLATE_SECONDS)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -62,12 +63,18 @@ async def _output_of_process(job: bytes) -> bytes:
         env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(job), REQUEST_TEMPLATE_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(job), PATIENCE * REQUEST_TEMPLATE_SECONDS)
     except asyncio.TimeoutError:
-        reason = f"takes more than {REQUEST_TEMPLATE_SECONDS:g} seconds to render"
-        raise InvalidRequestError("chat_template", reason) from None
+        raise _takes_too_long() from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        raise _takes_too_long()
     return output
+
+
+def _takes_too_long() -> InvalidRequestError:
+    reason = f"takes more than {REQUEST_TEMPLATE_SECONDS:g} seconds of a processor's time to render"
+    return InvalidRequestError("chat_template", reason)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 
 Encode = Callable[[str], list[int]]
 """The token ids of a text, without the ones that a tokenizer puts around a whole prompt."""
@@ -137,11 +137,14 @@ def _checked(value: Any, info: ValidationInfo) -> list[int]:
     return _not_too_long(value)
 
 
-Phrase = Annotated[list[int], BeforeValidator(_to_phrase, json_schema_input_type=str | list[int])]
+_Token = Annotated[int, WithJsonSchema({"type": "integer", "format": "token-id"})]
+Phrase = Annotated[list[int], BeforeValidator(_to_phrase, json_schema_input_type=str | list[_Token])]
 PhraseForms = Annotated[
-    list[list[int]], BeforeValidator(_to_forms, json_schema_input_type=str | list[int] | list[list[int]])
+    list[list[int]], BeforeValidator(_to_forms, json_schema_input_type=str | list[_Token] | list[list[_Token]])
 ]
 Marker = Annotated[
-    list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[int] | list[list[int]])
+    list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[_Token] | list[list[_Token]])
 ]
-SentenceEnds = Annotated[list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | int])]
+SentenceEnds = Annotated[
+    list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | _Token])
+]

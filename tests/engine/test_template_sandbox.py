@@ -17,6 +17,7 @@ from fastdeploy_lp.engine import template_sandbox
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
+from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_SECONDS
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Grüße \U0001f600"}]
 TOKENS = {"bos_token": "<s>"}
@@ -88,7 +89,7 @@ def test_the_process_has_no_environment_no_files_and_bounded_memory() -> None:
     program = (
         "import os, resource, json\n"
         "from fastdeploy_lp.engine import template_process as t\n"
-        "t._load_what_is_loaded_late(); t._give_up_resources()\n"
+        "t._load_what_is_loaded_late(); t._give_up_resources(3.0)\n"
         "names = ('RLIMIT_AS', 'RLIMIT_NOFILE', 'RLIMIT_FSIZE', 'RLIMIT_CPU')\n"
         "print(json.dumps([resource.getrlimit(getattr(resource, name)) for name in names]))\n"
         "try:\n    open('/etc/hostname')\nexcept OSError as error:\n    print(error.errno)\n"
@@ -97,7 +98,9 @@ def test_the_process_has_no_environment_no_files_and_bounded_memory() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, env=server_environment(), check=True
     )
     limits, opened = done.stdout.splitlines()
-    assert json.loads(limits) == [[512 << 20] * 2, [0, 0], [0, 0], [4, 4]]
+    *others, (cpu, _) = json.loads(limits)
+    assert others == [[512 << 20] * 2, [0, 0], [0, 0]]
+    assert 3 < cpu < 3 + REQUEST_TEMPLATE_SECONDS
     assert int(opened) == 24
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0
 

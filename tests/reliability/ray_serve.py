@@ -192,7 +192,7 @@ class Hits:
 async def measure_hits(cluster: RayCluster, model: str, router: str, talks: int, turns: int, seed: int = 1) -> Hits:
     """Conversations that grow, some at a time, over two replicas with a cache of 8,192 tokens each."""
     blocks = 1 + 2 * CONTEXT // 16
-    args = model_args(model, request_router=router, num_gpu_blocks_override=blocks)
+    args = model_args(model, request_router=router, num_gpu_blocks_override=blocks, max_num_seqs=32)
     await asyncio.to_thread(cluster.deploy, args)
     source, found = random.Random(seed), Counter[str]()
     places = asyncio.Semaphore(CONCURRENCY)

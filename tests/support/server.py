@@ -103,8 +103,9 @@ class ServerProcess:
     @property
     def log(self) -> str:
         """What the server printed so far."""
-        self._log.seek(0)
-        return self._log.read()
+        # Not by reading from its beginning: the server writes where this file stands.
+        number = self._log.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
 
     def launch(self) -> ServerProcess:
         """Start and do not wait."""

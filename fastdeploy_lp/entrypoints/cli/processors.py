@@ -7,7 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.processor_states import ProcessorInfo, ProcessorStates
+from fastdeploy_lp.entrypoints.parameter_table import parameter_section
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorSpecError, load_processors
 
 
@@ -18,15 +19,22 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     )
     text = "as behind --logits-processors (default: the builtin ones)"
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
-    specs = parser.parse_args(argv).specs
+    parser.add_argument("--markdown", action="store_true", help="as Markdown, with a table of arguments each")
+    options = parser.parse_args(argv)
     try:
-        declared = load_processors(specs or list(BUILTIN))
+        declared = load_processors(options.specs or list(BUILTIN))
     except LogitsProcessorSpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for info in ProcessorStates(declared).describe():
-        print(f"{info.order}. {info.name}  ({info.dialect}, {info.source}: {info.spec})")
-        print(f"   {info.description or 'no description'}")
-        parameters = "unknown to the server" if info.parameters is None else json.dumps(info.parameters)
-        print(f"   parameters: {parameters}")
+    show = parameter_section if options.markdown else _lines
+    print("\n".join(show(info) for info in ProcessorStates(declared).describe()).rstrip("\n"))
     return 0
+
+
+def _lines(info: ProcessorInfo) -> str:
+    parameters = "unknown to the server" if info.parameters is None else json.dumps(info.parameters)
+    return (
+        f"{info.order}. {info.name}  ({info.dialect}, {info.source}: {info.spec})\n"
+        f"   {info.description or 'no description'}\n"
+        f"   parameters: {parameters}"
+    )

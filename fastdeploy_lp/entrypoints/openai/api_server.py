@@ -34,6 +34,7 @@ from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTT
 from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 
 MISUSED, FAILED = 2, 1
@@ -132,9 +133,12 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
     # Never the key itself: what is printed here ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
+    page = url.removesuffix("/v1") + PLAYGROUND
+    playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
     return (
         f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
         f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
+        f"{playground}"
     )
 
 

@@ -32,6 +32,7 @@ from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
+from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
@@ -60,6 +61,8 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     app.include_router(server_routes(engine))
     if args.metrics_port in (None, args.port):
         app.include_router(metrics_route(engine))
+    if args.playground:
+        app.include_router(playground_routes())
     publish_schema(app, engine.processors)
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 

@@ -41,6 +41,9 @@ class ServerArgs:
             "secret": True,
         },
     )
+    playground: bool = field(
+        default=False, metadata={"help": "serve a page at /playground to try processors, and one with metrics"}
+    )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
     fair_queue: bool = field(
         default=False, metadata={"help": "let API keys take turns when requests wait, by the tokens each was given"}

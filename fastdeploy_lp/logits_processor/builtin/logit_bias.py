@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
@@ -50,8 +59,15 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
 
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
-TokenId = Annotated[int, AfterValidator(_in_vocabulary)]
+# Forms made from a schema let people look a token up where one is wanted.
+TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
+TokenId = Annotated[int, AfterValidator(_in_vocabulary), WithJsonSchema({"type": "integer", **TOKEN_FORMAT})]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
+# What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
+SCHEMA_OF_BIASES: dict[str, JsonValue] = {
+    "maxProperties": MAX_LOGIT_BIAS,
+    "propertyNames": {"pattern": "^[0-9]+$", **TOKEN_FORMAT},
+}
 
 
 class LogitBiasParams(BaseModel):
@@ -59,7 +75,15 @@ class LogitBiasParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_few_enough), AfterValidator(_leaves_one)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenId, Bias],
+            Field(json_schema_extra=SCHEMA_OF_BIASES),
+            BeforeValidator(_few_enough),
+            AfterValidator(_leaves_one),
+        ]
+        | None
+    ) = None
 
 
 class LogitBiasLogitsProcessor(LogitsProcessor):

@@ -15,7 +15,12 @@ from support.server import ServerProcess
 FAULTY, ONE_ROW = "RaisesOnBoom", "RaisesInOneRow"
 MAX_FAULTS = 2
 COUNTERS = ("seconds", "rows", "requests", "faults", "slow_steps", "skipped_greedy")
-SCHEMA_OF_LOGIT_BIAS = {"additionalProperties": {"type": "number"}, "maxProperties": 4096, "type": "object"}
+SCHEMA_OF_LOGIT_BIAS = {
+    "additionalProperties": {"type": "number"},
+    "maxProperties": 4096,
+    "propertyNames": {"format": "token-id", "pattern": "^[0-9]+$"},
+    "type": "object",
+}
 
 TOKENS = 3
 # "Hello!" is greedily gone on with by token 339, whose logit is 20.3; that of token 42 is 13.9.

@@ -18,15 +18,19 @@ OPEN_PATHS = ("/health", "/ping")
 
 
 class AuthenticationMiddleware:
-    """Lets a request pass that brings one of the keys as `Authorization: Bearer KEY`; the others get a 401."""
+    """Lets a request pass that brings one of the keys as `Authorization: Bearer KEY`; the others get a 401.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    `open_paths`: what is answered without a key, with all that lies below.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Sequence[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check HTTP requests; CORS preflights never carry a key."""
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _is_open(scope):
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_open(scope):
             await self._app(scope, receive, send)
             return
         place = self._place_of_key(scope)
@@ -43,6 +47,10 @@ class AuthenticationMiddleware:
         )
         await error_response(401, info, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
+    def _is_open(self, scope: Scope) -> bool:
+        path = route_path(scope)
+        return any(path == open_path or path.startswith(f"{open_path}/") for open_path in self._open_paths)
+
     def _place_of_key(self, scope: Scope) -> int | None:
         """Which of the keys the request brings; None for none of them."""
         header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -51,11 +59,6 @@ class AuthenticationMiddleware:
         # All of them, always: how long this takes must not tell which one nearly fitted.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return fits.index(True) if scheme.lower() == b"bearer" and any(fits) else None
-
-
-def _is_open(scope: Scope) -> bool:
-    path = route_path(scope)
-    return any(path == open_path or path.startswith(f"{open_path}/") for open_path in OPEN_PATHS)
 
 
 def _digest(key: bytes) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from fastdeploy_lp.entrypoints.openai.middleware.authentication import AuthenticationMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 
 
 def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
@@ -19,7 +20,9 @@ def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFligh
     app = BodyLimitMiddleware(app, args.max_body_size)
     keys = args.api_key
     if keys:
-        app = AuthenticationMiddleware(app, keys)
+        # Browsers fetch pages without a key; what the playground asks of the API has one.
+        open_paths = (*OPEN_PATHS, PLAYGROUND) if args.playground else OPEN_PATHS
+        app = AuthenticationMiddleware(app, keys, open_paths)
     # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.
     if args.allowed_origins:
         app = CORSMiddleware(

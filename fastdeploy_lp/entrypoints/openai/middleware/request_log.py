@@ -17,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     RequestsInFlight,
     new_record,
 )
+from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
 from fastdeploy_lp.log_format import REQUEST_ID
 
 logger = logging.getLogger("fastdeploy_lp.requests")
@@ -26,6 +27,8 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 NO_ROUTE = "unknown"
 # Asked every few seconds by machines.
 PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"}
+# Many for one page, which has a line of its own.
+QUIET = {*PROBES, PLAYGROUND_FILES}
 
 
 class RequestLogMiddleware:
@@ -62,7 +65,7 @@ class RequestLogMiddleware:
         seconds = time.monotonic() - record.began
         status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
         self._metrics.answered(record.method, route, status, seconds)
-        level = logging.DEBUG if route in PROBES else logging.INFO
+        level = logging.DEBUG if route in QUIET else logging.INFO
         if logger.isEnabledFor(level):
             fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)
             logger.log(level, "request", extra={"fields": fields})

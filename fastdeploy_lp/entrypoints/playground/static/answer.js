@@ -1,0 +1,148 @@
+// One answer of the model, as it comes in.
+
+import { h } from "./element.js";
+import { tokenChip } from "./token_chip.js";
+import { TokenTexts, changeOf, isFlipped } from "./trace.js";
+
+export class Answer {
+  /** `opened(answer, place)` is called when somebody wants to look into a token. */
+  constructor(title, opened) {
+    this.title = title;
+    this.opened = opened;
+    this.text = "";
+    this.traces = [];
+    this.texts = new TokenTexts();
+    this.chosen = 0;
+    this.content = h("div", { class: "tokens-of-answer" });
+    this.status = h("p", { class: "answer-status small" }, "…");
+    this.problem = h("p", { class: "error", role: "alert", hidden: true });
+    this.element = h(
+      "article",
+      { class: "answer", "aria-label": title, "aria-busy": "true" },
+      h("h3", {}, title),
+      this.content,
+      this.problem,
+      this.status,
+    );
+    this.content.addEventListener("keydown", (event) => this._onKey(event));
+    this.content.addEventListener("click", (event) => this._onClick(event));
+  }
+
+  /** Take one chunk of the stream. */
+  take(chunk) {
+    if (chunk.usage) this.usage = chunk.usage;
+    for (const choice of chunk.choices) {
+      this.text += choice.delta.content ?? "";
+      if (choice.finish_reason) this.reason = choice.finish_reason;
+      if (choice.logits_processors_shadow) this.shadows = choice.logits_processors_shadow;
+      for (const trace of choice.logits_processors_trace ?? []) this._addToken(trace);
+    }
+    if (this.traces.length === 0) this.content.textContent = this.text;
+  }
+
+  /** Nothing more will come. */
+  finish() {
+    this.element.setAttribute("aria-busy", "false");
+    // The token that ends an answer is no part of its text.
+    const last = this.traces.at(-1);
+    if (last && !this.text.endsWith(last.token)) this.chips.at(-1).classList.add("special");
+    this.status.replaceChildren(...this._summary().flatMap((part, index) => (index ? [" · ", part] : [part])));
+  }
+
+  /** It ended otherwise than it should have. */
+  fail(message) {
+    this.problem.textContent = message;
+    this.problem.hidden = false;
+  }
+
+  stopped() {
+    this.reason = "stopped by you";
+  }
+
+  /** Say where this answer leaves another one. */
+  compareWith(other) {
+    const ids = this.traces.map((trace) => trace.token_id);
+    const others = other.traces.map((trace) => trace.token_id);
+    if (ids.length === 0 || others.length === 0) return;
+    const at = ids.findIndex((id, place) => id !== others[place]);
+    const differs = at >= 0 || ids.length !== others.length;
+    const place = at >= 0 ? at : Math.min(ids.length, others.length);
+    this.difference = differs ? `differs from token ${place + 1} on` : "the same tokens";
+    if (differs) for (const each of [this, other]) each.chips[place]?.classList.add("differs");
+    this.finish();
+  }
+
+  get chips() {
+    return [...this.content.querySelectorAll(".chip")];
+  }
+
+  /** Mark the token that is being looked into; undefined for none. */
+  mark(place) {
+    this.chips.forEach((chip, index) => {
+      chip.classList.toggle("open", index === place);
+      chip.tabIndex = index === (place ?? this.chosen) ? 0 : -1;
+      if (index === place) chip.setAttribute("aria-current", "true");
+      else chip.removeAttribute("aria-current");
+    });
+    if (place !== undefined) this.chosen = place;
+  }
+
+  focusOn(place) {
+    this.chosen = place;
+    const { chips } = this;
+    chips.forEach((chip, index) => (chip.tabIndex = index === place ? 0 : -1));
+    chips[place]?.focus();
+  }
+
+  _addToken(trace) {
+    const place = this.traces.length;
+    if (place === 0) {
+      this.content.textContent = "";
+      this.content.setAttribute("role", "group");
+      this.content.setAttribute("aria-label", `Tokens of: ${this.title}. Arrow keys move, Enter looks into one.`);
+    }
+    this.traces.push(trace);
+    const chip = tokenChip(trace, this.texts.next(trace), place);
+    if (place === 0) chip.tabIndex = 0;
+    this.content.append(chip);
+  }
+
+  _onClick(event) {
+    const chip = event.target.closest(".chip");
+    if (chip) this.opened(this, this.chips.indexOf(chip));
+  }
+
+  _onKey(event) {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this._onClick(event);
+      return;
+    }
+    const last = this.traces.length - 1;
+    const to = {
+      ArrowLeft: this.chosen - 1,
+      ArrowRight: this.chosen + 1,
+      Home: 0,
+      End: last,
+    }[event.key];
+    if (to === undefined || !event.target.classList.contains("chip")) return;
+    event.preventDefault();
+    this.focusOn(Math.max(0, Math.min(last, to)));
+  }
+
+  _summary() {
+    const parts = [];
+    if (this.usage) parts.push(`${this.usage.completion_tokens} tokens`);
+    if (this.reason) parts.push(this.reason === "length" ? "cut at max_tokens" : this.reason);
+    const flips = this.traces.filter(isFlipped).length;
+    const changed = this.traces.filter((trace) => changeOf(trace) >= 0.01).length;
+    if (this.traces.length) parts.push(`${changed} changed by the chain, ${flips} flipped`);
+    for (const [name, report] of Object.entries(this.shadows ?? {})) {
+      const failed = report.faults ? `, failed on ${report.faults}` : "";
+      parts.push(`${name} in shadow would have changed ${report.changed} of ${report.tokens}${failed}`);
+    }
+    if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
+    if (this.difference) parts.push(this.difference);
+    return parts;
+  }
+}

@@ -1,0 +1,154 @@
+// The chain of declared processors, in the order of this request.
+
+import { announce } from "./announcer.js";
+import { h } from "./element.js";
+import { ProcessorCard } from "./processor_card.js";
+
+export class ChainPanel {
+  constructor(list, server) {
+    this.list = list;
+    this.server = server;
+    this.cards = [];
+  }
+
+  /** Make a card for each processor that the server has declared. */
+  show(infos) {
+    this.cards = infos.map((info) => new ProcessorCard(info, this.server));
+    for (const card of this.cards) this._watch(card);
+    if (this.cards.length === 1) this.cards[0].open();
+    this._place();
+    if (this.cards.length === 0) {
+      const text = "This server declares no logits processors; start it with --logits-processors.";
+      this.list.replaceChildren(h("li", { class: "hint" }, text));
+    }
+  }
+
+  /** What a request says: the processors that are on, in order. */
+  get entries() {
+    return this._on().map((card) => card.entry);
+  }
+
+  get settings() {
+    return this.cards.map((card) => card.settings);
+  }
+
+  /** Those of processors that are not declared here are left out; the others follow behind. */
+  set settings(settings) {
+    const named = new Map(this.cards.map((card) => [card.name, card]));
+    const first = settings.map(({ name }) => named.get(name)).filter(Boolean);
+    const rest = this.cards.filter((card) => !first.includes(card));
+    this.cards = [...first, ...rest.sort((one, other) => one.usual - other.usual)];
+    const given = new Map(settings.map((each) => [each.name, each]));
+    for (const card of this.cards) card.settings = given.get(card.name) ?? { on: false };
+    this._place();
+  }
+
+  check() {
+    return this._on()
+      .map((card) => card.check())
+      .every(Boolean);
+  }
+
+  /** An error at a path behind `logits_processors`; false if it leads to no card. */
+  showError([which, ...rest], message) {
+    const card = this._on()[Number(which)] ?? this.cards.find((each) => each.name === which);
+    if (!card) return false;
+    card.showError(rest[0] === "params" ? rest.slice(1) : rest, message);
+    card.element.scrollIntoView({ block: "nearest" });
+    return true;
+  }
+
+  clearErrors() {
+    for (const card of this.cards) card.clearErrors();
+  }
+
+  /** Give a token a bias with the first processor that takes one; its name, or undefined if there is none. */
+  bias(token, value) {
+    const card = this.cards.find((each) => each.form.tokenMap);
+    if (!card) return undefined;
+    card.form.tokenMap.put(String(token), value);
+    card.on = true;
+    card.open();
+    return card.name;
+  }
+
+  get canBias() {
+    return this.cards.some((card) => card.form.tokenMap);
+  }
+
+  _on() {
+    return this.cards.filter((card) => card.on);
+  }
+
+  _watch(card) {
+    card.handle.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (step === undefined) return;
+      event.preventDefault();
+      this._move(card, step);
+      card.handle.focus();
+    });
+    card.up.addEventListener("click", () => this._moveAndKeep(card, -1, card.up, card.down));
+    card.down.addEventListener("click", () => this._moveAndKeep(card, 1, card.down, card.up));
+    card.handle.addEventListener("pointerdown", (event) => this._drag(card, event));
+  }
+
+  _moveAndKeep(card, step, button, other) {
+    this._move(card, step);
+    (button.disabled ? other : button).focus();
+  }
+
+  _move(card, step) {
+    const from = this.cards.indexOf(card);
+    const to = from + step;
+    if (to < 0 || to >= this.cards.length) return;
+    this.cards.splice(from, 1);
+    this.cards.splice(to, 0, card);
+    this._place();
+    announce(`${card.name} is now number ${to + 1} of ${this.cards.length}`);
+  }
+
+  _drag(card, event) {
+    if (event.button !== 0) return;
+    event.preventDefault();
+    card.handle.focus();
+    card.handle.setPointerCapture(event.pointerId);
+    card.element.classList.add("dragged");
+    const follow = ({ clientY }) => {
+      const others = this.cards.filter((each) => each !== card);
+      const to = others.filter(({ element }) => clientY > middleOf(element)).length;
+      const step = to - this.cards.indexOf(card);
+      if (step !== 0) this._move(card, step);
+    };
+    const stop = () => {
+      card.element.classList.remove("dragged");
+      card.handle.removeEventListener("pointermove", follow);
+      for (const kind of ["pointerup", "pointercancel"]) card.handle.removeEventListener(kind, stop);
+    };
+    card.handle.addEventListener("pointermove", follow);
+    for (const kind of ["pointerup", "pointercancel"]) card.handle.addEventListener(kind, stop);
+  }
+
+  /** Nodes are moved only where they stand wrong: one that is taken out loses its focus and the pointer. */
+  _place() {
+    this.cards.forEach((card, index) => {
+      card.up.disabled = index === 0;
+      card.down.disabled = index === this.cards.length - 1;
+      card.place.textContent = String(index + 1);
+    });
+    const held = this.cards.find(({ element }) => element.classList.contains("dragged"))?.element;
+    if (!held?.isConnected) {
+      this.list.replaceChildren(...this.cards.map((card) => card.element));
+      return;
+    }
+    const order = this.cards.map((card) => card.element);
+    const at = order.indexOf(held);
+    held.before(...order.slice(0, at));
+    held.after(...order.slice(at + 1));
+  }
+}
+
+function middleOf(element) {
+  const { top, height } = element.getBoundingClientRect();
+  return top + height / 2;
+}

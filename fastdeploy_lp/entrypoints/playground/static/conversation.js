@@ -1,0 +1,204 @@
+// The chat: what was said, what is being said, and the next message.
+
+import { announce } from "./announcer.js";
+import { Answer } from "./answer.js";
+import { h } from "./element.js";
+import { ServerError } from "./server.js";
+
+const SEEDS = 2 ** 31;
+const NEAR = 60;
+
+export class Conversation {
+  /**
+   * `request()` gives a body without messages, or null if something in it is wrong; `compares()` whether to answer
+   * twice; `system()` the system message; `refused(error)` shows an error where it belongs and says whether it could.
+   */
+  constructor({ server, inspector, request, compares, system, refused }) {
+    Object.assign(this, { server, inspector, request, compares, system, refused });
+    this.turns = [];
+    this.log = document.getElementById("log");
+    this.welcome = document.getElementById("welcome");
+    this.message = document.getElementById("message");
+    this.error = document.getElementById("message-error");
+    this.send = document.getElementById("send");
+    this.stop = document.getElementById("stop");
+    this.again = document.getElementById("again");
+    this.clear = document.getElementById("clear");
+    document.getElementById("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.ask(this.message.value);
+    });
+    this.message.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.ask(this.message.value);
+    });
+    this.message.addEventListener("input", () => this._showError(""));
+    this.stop.addEventListener("click", () => this.abort?.abort());
+    this.again.addEventListener("click", () => this.runAgain());
+    this.clear.addEventListener("click", () => this.reset());
+    this._settle();
+  }
+
+  /** The messages of a request that goes on from here. */
+  messages(question) {
+    const found = [];
+    const system = this.system();
+    if (system) found.push({ role: "system", content: system });
+    for (const turn of this.turns) {
+      found.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.answer.text });
+    }
+    if (question !== undefined) found.push({ role: "user", content: question });
+    return found;
+  }
+
+  /** The body that the next message would be sent with, the last one if there is none. */
+  nextBody(body) {
+    const typed = this.message.value.trim();
+    if (typed) return { messages: this.messages(typed), ...body };
+    const last = this.turns.pop();
+    const messages = this.messages(last?.question ?? "Hello");
+    if (last) this.turns.push(last);
+    return { messages, ...body };
+  }
+
+  async ask(text) {
+    if (this.abort) return;
+    const question = text.trim();
+    if (question === "") {
+      this._showError("write a message first");
+      this.message.focus();
+      return;
+    }
+    const body = this.request();
+    if (!body) return;
+    this.message.value = "";
+    await this._run(question, body);
+  }
+
+  /** The last question once more, with the settings as they are now. */
+  async runAgain() {
+    const body = this.abort || this.turns.length === 0 ? null : this.request();
+    if (!body) return;
+    const last = this.turns.pop();
+    this.inspector.close();
+    if (!(await this._run(last.question, body, last))) return;
+    last.element.remove();
+  }
+
+  reset() {
+    this.inspector.close();
+    this.turns = [];
+    this.log.replaceChildren(this.welcome);
+    this._settle();
+    this.message.focus();
+  }
+
+  /** False if the server refused the question, so that nothing has changed. */
+  async _run(question, body, before) {
+    const seed = body.seed ?? Math.floor(Math.random() * SEEDS);
+    const answers = this._answers(seed);
+    const turn = { question, answer: answers[0], element: this._turn(question, answers) };
+    this._showError("");
+    this.abort = new AbortController();
+    this._settle();
+    this.welcome.remove();
+    this.log.append(turn.element);
+    turn.element.scrollIntoView({ block: "nearest" });
+    const common = { messages: this.messages(question), ...body, seed, stream: true, stream_options: { include_usage: true } };
+    const bodies = [common, { ...common, logits_processors: [] }];
+    const refusals = await Promise.all(answers.map((answer, index) => this._fill(answer, bodies[index])));
+    this.abort = undefined;
+    const refusal = refusals.find(Boolean);
+    if (refusal) this._takeBack(turn, question, refusal, before);
+    else this._keep(turn, answers);
+    this._settle();
+    return !refusal;
+  }
+
+  _answers(seed) {
+    const open = (answer, place) => this.inspector.open(answer, place);
+    const titles = this.compares() ? ["With the chain", "Chain off"] : ["Answer"];
+    const answers = titles.map((title) => new Answer(title, open));
+    for (const answer of answers) answer.seed = seed;
+    return answers;
+  }
+
+  _turn(question, answers) {
+    return h(
+      "div",
+      { class: "turn" },
+      h("div", { class: "question" }, h("h3", { class: "visually-hidden" }, "You"), h("p", {}, question)),
+      h("div", { class: answers.length > 1 ? "answers two" : "answers" }, answers.map((answer) => answer.element)),
+    );
+  }
+
+  /** Stream an answer into its place; the error, if the server took none of it. */
+  async _fill(answer, body) {
+    let began = false;
+    try {
+      for await (const chunk of this.server.chat(body, this.abort.signal)) {
+        began = true;
+        const follows = this._isAtItsEnd();
+        answer.take(chunk);
+        if (follows) this.log.scrollTop = this.log.scrollHeight;
+      }
+    } catch (error) {
+      if (error.name === "AbortError") answer.stopped();
+      else if (!(error instanceof ServerError)) throw error;
+      else if (began) answer.fail(error.message);
+      else return this._giveUp(error);
+    } finally {
+      answer.finish();
+    }
+    return null;
+  }
+
+  /** What is refused once need not be answered in the other half. */
+  _giveUp(error) {
+    this.abort.abort();
+    return error;
+  }
+
+  /** Whether the last lines are being read, and not earlier ones. */
+  _isAtItsEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.log;
+    return scrollHeight - scrollTop - clientHeight < NEAR;
+  }
+
+  _keep(turn, answers) {
+    this.turns.push(turn);
+    if (answers.length > 1) answers[0].compareWith(answers[1]);
+    announce(`The answer is complete: ${answers[0].text}`);
+  }
+
+  /** A question that was refused goes back to where it was typed. */
+  _takeBack(turn, question, error, before) {
+    turn.element.remove();
+    if (before) this.turns.push(before);
+    else if (this.message.value === "") this.message.value = question;
+    if (this.turns.length === 0) this.log.append(this.welcome);
+    if (!this.refused(error)) {
+      this._showError(error.message);
+      this.message.focus();
+    }
+  }
+
+  _showError(text) {
+    this.error.textContent = text;
+    this.error.hidden = text === "";
+    if (text) this.message.setAttribute("aria-invalid", "true");
+    else this.message.removeAttribute("aria-invalid");
+  }
+
+  _settle() {
+    const runs = Boolean(this.abort);
+    const waited = document.activeElement === this.stop;
+    this.stop.hidden = !runs;
+    this.send.hidden = runs;
+    this.again.disabled = runs || this.turns.length === 0;
+    this.clear.disabled = runs || this.turns.length === 0;
+    if (runs) this.stop.focus();
+    else if (waited || document.activeElement === document.body) this.message.focus({ preventScroll: true });
+  }
+}

@@ -1,0 +1,41 @@
+// DOM nodes in one expression.
+
+/** An element with properties (`class`, `dataset`, `on…` handlers, `aria-…` attributes) and children. */
+export function h(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) setProperty(node, name, value);
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function setProperty(node, name, value) {
+  if (value === undefined || value === null) return;
+  if (name === "class") node.className = value;
+  else if (name === "dataset") Object.assign(node.dataset, value);
+  else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+  else if (name.startsWith("aria-") || name === "role" || name === "for") node.setAttribute(name, value);
+  else node[name] = value;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An SVG element with attributes and children. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+let lastId = 0;
+
+/** An id that no other element has. */
+export function newId(prefix) {
+  lastId += 1;
+  return `${prefix}-${lastId}`;
+}
+
+/** Text whose `code` stands between backticks. */
+export function prose(text) {
+  return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+}

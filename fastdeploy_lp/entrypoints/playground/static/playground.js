@@ -1,0 +1,105 @@
+// The playground: its panels put together.
+
+import { announce } from "./announcer.js";
+import { ChainPanel } from "./chain_panel.js";
+import { Connection } from "./connection.js";
+import { Conversation } from "./conversation.js";
+import { KeyField } from "./key_field.js";
+import { PresetPanel } from "./preset_panel.js";
+import { SamplingPanel } from "./sampling_panel.js";
+import { Server } from "./server.js";
+import { SnippetDialog } from "./snippet_dialog.js";
+import { TokenInspector } from "./token_inspector.js";
+
+const byId = (id) => document.getElementById(id);
+const server = new Server();
+const chain = new ChainPanel(byId("chain"), server);
+const sampling = new SamplingPanel(byId("sampling"));
+const system = byId("system");
+
+function showStatus(text, kind) {
+  byId("status").textContent = text;
+  byId("status").dataset.kind = kind;
+}
+
+/** The body of a request but for its messages; null, with errors shown, if something in it cannot be sent. */
+function request() {
+  chain.clearErrors();
+  sampling.clearErrors();
+  const fine = [chain.check(), sampling.check()].every(Boolean);
+  if (!fine) {
+    const first = document.querySelector('[aria-invalid="true"]') ?? document.querySelector(".error:not([hidden])");
+    const panel = first?.closest("details.panel");
+    if (panel) panel.open = true;
+    first?.focus();
+    first?.scrollIntoView({ block: "center" });
+    announce("Something in the settings is wrong");
+    return null;
+  }
+  return { ...sampling.body, logits_processors: chain.entries };
+}
+
+/** Show a refusal at the field that it is about; false if there is none. */
+function refused(error) {
+  if (error.status === 401) {
+    key.ask();
+    return true;
+  }
+  const [first, ...rest] = (error.param ?? "").split(".");
+  const message = error.message.replace(`${error.param}: `, "");
+  const shown = first === "logits_processors" ? chain.showError(rest, message) : sampling.showError([first, ...rest], message);
+  if (shown) announce(message);
+  for (const panel of document.querySelectorAll("details.panel")) {
+    if (panel.querySelector(".error:not([hidden])")) panel.open = true;
+  }
+  return shown;
+}
+
+const inspector = new TokenInspector({
+  bias: null,
+  onBiased: () => byId("again").focus(),
+});
+const conversation = new Conversation({
+  server,
+  inspector,
+  request,
+  refused,
+  compares: () => sampling.compare.checked,
+  system: () => system.value.trim(),
+});
+const key = new KeyField(server, connect);
+const connection = new Connection(showStatus, key);
+new SnippetDialog(server, () => {
+  const body = request();
+  return body && conversation.nextBody(body);
+});
+new PresetPanel(
+  byId("presets"),
+  () => ({ system: system.value, sampling: sampling.settings, chain: chain.settings }),
+  (settings) => {
+    system.value = settings.system ?? "";
+    sampling.settings = settings.sampling ?? {};
+    chain.settings = settings.chain ?? [];
+  },
+);
+
+async function connect() {
+  showStatus("connecting …", "waiting");
+  const found = await connection.open(async () => ({ processors: await server.processors(), model: await server.model() }));
+  if (!found) return;
+  showStatus(`${found.model.id} is ready`, "good");
+  chain.show(found.processors);
+  inspector.bias = chain.canBias
+    ? (token, value) => {
+        const name = chain.bias(token, value);
+        announce(`${name} gives token ${token} a bias of ${value}. Run again to see what it does.`);
+      }
+    : null;
+}
+
+for (const button of document.querySelectorAll("[data-question]")) {
+  button.addEventListener("click", () => conversation.ask(button.dataset.question));
+}
+// Wide screens have room for what is folded on a phone.
+if (matchMedia("(min-width: 60rem)").matches) byId("sampling-panel").open = true;
+connect();

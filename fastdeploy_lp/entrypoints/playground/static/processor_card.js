@@ -1,0 +1,170 @@
+// One declared processor: on or off, in shadow or not, and the form of its arguments.
+
+import { h, newId, prose } from "./element.js";
+import { JsonField } from "./scalar_fields.js";
+import { SchemaForm } from "./schema_form.js";
+
+export class ProcessorCard {
+  /** `info`: the server's card of the processor. */
+  constructor(info, server) {
+    this.name = info.name;
+    this.usual = info.order;
+    this.form = info.parameters ? new SchemaForm(info.parameters, server) : new OpenForm();
+    this.error = h("p", { class: "error", hidden: true });
+    this._build(info);
+    // Who edits an argument wants to see what it does.
+    this.body.addEventListener("input", () => this._edited());
+    this.body.addEventListener("change", () => this._edited());
+  }
+
+  get on() {
+    return this.toggle.checked;
+  }
+
+  set on(on) {
+    this.toggle.checked = on;
+    this.element.classList.toggle("on", on);
+  }
+
+  get settings() {
+    return { name: this.name, on: this.on, shadow: this.shadow.checked, params: this.form.value };
+  }
+
+  set settings({ on, shadow, params }) {
+    this.on = Boolean(on);
+    this.shadow.checked = Boolean(shadow);
+    this.form.value = params ?? {};
+    this.clearErrors();
+  }
+
+  /** As a request names it. */
+  get entry() {
+    const entry = { name: this.name, params: this.form.value };
+    if (this.shadow.checked) entry.shadow = true;
+    return entry;
+  }
+
+  open() {
+    this._unfold(true);
+  }
+
+  check() {
+    const fine = this.form.check();
+    if (!fine) this.open();
+    return fine;
+  }
+
+  /** What the server says is wrong, at `path` within the arguments. */
+  showError(path, message) {
+    this.open();
+    if (path.length > 0 && this.form.showError(path, message)) {
+      this.element.querySelector('.form [aria-invalid="true"]')?.focus();
+      return;
+    }
+    this.error.textContent = message;
+    this.error.hidden = false;
+  }
+
+  clearErrors() {
+    this.error.hidden = true;
+    this.form.clearErrors();
+  }
+
+  _edited() {
+    this.error.hidden = true;
+    this.on = true;
+  }
+
+  _build(info) {
+    const id = newId("processor");
+    this.toggle = h("input", { type: "checkbox", role: "switch", id, class: "switch", "aria-label": `Use ${info.name}` });
+    this.toggle.addEventListener("change", () => {
+      this.on = this.toggle.checked;
+      if (this.on) this.open();
+    });
+    this.shadow = h("input", { type: "checkbox", id: `${id}-shadow` });
+    this.handle = h(
+      "button",
+      { type: "button", class: "handle", "aria-label": `Move ${info.name}`, "aria-describedby": "reorder-help" },
+      "⠿",
+    );
+    this.up = moveButton(info.name, "up", "↑");
+    this.down = moveButton(info.name, "down", "↓");
+    this.place = h("span", { class: "place" });
+    const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, info.state);
+    this.disclosure = h(
+      "button",
+      { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
+      ...shortened(info.name),
+      quarantined,
+    );
+    this.disclosure.addEventListener("click", () => this._unfold(this.folded.hidden));
+    this.body = h(
+      "div",
+      { class: "card-body" },
+      info.description ? h("p", { class: "hint" }, prose(info.description)) : null,
+      this.form.element,
+    );
+    const shadow = h(
+      "div",
+      { class: "check" },
+      this.shadow,
+      h("label", { for: this.shadow.id }, "Shadow: count what it would change"),
+    );
+    this.shadow.addEventListener("change", () => this._edited());
+    const moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, moves);
+    const head = [this.handle, this.place, this.disclosure, this.toggle];
+    this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
+  }
+
+  _unfold(open) {
+    this.folded.hidden = !open;
+    this.disclosure.setAttribute("aria-expanded", String(open));
+  }
+}
+
+/** For processors whose arguments the server does not know. */
+class OpenForm {
+  constructor() {
+    const hint = "This processor does not say what its arguments are: write them as a JSON object.";
+    this.field = new JsonField({ label: "Arguments", hint, schema: { type: "object" } });
+    this.element = h("div", { class: "form" }, this.field.element);
+  }
+
+  get value() {
+    return this.field.value ?? {};
+  }
+
+  set value(params) {
+    this.field.value = Object.keys(params ?? {}).length ? params : undefined;
+  }
+
+  check() {
+    return this.field.check();
+  }
+
+  showError(path, message) {
+    return this.field.showError(path, `${path.join(".")}: ${message}`);
+  }
+
+  clearErrors() {
+    this.field.clearErrors();
+  }
+
+  get tokenMap() {
+    return undefined;
+  }
+}
+
+/** The part of a name that tells processors apart, and the one that most of them share. */
+function shortened(name) {
+  const shared = "LogitsProcessor";
+  if (!name.endsWith(shared) || name === shared) return [h("b", {}, name)];
+  return [h("b", {}, name.slice(0, -shared.length)), h("wbr"), h("span", { class: "small" }, shared)];
+}
+
+function moveButton(name, direction, sign) {
+  const label = `Move ${name} ${direction}`;
+  return h("button", { type: "button", class: "small-button", "aria-label": label }, sign);
+}

@@ -1,0 +1,117 @@
+// The API of the server that sent this page.
+
+import { eventsOf } from "./event_stream.js";
+
+const KEY = "fastdeploy_lp.api_key";
+const DEFAULT_RETRY_SECONDS = 1;
+
+/** A failure as the server tells it; `status` is 0 if it could not be reached. */
+export class ServerError extends Error {
+  constructor(status, info, retryAfter = null) {
+    super(info.message);
+    this.status = status;
+    this.param = info.param ?? null;
+    this.code = info.code ?? null;
+    this.retryAfter = retryAfter;
+  }
+}
+
+export class Server {
+  constructor() {
+    // The page stands one level below the server's root, wherever a proxy shows that.
+    this.root = new URL("../", import.meta.url);
+    // In this tab only: what is kept for longer may be read by whoever uses the browser next.
+    this._key = sessionStorage.getItem(KEY) ?? "";
+    this._texts = new Map();
+  }
+
+  get key() {
+    return this._key;
+  }
+
+  set key(key) {
+    this._key = key.trim();
+    if (this._key) sessionStorage.setItem(KEY, this._key);
+    else sessionStorage.removeItem(KEY);
+  }
+
+  url(path) {
+    return new URL(path, this.root).href;
+  }
+
+  async processors() {
+    return (await this._json("v1/logits_processors")).data;
+  }
+
+  async model() {
+    return (await this._json("v1/models")).data[0];
+  }
+
+  async metrics() {
+    return (await this._request("metrics")).text();
+  }
+
+  /** Token ids of a text, with the text of each. */
+  async tokenize(text) {
+    const body = { prompt: text, add_special_tokens: false, return_token_strs: true };
+    const found = await this._json("tokenize", { body });
+    return found.tokens.map((id, index) => ({ id, text: found.token_strs[index] }));
+  }
+
+  /** What a token reads as. */
+  async tokenText(id) {
+    if (!this._texts.has(id)) {
+      this._texts.set(id, (await this._json("detokenize", { body: { tokens: [id] } })).prompt);
+    }
+    return this._texts.get(id);
+  }
+
+  /** The chunks of a streamed chat completion; throws ServerError, also for failures in the middle of it. */
+  async *chat(body, signal) {
+    const response = await this._request("v1/chat/completions", { body, signal });
+    try {
+      for await (const chunk of eventsOf(response)) {
+        if (chunk.error) throw new ServerError(500, chunk.error);
+        yield chunk;
+      }
+    } catch (error) {
+      if (error instanceof TypeError) throw unreachable();
+      throw error;
+    }
+  }
+
+  async _json(path, options) {
+    return (await this._request(path, options)).json();
+  }
+
+  async _request(path, { body, signal } = {}) {
+    const headers = {};
+    if (this._key) headers.Authorization = `Bearer ${this._key}`;
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    let response;
+    try {
+      response = await fetch(this.url(path), {
+        method: body === undefined ? "GET" : "POST",
+        headers,
+        body: body === undefined ? undefined : JSON.stringify(body),
+        signal,
+        cache: "no-store",
+      });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw unreachable();
+    }
+    if (!response.ok) throw await failureOf(response);
+    return response;
+  }
+}
+
+function unreachable() {
+  return new ServerError(0, { message: "The server cannot be reached. Is it still running?" });
+}
+
+async function failureOf(response) {
+  const wait = Number(response.headers.get("Retry-After")) || DEFAULT_RETRY_SECONDS;
+  const body = await response.json().catch(() => null);
+  return new ServerError(response.status, body?.error ?? { message: `${response.status} ${response.statusText}` }, wait);
+}

@@ -1,0 +1,30 @@
+// One token of an answer.
+
+import { h } from "./element.js";
+import { visible } from "./token_picker.js";
+import { changeOf, isFlipped, levelOf, percent, shadowsThatChange } from "./trace.js";
+
+/** The token's text as a button, coloured by how much the chain changed it. */
+export function tokenChip(trace, text, place) {
+  const change = changeOf(trace);
+  const flipped = isFlipped(trace);
+  const shadowed = shadowsThatChange(trace);
+  const said = [`token ${place + 1}`, visible(trace.token), `moved ${percent(change)}`];
+  if (flipped) said.push("flipped by the chain");
+  if (shadowed.length) said.push(`would be another with ${shadowed.join(", ")}`);
+  const classes = ["chip", `change-${levelOf(change)}`];
+  if (flipped) classes.push("flipped");
+  if (shadowed.length) classes.push("shadowed");
+  // A button element would be one box, which no line can be broken at.
+  const chip = h("span", { role: "button", class: classes.join(" "), tabIndex: -1 });
+  chip.setAttribute("aria-label", said.join(", "));
+  chip.title = said.slice(1).join(", ");
+  chip.append(...shown(text));
+  return chip;
+}
+
+/** The text, with line ends as signs that break the line. */
+function shown(text) {
+  if (text === "") return [h("span", { class: "no-text" }, "·")];
+  return text.split("\n").flatMap((line, index) => (index ? ["↵", h("br"), line] : [line]));
+}

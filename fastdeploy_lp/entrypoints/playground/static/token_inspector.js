@@ -1,0 +1,175 @@
+// How one token came about: the most likely tokens behind each stage.
+
+import { h } from "./element.js";
+import { visible } from "./token_picker.js";
+import { changeOf, isFlipped, percent } from "./trace.js";
+
+const BAN = -100;
+const BOOST = 5;
+const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw" };
+
+export class TokenInspector {
+  /** `bias(token, value)` gives a token a bias, null if no processor can; `onBiased()` is called after it. */
+  constructor({ bias, onBiased }) {
+    this.bias = bias;
+    this.onBiased = onBiased;
+    this.asTable = false;
+    this.element = h("section", { class: "inspector", "aria-label": "How the token came about", tabIndex: -1 });
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      this.close();
+    });
+  }
+
+  /** Look into a token of an answer. */
+  open(answer, place) {
+    if (this.answer && this.answer !== answer) this.answer.mark(undefined);
+    this.answer = answer;
+    this.place = place;
+    this._draw();
+    answer.mark(place);
+    answer.element.after(this.element);
+    this.element.closest(".answers")?.append(this.element);
+    this.element.focus({ preventScroll: true });
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  close() {
+    if (!this.answer) return;
+    this.answer.mark(undefined);
+    this.element.remove();
+    this.answer.focusOn(this.place);
+    this.answer = undefined;
+  }
+
+  _draw() {
+    const trace = this.answer.traces[this.place];
+    const view = this.asTable ? this._table(trace) : this._bars(trace);
+    this.element.replaceChildren(this._head(trace), ...this._shadows(trace), view);
+  }
+
+  _head(trace) {
+    const flipped = isFlipped(trace) ? h("span", { class: "badge" }, "flipped by the chain") : null;
+    const title = h("h4", {}, "Token ", tokenText(trace.token), ` ${trace.token_id}`);
+    const place = `number ${this.place + 1} of ${this.answer.traces.length}, the chain moved ${percent(changeOf(trace))}`;
+    const step = (label, sign, to) =>
+      h("button", { type: "button", "aria-label": label, disabled: !this.answer.traces[to], onclick: () => this._goTo(to) }, sign);
+    const table = h("button", { type: "button", "aria-pressed": String(this.asTable), onclick: () => this._turn() }, "As a table");
+    const buttons = [
+      step("Token before", "←", this.place - 1),
+      step("Token behind", "→", this.place + 1),
+      table,
+      ...this._biasButtons(trace),
+      h("button", { type: "button", onclick: () => this.close() }, "Close"),
+    ];
+    return h("div", { class: "inspector-head" }, h("div", {}, title, flipped, h("p", { class: "small" }, place)), h("div", { class: "row" }, buttons));
+  }
+
+  _biasButtons(token) {
+    if (!this.bias) return [];
+    const name = visible(token.token);
+    const give = (value) => () => {
+      this.bias(token.token_id, value);
+      this.onBiased();
+    };
+    return [
+      h("button", { type: "button", "aria-label": `Ban ${name}`, onclick: give(BAN) }, "Ban"),
+      h("button", { type: "button", "aria-label": `Boost ${name}`, onclick: give(BOOST) }, "Boost"),
+    ];
+  }
+
+  _goTo(place) {
+    this.open(this.answer, place);
+  }
+
+  _turn() {
+    this.asTable = !this.asTable;
+    this._draw();
+    this.element.querySelector("[aria-pressed]").focus();
+  }
+
+  _shadows(trace) {
+    return Object.entries(trace.shadows ?? {}).map(([name, shadow]) => {
+      const would = shadow.changed
+        ? [`With ${name}, in shadow, it would be `, shadow.token === null ? "no token at all" : tokenText(shadow.token), "."]
+        : [`${name}, in shadow, would change nothing here.`];
+      return h("p", { class: "shadow-note" }, shadow.failed ? `${name} failed in shadow.` : would);
+    });
+  }
+
+  _bars(trace) {
+    return h("ol", { class: "stages" }, trace.stages.map((stage) => this._stage(stage, trace.token_id)));
+  }
+
+  _stage(stage, sampled) {
+    const title = h("h5", {}, titleOf(stage));
+    if (stage.top.length === 0) {
+      const why = stage.status === "skipped" ? "not run: it changes no greedy choice" : stage.status;
+      return h("li", { class: "stage" }, title, h("p", { class: "small" }, why));
+    }
+    const rows = [...stage.top];
+    if (stage.sampled && !rows.some((each) => each.token_id === stage.sampled.token_id)) rows.push(stage.sampled);
+    return h(
+      "li",
+      { class: "stage" },
+      title,
+      h("p", { class: "small" }, factsOf(stage)),
+      h("ol", { class: "bars" }, rows.map((entry) => bar(entry, entry.token_id === sampled))),
+    );
+  }
+
+  _table(trace) {
+    const stages = trace.stages.filter((stage) => stage.top.length > 0);
+    const tokens = new Map();
+    for (const stage of stages) {
+      for (const entry of [...stage.top, stage.sampled].filter(Boolean)) tokens.set(entry.token_id, entry);
+    }
+    const heads = stages.map((stage) => h("th", { scope: "col" }, titleOf(stage)));
+    const action = this.bias ? h("th", { scope: "col" }, "Next time") : null;
+    const rows = [...tokens.values()].map((token) => {
+      const cells = stages.map((stage) => h("td", {}, cellOf(stage, token.token_id)));
+      const last = this.bias ? h("td", {}, h("div", { class: "row" }, this._biasButtons(token))) : null;
+      const name = h("th", { scope: "row" }, tokenText(token.token), ` ${token.token_id}`);
+      return h("tr", { class: token.token_id === trace.token_id ? "sampled" : "" }, name, cells, last);
+    });
+    const facts = stages.map((stage) => h("td", {}, factsOf(stage)));
+    const foot = h("tr", {}, h("th", { scope: "row" }, "Stage"), facts, this.bias ? h("td", {}) : null);
+    const caption = h("caption", {}, "Probability and logit of the most likely tokens behind each stage");
+    const table = h("table", {}, caption, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Token"), heads, action)), h("tbody", {}, rows), h("tfoot", {}, foot));
+    return h("div", { class: "scrolls", tabIndex: 0, role: "region", "aria-label": "Table of the stages" }, table);
+  }
+}
+
+function titleOf(stage) {
+  return TITLES[stage.name] ?? stage.name;
+}
+
+function factsOf(stage) {
+  const facts = [];
+  if (stage.kind !== "model") facts.push(`moved ${percent(stage.mass_moved ?? 0)}`);
+  facts.push(`entropy ${(stage.entropy ?? 0).toFixed(2)}`);
+  if (stage.kind === "processor") facts.push(`${(stage.seconds * 1e6).toFixed(0)} µs`);
+  if (stage.flipped) facts.push("flips the top token");
+  return facts.flatMap((fact, index) => [index ? " · " : "", h("span", { class: "fact" }, fact)]);
+}
+
+function bar(entry, isSampled) {
+  const fill = h("span", { class: "bar-fill" });
+  // Through the object model: a style attribute would need a weaker content security policy.
+  fill.style.width = `${entry.probability * 100}%`;
+  const name = h("span", { class: "bar-name" }, tokenText(entry.token), isSampled ? h("span", { class: "visually-hidden" }, " (sampled)") : null);
+  const share = entry.logit === null ? "ruled out" : percent(entry.probability);
+  const line = h("div", { class: "bar-line" }, name, h("span", { class: "bar-share" }, share));
+  return h("li", { class: isSampled ? "bar sampled" : "bar" }, line, h("div", { class: "bar-track" }, fill));
+}
+
+function cellOf(stage, token) {
+  const found = stage.top.find((each) => each.token_id === token) ?? (stage.sampled?.token_id === token ? stage.sampled : null);
+  if (!found) return "–";
+  return found.logit === null ? "ruled out" : `${percent(found.probability)} (${found.logit.toFixed(2)})`;
+}
+
+function tokenText(text) {
+  return h("span", { class: "token-text" }, visible(text));
+}

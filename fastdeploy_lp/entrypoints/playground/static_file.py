@@ -1,0 +1,69 @@
+"""The files of the pages, as they are sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+
+STATIC = "static"
+CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# Nothing but what this server sends, and no script or style that stands inside a page.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """One file, with the headers that go with it."""
+
+    name: str
+    content: bytes
+
+    @cached_property
+    def etag(self) -> str:
+        """Another one for every other content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """Browsers keep it, and ask each time whether it is still the same; every answer of the server is `nosniff`."""
+        return {
+            "Content-Type": CONTENT_TYPES[self.name.rpartition(".")[2]],
+            "Cache-Control": "no-cache",
+            "ETag": self.etag,
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+
+    def is_known_by(self, if_none_match: str | None) -> bool:
+        """Whether a request's If-None-Match names it."""
+        known = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
+        return self.etag in known or "*" in known
+
+
+def static_files() -> Mapping[str, StaticFile]:
+    """All of them, by name."""
+    folder = resources.files(__package__) / STATIC
+    entries = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
+    return {entry.name: StaticFile(entry.name, entry.read_bytes()) for entry in entries}

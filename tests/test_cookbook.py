@@ -1,0 +1,207 @@
+"""Every recipe of docs/cookbook.md is run as it is printed, but for the address, and has the effect that is told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.server import REPOSITORY, ServerProcess, server_environment
+
+from fastdeploy_lp.entrypoints.cli import main
+
+DOCUMENT = (REPOSITORY / "docs" / "cookbook.md").read_text()
+PRINTED_URL = "http://127.0.0.1:8180"
+INTRODUCTION, *SECTIONS = re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)
+RECIPES = {section.partition("\n")[0]: section for section in SECTIONS}
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command.replace("\\\n", ""))
+
+
+def module() -> tuple[str, str]:
+    """Name and contents of the page's file."""
+    (found,) = re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recipe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """What the page's first command starts, and behind its processors the one of the last recipe."""
+    folder = tmp_path_factory.mktemp("cookbook")
+    name, contents = module()
+    (folder / name).write_text(contents)
+    (command,) = blocks("bash", INTRODUCTION)
+    words = words_of(command)
+    assert words[:6] == [".venv/bin/fastdeploy-lp", "serve", "--model", "smollm2-135m", "--quantization", "w8a16"]
+    declared = words[words.index("--logits-processors") :]
+    (own,) = blocks("bash", RECIPES["Steer with a processor of your own"])
+    path = f"{folder}:{server_environment()['PYTHONPATH']}"
+    with ServerProcess(*words[4:6], *declared, words_of(own)[-1], env={"PYTHONPATH": path}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(recipe_server: ServerProcess) -> Iterator[dict[str, Any]]:
+    """The names that the recipes share."""
+    (block,) = [block for block in blocks("python", INTRODUCTION) if block.startswith("# shared")]
+    names: dict[str, Any] = {}
+    exec(block.replace(PRINTED_URL, recipe_server.url), names)
+    with names["client"]:
+        yield names
+
+
+@pytest.fixture
+def run(shared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Runs a recipe in a folder of its own and gives what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_recipe(title: str) -> str:
+        (program,) = [block for block in blocks("python", RECIPES[title]) if not block.startswith("# file: ")]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, dict(shared))
+        return printed.getvalue().rstrip("\n")
+
+    return run_recipe
+
+
+@pytest.fixture
+def ask(shared: dict[str, Any]) -> Callable[..., str]:
+    """The page's own way to ask, to see what the model says without a recipe."""
+    found: Callable[..., str] = shared["ask"]
+    return found
+
+
+def test_every_recipe_is_run_by_a_test_of_its_own() -> None:
+    run_here = re.findall(r"run\(\"([^\"]+)\"\)", Path(__file__).read_text())
+    assert sorted(run_here) == sorted(RECIPES)
+    assert len(RECIPES) >= 10
+
+
+def test_names_of_competitors_are_banned(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    names = ("samsung", "apple", "google")
+    assert any(name in ask("Name three makers of smartphones.").lower() for name in names)
+    banned = run("Ban the names of competitors").lower()
+    assert banned
+    assert not any(name in banned for name in names)
+
+
+def test_the_answer_is_json_of_the_schema(run: Callable[[str], str]) -> None:
+    found = re.fullmatch(r"(.{0,20}) (\d+)", run("Force JSON"))
+    assert found is not None
+    assert 18 <= int(found.group(2)) <= 99
+
+
+def test_thinking_ends_when_its_budget_is_used_up(
+    run: Callable[[str], str], ask: Callable[..., str], recipe_server: ServerProcess
+) -> None:
+    question = "What is 17 + 25?"
+    assert "</think>" not in ask(question, logits_processors_args={"forced_sequence": "<think>"})
+    found = re.fullmatch(
+        r"<think>(.*That is enough\.\n)</think>(.+)", run("End thinking after N tokens"), flags=re.DOTALL
+    )
+    assert found is not None
+    body = {"prompt": found.group(1), "add_special_tokens": False}
+    assert httpx.post(f"{recipe_server.url}/tokenize", json=body).json()["count"] <= 24
+
+
+def test_answers_are_shorter_and_end_with_a_sentence(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    plain, short = ask("Explain how rain forms."), run("Keep answers short")
+    assert len(short) < len(plain) * 2 / 3
+    assert short.endswith(".")
+
+
+def test_the_watermark_is_found_with_its_key_and_with_no_other(run: Callable[[str], str]) -> None:
+    run("Watermark a text, and find the watermark")
+    (command,) = blocks("bash", RECIPES["Watermark a text, and find the watermark"])
+    words = words_of(command)[1:]
+    main(words)
+    words[words.index("2023")] = "2024"
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+
+
+def test_the_phrase_stands_at_the_end(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    phrase = "\n\nThis answer was written by a machine."
+    assert run("Put a phrase at the end") == ask("What is the capital of France?") + phrase
+    sourced = ask("What is the capital of France?", logits_processors_args={"last_phrase": " Source:"})
+    assert re.search(" Source:.", sourced)
+
+
+def test_the_answer_is_one_of_the_choices(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    choices = ["positive", "negative"]
+    assert ask("Is this review positive or negative? I love this place, best food!") not in choices
+    assert run("Choose among options").splitlines() == choices
+
+
+def test_the_answer_cites_the_prompt(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    passage = "The drug zolprimax lowers blood pressure. Patients take 40 mg at dusk."
+    assert "dusk" not in ask(f"{passage} How is zolprimax taken?")
+    assert "dusk" in run("Answer in the words of the prompt")
+
+
+def test_words_are_made_more_and_less_likely(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    plain = ask("Which pet should I get?").lower()
+    assert "cat" in plain
+    assert "dog" not in plain
+    biased = run("Make words more or less likely").lower()
+    assert "dog" in biased
+    assert not re.search(r"\bcats?\b", biased)
+
+
+def test_no_run_of_words_comes_twice(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    def repeats(text: str) -> bool:
+        words = text.split()
+        runs = [tuple(words[start : start + 7]) for start in range(len(words) - 6)]
+        return len(set(runs)) < len(runs)
+
+    question = "The drug zolprimax lowers blood pressure. Patients take 40 mg at dusk. How is zolprimax taken?"
+    assert question in RECIPES["Stop repetitions"]
+    assert repeats(ask(question))
+    assert not repeats(run("Stop repetitions"))
+
+
+def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(run: Callable[[str], str]) -> None:
+    printed = run("Sample reproducibly")
+    assert f"It prints `{printed}`" in RECIPES["Sample reproducibly"]
+
+
+def test_the_trace_tells_where_the_bias_changed_the_token(run: Callable[[str], str]) -> None:
+    (line,) = run("See why a token came").splitlines()
+    assert re.fullmatch(r"' \w+' LogitBiasLogitsProcessor moved \d+%", line)
+
+
+def test_the_pages_own_processor_leaves_the_letter_out(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    assert "e" in ask("Tell me about the sea.", max_tokens=20).lower()
+    without = run("Steer with a processor of your own").lower()
+    assert len(without) > 20
+    assert "e" not in without
+    assert "e" in ask("Tell me about the sea.", max_tokens=20).lower()
+
+
+def test_the_pages_own_processor_keeps_the_contract(tmp_path: Path) -> None:
+    name, contents = module()
+    (tmp_path / name).write_text(contents)
+    (printed,) = re.findall(r"`fastdeploy-lp (check \S+)`", DOCUMENT)
+    program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
+    environment = server_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    # How fast it is depends on the machine.
+    command = [sys.executable, "-c", program, *printed.split(), "--skip", "speed"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout

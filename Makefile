@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help serve test test-long test-clients test-browser screenshots lint types bench-smoke docs gpu-check audit clean
+.PHONY: help serve test test-long test-clients test-ray test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -51,6 +51,18 @@ NPM := $(shell command -v npm)
 test-clients: $(VENV)/dev.done $(VENV)/clients.done $(if $(NPM),$(VENV)/npm.done) ## run LangChain, LlamaIndex and npm's openai against a server
 	FASTDEPLOY_LP_NEEDED_CLIENTS="python $(if $(NPM),npm)" $(BIN)/python -m pytest \
 	    tests/clients/test_frameworks.py tests/clients/test_node_client.py $(PYTEST_ARGS)
+
+# Ray beside our own environment, whose packages it finds through a file of paths: it brings gRPC and much else.
+$(VENV)/ray.done: setup.py | $(VENV)/dev.done
+	@echo "Setting up Ray Serve in $(VENV)/ray"
+	$(PYTHON) -m venv $(VENV)/ray
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	    > $$($(VENV)/ray/bin/python -c "import site; print(site.getsitepackages()[0])")/server.pth
+	$(VENV)/ray/bin/python -m pip --disable-pip-version-check install --quiet --no-compile 'ray[serve]>=2.50'
+	@touch $@
+
+test-ray: $(VENV)/ray.done ## run replicas on Ray Serve: one is killed, all are updated, routers are compared
+	PYTHONPATH=$(CURDIR) $(VENV)/ray/bin/python -m pytest tests/reliability/test_ray_serve.py $(PYTEST_ARGS)
 
 # The checks of accessibility are axe's, which comes from npm.
 $(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/dev.done

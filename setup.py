@@ -37,12 +37,15 @@ EXTRAS = {
     "cpu": ["paddlepaddle>=3.3.1,<3.4"],
     # Found on PaddlePaddle's own package index; the public one stops at 2.6.2.
     "gpu": ["paddlepaddle-gpu>=3.3.1,<3.4"],
+    # Replicas on a cluster: `serve run configs/ray-serve.yaml`.
+    "ray": ["ray[serve]>=2.50"],
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
     "dev": [
         "httpx>=0.28",
         "hypothesis>=6.120",
         "jsonschema>=4.23",
+        "kubernetes-validate>=1.37",
         "mypy>=1.15",
         "openai>=2",
         "pytest>=8.3",

@@ -36,6 +36,7 @@ def main() -> int:
         ("scheduler.py", "--steps", "20"),
         ("compare.py", "--smoke"),
         ("simulate.py", "--smoke"),
+        ("data_parallel.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

@@ -23,12 +23,14 @@ def settle_num_blocks(
     override: int | None,
     memory_share: float,
     ranks: int = 1,
+    workers: int = 1,
 ) -> int:
     """Blocks of the cache, the null block included.
 
     `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
     into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values. Of `ranks` that
-    share the model each holds its part of weights and blocks, on a device of its own or all of them on the host.
+    share the model each holds its part of weights and blocks, on a device of its own or all of them on the host; each
+    of `workers` holds all of them, and shares the host with the others.
 
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
@@ -46,7 +48,7 @@ def settle_num_blocks(
     except CheckpointError as error:
         raise CheckpointError(f"{files.directory}: {error}") from None
     platform = current_platform()
-    free = platform.free_memory() // (ranks if platform.computes_on_host else 1)
+    free = platform.free_memory() // (ranks * workers if platform.computes_on_host else 1)
     # At most, since quantized weights are loaded as others.
     weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype] // ranks
     affordable = int(free * memory_share - weights) // bytes_per_block

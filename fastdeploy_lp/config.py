@@ -91,13 +91,16 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes reach each other; without a port they use a private unix socket.
+    """How many processes compute, and how they reach each other: without a port by private unix sockets.
 
-    tensor_parallel_size: the ranks that share one model.
+    tensor_parallel_size: the ranks that share one model. data_parallel_rank: which of the `data_parallel_size` workers
+    of this host the configuration is for.
     """
 
     engine_worker_queue_port: int | None = None
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -412,6 +415,13 @@ class EngineArgs:
             "help": "processes that share the model's weights and KV cache, one a device",
         },
     )
+    data_parallel_size: int = field(
+        default=1,
+        metadata={
+            "group": "Processes",
+            "help": "workers on this host, each with the whole model and its share of the cores or a GPU of its own",
+        },
+    )
     on_worker_failure: str | None = field(
         default=None,
         metadata={
@@ -481,8 +491,10 @@ class EngineArgs:
         if not self.guided_decoding_timeout > 0:
             raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", *guided):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "data_parallel_size", *guided):
             _require_at_least(1, name, getattr(self, name))
+        if self.tensor_parallel_size > 1 and self.data_parallel_size > 1:
+            raise ValueError("data_parallel_size: must be 1 with tensor_parallel_size; run several servers instead")
         for name in ("max_waiting_requests", "max_worker_restarts", "max_trace_tokens"):
             _require_at_least(0, name, getattr(self, name))
         if not isinstance(self.shadow, (list, tuple)):
@@ -494,7 +506,7 @@ class EngineArgs:
             share = self.gpu_memory_utilization
             raise ValueError(f"gpu_memory_utilization: {share!r} is not allowed; it must be above 0 and at most 1")
         for name in ("engine_worker_queue_port", "cache_queue_port"):
-            require_port(name, getattr(self, name))
+            require_port(name, getattr(self, name), self.data_parallel_size)
         if self.cache_queue_port is not None and not self.enable_prefix_caching:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
 
@@ -541,7 +553,9 @@ class EngineArgs:
                 enable_prefix_caching=self.enable_prefix_caching,
                 gpu_memory_utilization=self.gpu_memory_utilization,
             ),
-            parallel_config=ParallelConfig(self.engine_worker_queue_port, self.tensor_parallel_size),
+            parallel_config=ParallelConfig(
+                self.engine_worker_queue_port, self.tensor_parallel_size, self.data_parallel_size
+            ),
             structured_outputs_config=StructuredOutputsConfig(
                 logits_processors=tuple(spec_of(given) for given in self.logits_processors),
                 on_error=self.logits_processors_on_error,
@@ -584,6 +598,7 @@ class EngineArgs:
             override=cache.num_blocks or self.num_gpu_blocks_override,
             memory_share=self.gpu_memory_utilization,
             ranks=settled.parallel_config.tensor_parallel_size,
+            workers=settled.parallel_config.data_parallel_size,
         )
         return replace(cache, num_blocks=num_blocks)
 
@@ -619,10 +634,12 @@ def spec_of(given: str | type) -> str:
     return given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
 
 
-def require_port(name: str, port: int | None) -> None:
-    """Raise ValueError unless `port` is None or a TCP port number."""
-    if port is not None and not 1 <= port <= 65535:
-        raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to 65535")
+def require_port(name: str, port: int | None, count: int = 1) -> None:
+    """Raise ValueError unless `port` is None or the first of `count` TCP port numbers."""
+    last = 65536 - count
+    if port is not None and not 1 <= port <= last:
+        behind = f", since {count} workers have ports behind each other" if count > 1 else ""
+        raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to {last}{behind}")
 
 
 def _read_chat_template(given: str | None) -> str | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
 from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
@@ -29,27 +27,22 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.grammar_checker import GrammarChecker
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
-from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
-from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
-from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
-from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
 from fastdeploy_lp.engine.waiting_room import WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
-from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
+from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
@@ -73,34 +66,13 @@ MAX_LOST_WORKERS = 2
 READY_SHARE = 4
 
 
-@dataclass(frozen=True)
-class EngineRequest:
-    """A prompt to be continued, with parameters that `EngineClient.settle` has settled.
-
-    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
-    """
-
-    request_id: str
-    prompt: Prompt
-    settled: Settled
-    client: str = ""
-    deadline: float | None = None
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """How many sequences have a slot, and how many wait for one."""
-
-    running: int = 0
-    waiting: int = 0
-
-
 class EngineClient:
     """Runs requests on one worker process at a time; lives on one event loop.
 
     make_worker: gives a worker that was not started, the engine's own unless another kind is given.
     stat_loggers: by name; they are told what happens as the engine's own two are.
     fair_queue: clients take turns, in place of first come, first served.
+    preparation: one that several clients share; by default its own.
     """
 
     def __init__(
@@ -111,30 +83,21 @@ class EngineClient:
         stat_loggers: Sequence[tuple[str, StatLoggerBase]] = (),
         *,
         fair_queue: bool = False,
+        preparation: RequestPreparation | None = None,
     ) -> None:
-        config = fd_config.model_config
         self.fd_config = fd_config
-        self.tokenizer = _tokenizer(fd_config)
-        self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
-        chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
-        encode = self.tokenizer.encode_phrase if self.tokenizer.handles_text else None
-        args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
-        self.inputs = InputProcessor(
-            config,
-            self.tokenizer,
-            args_validator,
-            any_whitespace=guided.any_whitespace,
-            max_trace_tokens=chain.max_trace_tokens,
-        )
-        compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
-        self._grammars = GrammarChecker(compiler, guided)
-        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
+        self._preparation = preparation or RequestPreparation(fd_config, declared)
+        self.tokenizer = self._preparation.tokenizer
+        self.message_parsers = self._preparation.message_parsers
+        self.inputs = self._preparation.inputs
+        self.request_templates = self._preparation.request_templates
         self.processors = ProcessorStates(declared)
         slots = fd_config.scheduler_config.max_num_seqs
         self.metrics = PrometheusStatLogger(fd_config)
         self.reliability = ReliabilityMetrics(self.metrics.registry)
-        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config))]
-        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers]))
+        rank = fd_config.parallel_config.data_parallel_rank
+        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
+        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
         self.load = EngineLoad()
         # Set by whoever wants requests recorded.
         self.request_log: RequestLog | None = None
@@ -151,7 +114,7 @@ class EngineClient:
         self._routes: dict[str, tuple[Generation, Completion]] = {}
         self._poolings: dict[str, Pooling] = {}
         self._supervising: asyncio.Task[None] | None = None
-        self._serials = itertools.count()
+        self._serials = self._preparation.serials
         self._draining = False
         self._dead: str | None = None
         self._ended = asyncio.Event()
@@ -189,16 +152,23 @@ class EngineClient:
             raise EngineRestartingError("the worker is being started again; requests wait for it")
 
     @property
+    def is_alive(self) -> bool:
+        """Whether requests are taken, if only to wait for a worker."""
+        return self._dead is None and not self._draining
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a worker that takes requests."""
+        return self.is_alive and self._outbox.is_open
+
+    @property
     def worker_pid(self) -> int | None:
         """The worker's process id."""
         return self._supervisor.pid
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        settled = self.inputs.settle(params, prompt)
-        if settled.grammar is not None:
-            await self._grammars.check(settled.grammar)
-        return settled
+        return await self._preparation.settle(params, prompt)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
@@ -266,7 +236,7 @@ class EngineClient:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
         await self.stats.loggers.stop()
-        self._grammars.close()
+        self._preparation.close()
         await self._supervisor.stop()
 
     def end_requests(self, reason: str) -> None:
@@ -288,6 +258,11 @@ class EngineClient:
         """Whether the worker has sequences."""
         return bool(self._routes or self._poolings)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences that the worker has or that wait for it."""
+        return len(self._routes) + len(self._poolings)
+
     def worker_said(self, message: FromWorker) -> None:
         """Take a message of the worker."""
         if isinstance(message, StepOutputs):
@@ -296,7 +271,7 @@ class EngineClient:
     def worker_lost(self, cause: str) -> None:
         """The worker is gone: requests that told nobody of a token wait for the next one, the others fail."""
         self._outbox.close()
-        self.load = EngineLoad(0, len(self._routes) + len(self._poolings))
+        self.load = EngineLoad(0, self.num_in_flight)
         self.processors.restart()
         if not self.fd_config.supervision_config.restart:
             return
@@ -396,7 +371,7 @@ class EngineClient:
         if not requests:
             return
         try:
-            self._room.require(count, requests[0].client, len(self._routes) + len(self._poolings))
+            self._room.require(count, requests[0].client, self.num_in_flight)
         except QueueFullError:
             self.reliability.refused.inc()
             raise
@@ -488,12 +463,6 @@ class EngineClient:
     def _note_quiet(self) -> None:
         if self._draining and not self.is_busy:
             self._quiet.set()
-
-
-def _tokenizer(fd_config: FDConfig) -> Tokenizer:
-    if fd_config.model_config.skip_tokenizer_init:
-        return NoTokenizer()
-    return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
 
 
 def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:

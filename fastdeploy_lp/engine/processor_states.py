@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ShadowStats
 
 
 @dataclass(frozen=True)
@@ -88,3 +88,37 @@ class ProcessorStates:
         """Take a processor to be in service again; raises KeyError for a name that is not declared."""
         self._stats[name].state = OK
         self._stats[name].shadow.state = OK
+
+
+class ProcessorStatesOfAll(ProcessorStates):
+    """Those of several workers as one: counters are added up, and what one has in quarantine is told to be there."""
+
+    def __init__(self, declared: Sequence[DeclaredProcessor], parts: Sequence[ProcessorStates]) -> None:
+        super().__init__(declared)
+        self._parts = list(parts)
+
+    @property
+    def stats(self) -> list[ProcessorStats]:
+        """Counters in chain order."""
+        return [_added_up(each) for each in zip(*(part.stats for part in self._parts), strict=True)]
+
+    def describe(self) -> list[ProcessorInfo]:
+        """All of them, in chain order."""
+        self.update(self.stats)
+        for part in self._parts:
+            self._argmax_invariant |= part._argmax_invariant
+        return super().describe()
+
+
+def _added_up(stats: Sequence[ProcessorStats]) -> ProcessorStats:
+    shadow = ShadowStats(**_sums([each.shadow for each in stats]))
+    return ProcessorStats(name=stats[0].name, shadow=shadow, **_sums(stats))
+
+
+def _sums(stats: Sequence[ProcessorStats | ShadowStats]) -> dict[str, Any]:
+    """Every number summed up; the state is the worst, the last error that of whoever has one."""
+    numbers = [name for name in stats[0].__struct_fields__ if isinstance(getattr(stats[0], name), (int, float))]
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in stats) for name in numbers}
+    worst = next((each for each in stats if each.state != OK), stats[0])
+    error = next((each.last_error for each in (worst, *stats) if each.last_error is not None), None)
+    return sums | {"state": worst.state, "last_error": error}

@@ -22,6 +22,3 @@ class ReliabilityMetrics:
         self.refused = Counter(
             f"{PREFIX}request_refused", "Requests that were refused because too many waited", registry=registry
         )
-        self.stalled = Counter(
-            f"{PREFIX}stream_stalled", "Streams that were ended because their clients did not read", registry=registry
-        )

@@ -43,7 +43,9 @@ class LoggingStatLogger(StatLoggerBase):
             self._began = time.monotonic()
             return
         seconds, stats = max(time.monotonic() - self._began, 1e-9), self._scheduler
+        several = self._fd_config.parallel_config.data_parallel_size > 1
         fields: dict[str, object] = {
+            **({"engine": self._engine_index} if several else {}),
             "prompt_tokens_per_s": self._prompt_tokens / seconds,
             "generation_tokens_per_s": self._generation_tokens / seconds,
             "running": stats.num_running_reqs,

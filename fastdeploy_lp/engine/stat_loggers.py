@@ -7,17 +7,17 @@ import logging
 from collections.abc import Callable, Iterable
 
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.plugins.stat_logger_source import ENGINE_INDEX
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 logger = logging.getLogger(__name__)
 
 
 class StatLoggers:
-    """Stat loggers by name, told in this order."""
+    """Stat loggers by name, told in this order of the worker with this index."""
 
-    def __init__(self, loggers: Iterable[tuple[str, StatLoggerBase]]) -> None:
+    def __init__(self, loggers: Iterable[tuple[str, StatLoggerBase]], engine_index: int = 0) -> None:
         self._loggers = list(loggers)
+        self._engine_index = engine_index
         self._timer: asyncio.Task[None] | None = None
 
     @property
@@ -27,7 +27,7 @@ class StatLoggers:
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         """Tell what happened; never raises."""
-        self._tell(lambda each: each.record(scheduler_stats, iteration_stats, engine_idx=ENGINE_INDEX))
+        self._tell(lambda each: each.record(scheduler_stats, iteration_stats, engine_idx=self._engine_index))
 
     def log_engine_initialized(self) -> None:
         """Tell that the engine takes requests; never raises."""

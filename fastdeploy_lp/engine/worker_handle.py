@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
+from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.messages import (
@@ -162,7 +162,7 @@ class WorkerHandle:
             stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
-            env=_environment(self._fd_config.parallel_config.tensor_parallel_size),
+            env=_environment(self._fd_config.parallel_config),
         )
         self._ended = asyncio.create_task(self._process.wait())
         self._ended.add_done_callback(lambda _: self._stirred.set())
@@ -180,11 +180,13 @@ class WorkerHandle:
         return f"{self.how_it_ended} before it was ready"
 
 
-def _environment(ranks: int) -> dict[str, str]:
+def _environment(parallel: ParallelConfig) -> dict[str, str]:
     """Ours, without the keys of clients: processors run there, and whatever their authors print."""
     own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     platform = current_platform()
-    wanted = platform.worker_environment() | platform.rank_environment(ranks)
+    wanted = platform.worker_environment() | platform.rank_environment(parallel.tensor_parallel_size)
+    if parallel.data_parallel_size > 1:
+        wanted |= platform.data_parallel_environment(parallel.data_parallel_rank, parallel.data_parallel_size)
     return {**own, **wanted, "PYTHONPATH": _python_path()}
 
 

@@ -12,7 +12,8 @@ from typing_extensions import Unpack
 
 from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
@@ -44,7 +45,7 @@ class AsyncLLM:
     ) -> None:
         self._setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._starting = asyncio.Lock()
-        self._engine: EngineClient | None = None
+        self._engine: Engine | None = None
         # None while it is being admitted.
         self._running: dict[str, Generation | Pooling | PoolingsOfOneRequest | None] = {}
 
@@ -60,7 +61,7 @@ class AsyncLLM:
         async with self._starting:
             if self._engine is None:
                 setup = self._setup
-                engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
+                engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers)
                 await engine.start()
                 self._engine = engine
 
@@ -214,7 +215,7 @@ class AsyncLLM:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
         return f"{request_id or 'async'}-{uuid.uuid4().hex}"
 
-    def _require_engine(self) -> EngineClient:
+    def _require_engine(self) -> Engine:
         if self._engine is None:
             raise RuntimeError("AsyncLLM: call `await start()` first")
         return self._engine

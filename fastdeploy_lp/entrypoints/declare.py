@@ -20,11 +20,11 @@ from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, install
 
 @dataclass(frozen=True)
 class DeclaredEngine:
-    """What an engine client is built from."""
+    """What an engine is built from; `stat_loggers` has those of each worker."""
 
     fd_config: FDConfig
     declared: list[DeclaredProcessor]
-    stat_loggers: list[tuple[str, StatLoggerBase]] = field(default_factory=list)
+    stat_loggers: list[list[tuple[str, StatLoggerBase]]] = field(default_factory=list)
     io_processor: NamedIOProcessor | None = None
 
 
@@ -71,6 +71,6 @@ def declare_engine(
     return DeclaredEngine(
         fd_config,
         declared,
-        [source.build(fd_config) for source in loggers],
+        [[source.build(fd_config, rank) for source in loggers] for rank in range(args.data_parallel_size)],
         None if io_processor is None else io_processor.build(fd_config),
     )

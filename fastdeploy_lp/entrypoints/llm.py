@@ -15,7 +15,8 @@ from tqdm import tqdm
 from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     ProcessorUnavailableError,
@@ -63,12 +64,11 @@ class LLM:
     ) -> None:
         setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._loop = LoopThread()
-        self._engine = self._loop.run(
-            _create(EngineClient, setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
-        )
+        self._engine = self._loop.run(_create(make_engine, setup.fd_config, setup.declared, setup.stat_loggers))
         config = setup.fd_config.scheduler_config
         self._io_processor = setup.io_processor
-        self._turns = asyncio.Semaphore(config.max_num_seqs + config.max_waiting_requests)
+        workers = setup.fd_config.parallel_config.data_parallel_size
+        self._turns = asyncio.Semaphore(workers * (config.max_num_seqs + config.max_waiting_requests))
         self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
         try:
             self._loop.run(self._engine.start())
@@ -331,11 +331,11 @@ class LLM:
             yield _failed(request, index, error)
 
 
-async def _create(kind: type[Result], *arguments: Any, **keywords: Any) -> Result:
-    return kind(*arguments, **keywords)
+async def _create(make: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
+    return make(*arguments, **keywords)
 
 
-def _shutdown(loop: LoopThread, engine: EngineClient) -> None:
+def _shutdown(loop: LoopThread, engine: Engine) -> None:
     if loop.is_current:  # the garbage collector may run in any thread, and this one must not wait for itself
         # A thread that a daemon starts would be one, too, and the interpreter's exit waits for no daemon.
         threading.Thread(target=_shutdown, args=(loop, engine), daemon=False).start()

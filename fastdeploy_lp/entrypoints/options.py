@@ -47,6 +47,10 @@ class OptionsParser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
+    def read_mapping(self, source: str, content: Any) -> list[Any]:
+        """The same from a mapping of options to values; raises ValueError that names the source and the option."""
+        return self._build(self._checked_mapping(source, content))
+
     def _build(self, values: dict[str, Any]) -> list[Any]:
         built = []
         for group in self._groups:
@@ -68,18 +72,21 @@ class OptionsParser(argparse.ArgumentParser):
             raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
         except yaml.YAMLError as error:
             raise ValueError(f"--config {path}: {_place_of(error)}") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"--config {path}: must hold option: value lines")
-        return {str(key).replace("-", "_"): self._checked(path, str(key), value) for key, value in content.items()}
+        return self._checked_mapping(f"--config {path}", content)
 
-    def _checked(self, path: str, key: str, value: Any) -> Any:
+    def _checked_mapping(self, source: str, content: Any) -> dict[str, Any]:
+        if not isinstance(content, dict):
+            raise ValueError(f"{source}: must hold option: value lines")
+        return {str(key).replace("-", "_"): self._checked(source, str(key), value) for key, value in content.items()}
+
+    def _checked(self, source: str, key: str, value: Any) -> Any:
         hints = {name: hint for group in self._groups for name, hint in get_type_hints(group).items()}
         name = key.replace("-", "_")
         if name not in hints:
-            raise ValueError(f"--config {path}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
+            raise ValueError(f"{source}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
         if not _fits(value, hints[name]):
             shown = "its value" if name in self._secrets() else repr(value)
-            raise ValueError(f"--config {path}: {key}: {shown} has the wrong type")
+            raise ValueError(f"{source}: {key}: {shown} has the wrong type")
         return value
 
     def _secrets(self) -> set[str]:

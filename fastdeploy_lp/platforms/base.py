@@ -75,6 +75,10 @@ class Platform(ABC):
         # Paddle's runtime reports every connection otherwise.
         return {"GLOG_minloglevel": "1"} if ranks > 1 else {}
 
+    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:  # noqa: ARG002 - for those who differ
+        """What the environment of one of `size` workers on this host has on top of `worker_environment`."""
+        return {}
+
     @abstractmethod
     def free_memory(self) -> int:
         """Bytes of the device's memory that weights and KV cache could have now."""

@@ -66,6 +66,12 @@ class CpuPlatform(Platform):
         threads = {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
         return super().rank_environment(ranks) | threads
 
+    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
+        """The worker's share of the cores, at least one; thread counts of the caller's environment win."""
+        cores = len(os.sched_getaffinity(0))
+        share = str(max(cores // size + (rank < cores % size), 1))
+        return {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
+
     def free_memory(self) -> int:
         """Main memory that is available without swapping, within the limit of the process's control group."""
         return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CUDA_BUILD = "paddlepaddle-gpu"
 BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention:BlockAttentionBackend"
 WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
@@ -67,6 +69,14 @@ class GpuPlatform(Platform):
     def worker_environment(self) -> dict[str, str]:
         """Paddle's flags that CUDA graphs and grouped heads need; they are not left to the caller's environment."""
         return dict(ENVIRONMENT)
+
+    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
+        """One of the visible devices for each worker; raises ValueError when there are fewer than workers."""
+        named = os.environ.get(DEVICES_VARIABLE)
+        devices = [str(index) for index in range(Nvml.device_count())] if named is None else named.split(",")
+        if len(devices) < size:
+            raise ValueError(f"data_parallel_size: {size} workers need as many GPUs, and {len(devices)} are visible")
+        return {DEVICES_VARIABLE: devices[rank].strip()}
 
     def free_memory(self) -> int:
         """Bytes that no process uses on the first visible device, asked of the driver without a CUDA context.

@@ -18,7 +18,7 @@ class StatLoggerBase(ABC):
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:
-        """Before the model loads; what it raises stops the start. engine_index: 0, as a server has one engine."""
+        """Before the model loads, once for each worker; what it raises stops the start. engine_index: the worker's."""
 
     @abstractmethod
     def record(

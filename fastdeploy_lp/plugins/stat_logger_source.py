@@ -16,7 +16,6 @@ from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
 
 logger = logging.getLogger(__name__)
 
-ENGINE_INDEX = 0
 WHAT = "a class derived from fastdeploy_lp.StatLoggerBase"
 
 
@@ -28,10 +27,13 @@ class StatLoggerSource:
     make: StatLoggerFactory
     plugin: Plugin | None = None
 
-    def build(self, fd_config: FDConfig) -> tuple[str, StatLoggerBase]:
-        """The logger under its name; raises ValueError that names it if it cannot be made, with the cause logged."""
+    def build(self, fd_config: FDConfig, engine_index: int = 0) -> tuple[str, StatLoggerBase]:
+        """The logger of one worker, under its name.
+
+        Raises ValueError that names it if it cannot be made, with the cause logged.
+        """
         try:
-            made = self.make(fd_config, ENGINE_INDEX)
+            made = self.make(fd_config, engine_index)
         except (Exception, SystemExit) as error:
             if self.plugin is not None:
                 raise failure(self.plugin, "cannot be made", error) from error

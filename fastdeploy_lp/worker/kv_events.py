@@ -46,7 +46,7 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, array_like=True, frozen=True):
-    """The events of one step in their order; `ts` is the wall clock's seconds since 1970."""
+    """The events of one step of one worker in their order; `ts` is the wall clock's seconds since 1970."""
 
     ts: float
     events: list[KVEvent]
@@ -66,7 +66,8 @@ class KVEventPublisher:
     Raises CachePortError when the port cannot be listened on.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int, data_parallel_rank: int = 0) -> None:
+        self._rank = data_parallel_rank
         self._socket = context.socket(zmq.PUB)
         self._socket.sndhwm = HIGH_WATER_MARK
         self._socket.linger = LINGER_MS
@@ -83,7 +84,7 @@ class KVEventPublisher:
         if not events:
             return
         told = [AllBlocksCleared(), *events] if self._sent == 0 else list(events)
-        payload = self._encoder.encode(KVEventBatch(time.time(), told))
+        payload = self._encoder.encode(KVEventBatch(time.time(), told, self._rank))
         self._socket.send_multipart([TOPIC, self._sent.to_bytes(8, "big"), payload])
         self._sent += 1
 

@@ -97,9 +97,10 @@ class WorkerProcess:
 
     def _open_cache_events(self) -> None:
         """Before the model loads, so that a port in use is told at once."""
-        port = self._start.fd_config.cache_config.cache_queue_port
+        fd_config = self._start.fd_config
+        port, rank = fd_config.cache_config.cache_queue_port, fd_config.parallel_config.data_parallel_rank
         if port is not None:
-            self._cache_events = KVEventPublisher(self._context, port)
+            self._cache_events = KVEventPublisher(self._context, port, rank)
 
     def _start_engine(self) -> EngineCore:
         began = time.monotonic()

@@ -90,11 +90,15 @@ class ServerProcess:
     @property
     def worker_pid(self) -> int:
         """The worker process: the API process's only child."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        workers = [int(child) for child in children if "fastdeploy_lp.worker" in _command_line(int(child))]
+        workers = self._workers()
         if len(workers) != 1:
             raise RuntimeError(f"{len(workers)} workers")
         return workers[0]
+
+    @property
+    def worker_pids(self) -> set[int]:
+        """The processes of all workers."""
+        return set(self._workers())
 
     @property
     def log(self) -> str:
@@ -146,6 +150,10 @@ class ServerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def _workers(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [int(child) for child in children if "fastdeploy_lp.worker" in _command_line(int(child))]
 
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None:

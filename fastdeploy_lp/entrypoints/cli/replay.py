@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.config import API_KEY_VARIABLE, EngineArgs
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
@@ -77,7 +77,7 @@ async def _on_server(args: ReplayArgs) -> ReplayTally:
 
 
 async def _on_engine(args: ReplayArgs, setup: DeclaredEngine) -> ReplayTally:
-    engine = EngineClient(setup.fd_config, setup.declared)
+    engine = make_engine(setup.fd_config, setup.declared)
     try:
         await engine.start()
         runner = ReplayRunner(EngineBackend(engine), print)

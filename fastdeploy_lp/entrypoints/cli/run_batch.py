@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fastdeploy_lp.config import EngineArgs
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
 from fastdeploy_lp.entrypoints.batch.runner import BatchRunner, Tally, numbered
@@ -79,15 +79,19 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 
 async def _run(setup: DeclaredEngine, args: BatchArgs, output: OutputFile) -> Tally:
-    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers)
+    engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers)
     try:
         await engine.start()
         with Path(args.input_file).open("rb") as lines, tqdm(total=_count(args), unit="req", disable=None) as progress:
             runner = BatchRunner(build_app(engine, ServerArgs(api_key=[]), setup.io_processor), output, progress)
-            await runner.run(lines, args.max_concurrency or setup.fd_config.scheduler_config.max_num_seqs)
+            await runner.run(lines, args.max_concurrency or _all_slots(setup.fd_config))
         return runner.tally
     finally:
         await engine.shutdown()
+
+
+def _all_slots(fd_config: FDConfig) -> int:
+    return fd_config.scheduler_config.max_num_seqs * fd_config.parallel_config.data_parallel_size
 
 
 def _count(args: BatchArgs) -> int:

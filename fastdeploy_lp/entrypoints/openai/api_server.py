@@ -22,7 +22,8 @@ from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
 from fastdeploy_lp.config import EngineArgs, FDConfig
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.engine.request_log import RequestLog
@@ -66,7 +67,7 @@ def _restarting(engine_args: EngineArgs) -> EngineArgs:
 async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
     """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
-    engine = EngineClient(setup.fd_config, setup.declared, stat_loggers=setup.stat_loggers, fair_queue=args.fair_queue)
+    engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
     if args.request_log is not None:
         engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
     metrics = None
@@ -89,7 +90,7 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socke
         raise SystemExit(128 + signal.SIGTERM)
 
 
-def _open_request_log(engine: EngineClient, path: str, max_bytes: int) -> RequestLog:
+def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
     log = RequestLog(Path(path), LoggedEngine.of(engine.fd_config), max_bytes)
     engine.metrics.registry.register(RequestLogCollector(log))
     return log
@@ -154,7 +155,7 @@ def _listen(args: ServerArgs) -> socket.socket:
     return listener
 
 
-def _serve_metrics(engine: EngineClient, args: ServerArgs) -> tuple[WSGIServer, threading.Thread]:
+def _serve_metrics(engine: Engine, args: ServerArgs) -> tuple[WSGIServer, threading.Thread]:
     try:
         return start_http_server(args.metrics_port or 0, args.host, engine.metrics.registry)
     except OSError as error:

@@ -7,7 +7,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
@@ -31,16 +31,16 @@ from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_ro
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 
-def build_app(engine: EngineClient, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
+def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
-    watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, engine.reliability.stalled)
+    watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
     body_route = ExtraFields().route_class() if args.allow_extra_fields else BoundedRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
@@ -67,7 +67,7 @@ def build_app(engine: EngineClient, args: ServerArgs, io_processor: NamedIOProce
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
-def _completion_routes(engine: EngineClient, route_class: type[APIRoute], watch: StreamWatch) -> APIRouter:
+def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: StreamWatch) -> APIRouter:
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ServerLife:
     grace: seconds that requests in flight get once the server was asked to end.
     """
 
-    def __init__(self, server: HTTPServer, engine: EngineClient, signals: StopSignals, grace: float) -> None:
+    def __init__(self, server: HTTPServer, engine: Engine, signals: StopSignals, grace: float) -> None:
         self._server = server
         self._engine = engine
         self._signals = signals

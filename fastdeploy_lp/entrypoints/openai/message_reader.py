@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.message_parser import Message, MessageDelta
 from fastdeploy_lp.engine.token_ends import TokenEnds
 from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs
@@ -31,7 +31,7 @@ class MessageReader:
     `reasoning_tokens` counts what was reasoning, markers included.
     """
 
-    def __init__(self, engine: EngineClient, request: ChatCompletionRequest, index: int) -> None:
+    def __init__(self, engine: Engine, request: ChatCompletionRequest, index: int) -> None:
         self._tokenizer = engine.tokenizer
         self._request = request
         self._index = index

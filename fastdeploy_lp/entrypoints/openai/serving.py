@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
@@ -19,7 +19,7 @@ DEFAULT_MODEL_NAME = "default"
 class Serving:
     """Admits requests to one engine."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
 

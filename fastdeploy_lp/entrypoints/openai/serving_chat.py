@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
@@ -33,7 +33,7 @@ from fastdeploy_lp.outputs import RequestOutput
 class ServingChat:
     """Chat completions on one engine."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
     async def start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
@@ -34,7 +34,7 @@ from fastdeploy_lp.request_limits import MAX_SEQUENCES
 class ServingCompletion:
     """Text completions on one engine; choice `p * n + i` is the i-th completion of prompt p."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
     async def start(

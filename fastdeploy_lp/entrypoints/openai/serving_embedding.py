@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
     Embedding,
@@ -25,7 +25,7 @@ from fastdeploy_lp.outputs import PoolingRequestOutput
 class ServingEmbedding:
     """Embeddings on one engine."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
     async def start(self, request: EmbeddingRequest, client: str = "", deadline: float | None = None) -> list[Pooling]:

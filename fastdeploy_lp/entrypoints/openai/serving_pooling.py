@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
@@ -30,7 +30,7 @@ from fastdeploy_lp.pooling_params import PoolingParams
 class ServingPooling:
     """Pooled prompts on one engine, with an IO processor if the operator chose one."""
 
-    def __init__(self, engine: EngineClient, io_processor: NamedIOProcessor | None) -> None:
+    def __init__(self, engine: Engine, io_processor: NamedIOProcessor | None) -> None:
         self._serving = Serving(engine)
         self._processing = None if io_processor is None else IOProcessing(engine.inputs, io_processor)
 

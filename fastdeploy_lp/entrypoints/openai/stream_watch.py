@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter
+
+from fastdeploy_lp.engine.metrics import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -89,3 +91,10 @@ class StreamWatch:
         self.look()
         if self._streams:
             self._plan_look()
+
+
+def stalled_streams(registry: CollectorRegistry) -> Counter:
+    """What `StreamWatch` counts in, among a server's metrics."""
+    return Counter(
+        f"{PREFIX}stream_stalled", "Streams that were ended because their clients did not read", registry=registry
+    )

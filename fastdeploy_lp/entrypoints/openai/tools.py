@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.tool_grammar import CallableTool, ToolGrammar
@@ -31,7 +31,7 @@ def offered_tools(request: ChatCompletionRequest, parsers: MessageParsers) -> li
     return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
 
 
-def guided_calls(request: ChatCompletionRequest, engine: EngineClient) -> GuidedDecodingParams | None:
+def guided_calls(request: ChatCompletionRequest, engine: Engine) -> GuidedDecodingParams | None:
     """What the answer is held to where calls may or must stand in it; None if the tools ask for nothing.
 
     Calls that must come are held to the schemas of their functions; of others, those of `strict` functions are.

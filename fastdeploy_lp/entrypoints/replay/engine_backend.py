@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.engine.engine_client import EngineClient, EngineRequest
+from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
 from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.entrypoints.replay.backend import ReplayError
@@ -11,7 +11,7 @@ from fastdeploy_lp.entrypoints.replay.backend import ReplayError
 class EngineBackend:
     """Settles each request again, which leaves nothing open: what is recorded has its seed and its token limit."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
-def model_routes(engine: EngineClient) -> APIRouter:
+def model_routes(engine: Engine) -> APIRouter:
     """The served model, in a list and by its id."""
     router = APIRouter(responses=failures(503))
     config = engine.fd_config.model_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai.disconnect import (
     CLIENT_CLOSED_REQUEST,
     results_unless_disconnected,
@@ -20,7 +20,7 @@ from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 
 
 def pooling_routes(
-    engine: EngineClient, io_processor: NamedIOProcessor | None, route_class: type[APIRoute] = APIRoute
+    engine: Engine, io_processor: NamedIOProcessor | None, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
     """Prompts to vectors, and an IO processor's data to its answers."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)

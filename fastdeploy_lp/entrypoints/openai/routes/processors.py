@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.protocol.processor import (
@@ -17,7 +17,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.processor import (
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
-def processor_routes(engine: EngineClient) -> APIRouter:
+def processor_routes(engine: Engine) -> APIRouter:
     """What the chain is, and its quarantine lifted."""
     router = APIRouter(responses=failures(503))
 

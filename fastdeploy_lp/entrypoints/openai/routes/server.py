@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai.protocol.server import ServerLoad, ServerVersion
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.version import __version__
 
 
-def server_routes(engine: EngineClient) -> APIRouter:
+def server_routes(engine: Engine) -> APIRouter:
     """Answered from the first moment on, before the model is loaded."""
     router = APIRouter(responses=failures())
 
@@ -54,7 +54,7 @@ def server_routes(engine: EngineClient) -> APIRouter:
     return router
 
 
-def metrics_route(engine: EngineClient) -> APIRouter:
+def metrics_route(engine: Engine) -> APIRouter:
     """Prometheus metrics, where they have no port of their own."""
     router = APIRouter(responses=failures())
     text = {200: {"description": "metrics as text", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}}

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
@@ -21,7 +21,7 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving import Serving
 
 
-def tokenization_routes(engine: EngineClient) -> APIRouter:
+def tokenization_routes(engine: Engine) -> APIRouter:
     """The model's tokenizer and chat template, without the model; texts may be longer than its context."""
     router = APIRouter(responses=failures(400, 404, 413, 503), route_class=BoundedRoute)
     serving, tokenizer, config = Serving(engine), engine.tokenizer, engine.fd_config.model_config
@@ -63,7 +63,7 @@ def tokenization_routes(engine: EngineClient) -> APIRouter:
     return router
 
 
-def _text(engine: EngineClient, body: TokenizeRequest) -> str:
+def _text(engine: Engine, body: TokenizeRequest) -> str:
     if body.prompt is not None:
         return body.prompt
     messages = for_template([message.model_dump(exclude_none=True) for message in body.messages or ()])

@@ -1,0 +1,277 @@
+"""Several workers on one host behind one engine: `--data-parallel-size`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.engine import Engine, EngineLoad, EngineRequest
+from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.errors import EngineRestartingError, ProcessorUnavailableError
+from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
+from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.preparation import RequestPreparation
+from fastdeploy_lp.engine.processor_states import ProcessorStatesOfAll
+from fastdeploy_lp.engine.request_log import RequestLog
+from fastdeploy_lp.engine.routing import Router
+from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
+from fastdeploy_lp.sampling_params import SamplingParams
+
+Request = TypeVar("Request", EngineRequest, PoolingRequest)
+Work = TypeVar("Work", Generation, Pooling)
+NamedStatLoggers = Sequence[tuple[str, StatLoggerBase]]
+
+
+def make_engine(
+    fd_config: FDConfig,
+    declared: Sequence[DeclaredProcessor],
+    stat_loggers: Sequence[NamedStatLoggers] = (),
+    *,
+    fair_queue: bool = False,
+) -> Engine:
+    """The engine that a configuration asks for; stat_loggers: one entry a worker, or none at all."""
+    if fd_config.parallel_config.data_parallel_size > 1:
+        return DataParallelClient(fd_config, declared, stat_loggers, fair_queue=fair_queue)
+    own = stat_loggers[0] if stat_loggers else ()
+    return EngineClient(fd_config, declared, stat_loggers=own, fair_queue=fair_queue)
+
+
+class DataParallelClient:
+    """An `EngineClient` for each of `data_parallel_size` workers, and the choice of one for each request.
+
+    A worker has its own queue, room, supervision and numbers, so that what happens to one is nothing to the others.
+    A request goes to one worker whole, with all of its completions, and stays there.
+    """
+
+    def __init__(
+        self,
+        fd_config: FDConfig,
+        declared: Sequence[DeclaredProcessor],
+        stat_loggers: Sequence[NamedStatLoggers] = (),
+        *,
+        fair_queue: bool = False,
+    ) -> None:
+        size = fd_config.parallel_config.data_parallel_size
+        self.fd_config = fd_config
+        preparation = RequestPreparation(fd_config, declared)
+        self._preparation = preparation
+        self.tokenizer = preparation.tokenizer
+        self.message_parsers = preparation.message_parsers
+        self.inputs = preparation.inputs
+        self.request_templates = preparation.request_templates
+        cache = fd_config.cache_config
+        self._router = Router(
+            size,
+            fd_config.scheduler_config.max_num_seqs,
+            cache.block_size,
+            cache.num_blocks,
+            prefix_affine=cache.enable_prefix_caching,
+        )
+        self.workers = [
+            EngineClient(
+                config := config_of_rank(fd_config, rank),
+                declared,
+                partial(self._make_worker, rank, config),
+                stat_loggers[rank] if stat_loggers else (),
+                fair_queue=fair_queue,
+                preparation=preparation,
+            )
+            for rank in range(size)
+        ]
+        self.processors = ProcessorStatesOfAll(declared, [each.processors for each in self.workers])
+        self.metrics = MetricsOfAll([each.metrics.registry for each in self.workers])
+
+    @property
+    def load(self) -> EngineLoad:
+        """Sequences that run and wait, of all workers."""
+        loads = [each.load for each in self.workers]
+        return EngineLoad(sum(each.running for each in loads), sum(each.waiting for each in loads))
+
+    @property
+    def request_log(self) -> RequestLog | None:
+        """Where requests are recorded, those of all workers."""
+        return self.workers[0].request_log
+
+    @request_log.setter
+    def request_log(self, log: RequestLog | None) -> None:
+        for each in self.workers:
+            each.request_log = log
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The first worker's process id."""
+        return self.workers[0].worker_pid
+
+    async def start(self) -> None:
+        """Start all workers at once; raises EngineStartError when one does not come up."""
+        starting = [asyncio.create_task(each.start()) for each in self.workers]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for each in starting:
+                each.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    def require_started(self) -> None:
+        """Raise EngineStartingError before all first workers are ready."""
+        for each in self.workers:
+            each.require_started()
+
+    def require_alive(self) -> None:
+        """Raise what says that no request is taken, which is so when no worker takes any."""
+        self.require_started()
+        if not self._alive():
+            self.workers[0].require_alive()
+
+    def require_ready(self) -> None:
+        """Raise as `require_alive` does, and EngineRestartingError while no worker is there."""
+        self.require_alive()
+        for each in self._alive():
+            if each.is_ready:
+                return
+        raise EngineRestartingError("all workers are being started again; requests wait for them")
+
+    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
+        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
+        return await self._preparation.settle(params, prompt)
+
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
+    ) -> list[Generation]:
+        """Send each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
+        chosen = self._choose([(each.prompt, each.settled.params.n, each.settled.selection) for each in requests])
+
+        async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Generation]:
+            return await worker.generate(part, stream=stream, bounded=bounded)
+
+        return await self._send(requests, chosen, send)
+
+    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
+        """Send each prompt that is pooled to a worker, all of them or none; raises as `generate` does."""
+        chosen = self._choose([(each.prompt, 1, None) for each in requests])
+
+        async def send(worker: EngineClient, part: Sequence[PoolingRequest]) -> list[Pooling]:
+            return await worker.pool(part, bounded=bounded)
+
+        return await self._send(requests, chosen, send)
+
+    async def reset_processor(self, name: str) -> None:
+        """Put a logits processor back into service in every worker; raises KeyError for one that is not declared."""
+        for each in self.workers:
+            await each.reset_processor(name)
+
+    async def drain(self) -> None:
+        """Take no further requests, and wait until those in flight have ended."""
+        await asyncio.gather(*(each.drain() for each in self.workers))
+
+    async def wait_dead(self) -> str:
+        """Wait until the engine has ended, and give the cause.
+
+        With `restart` it has when no worker is left, else when the first one has ended.
+        """
+        waiting = [asyncio.create_task(each.wait_dead()) for each in self.workers]
+        first = not self.fd_config.supervision_config.restart
+        try:
+            done, _ = await asyncio.wait(
+                waiting, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+            )
+            cause = next(each.result() for each in waiting if each in done)
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        self.end_requests(cause)
+        return cause
+
+    def end_requests(self, reason: str) -> None:
+        """End every request in flight with EngineDeadError, and take no further ones."""
+        for each in self.workers:
+            each.end_requests(reason)
+
+    async def shutdown(self) -> None:
+        """End all workers; requests still in flight end with EngineDeadError."""
+        await asyncio.gather(*(each.shutdown() for each in self.workers))
+
+    def _make_worker(self, rank: int, config: FDConfig) -> WorkerHandle:
+        self._router.forget(rank)
+        return WorkerHandle(config)
+
+    def _alive(self) -> list[EngineClient]:
+        return [each for each in self.workers if each.is_alive]
+
+    def _choose(self, asked: Sequence[tuple[Prompt, int, Selection | None]]) -> list[int]:
+        """A worker for each prompt, of so many sequences, that uses these logits processors."""
+        self.require_alive()
+        added = [0] * len(self.workers)
+        chosen = []
+        for prompt, n, selection in asked:
+            usable = self._usable(selection)
+            loads = [
+                each.num_in_flight + more if each in usable else None
+                for each, more in zip(self.workers, added, strict=True)
+            ]
+            index = self._router.choose(prompt.token_ids, loads)
+            added[index] += n
+            chosen.append(index)
+        return chosen
+
+    def _usable(self, selection: Selection | None) -> list[EngineClient]:
+        """Workers that have the processors in service: those that are ready, or all when none is."""
+        if not self.fd_config.supervision_config.restart:
+            for each in self.workers:
+                each.require_alive()
+        alive = self._alive()
+        if selection is not None:
+            in_service, refusal = [], None
+            for each in alive:
+                try:
+                    each.processors.require_in_service(selection)
+                    in_service.append(each)
+                except ProcessorUnavailableError as error:
+                    refusal = error
+            if refusal is not None and not in_service:
+                raise refusal
+            alive = in_service
+        return [each for each in alive if each.is_ready] or alive
+
+    async def _send(
+        self,
+        requests: Sequence[Request],
+        chosen: Sequence[int],
+        send: Callable[[EngineClient, Sequence[Request]], Awaitable[list[Work]]],
+    ) -> list[Work]:
+        """Each worker gets its part; when one refuses, what others were given is taken back."""
+        sent: dict[int, Work] = {}
+        try:
+            for index in dict.fromkeys(chosen):
+                places = [place for place, where in enumerate(chosen) if where == index]
+                works = await send(self.workers[index], [requests[place] for place in places])
+                sent |= zip(places, works, strict=True)
+        except BaseException:
+            for work in sent.values():
+                work.close()
+            raise
+        return [sent[place] for place in range(len(requests))]
+
+
+def config_of_rank(fd_config: FDConfig, rank: int) -> FDConfig:
+    """The configuration of one worker: ports are those of the first one and those that follow."""
+    parallel, cache = fd_config.parallel_config, fd_config.cache_config
+    queue_port, events_port = parallel.engine_worker_queue_port, cache.cache_queue_port
+    return replace(
+        fd_config,
+        parallel_config=replace(
+            parallel,
+            data_parallel_rank=rank,
+            engine_worker_queue_port=None if queue_port is None else queue_port + rank,
+        ),
+        cache_config=replace(cache, cache_queue_port=None if events_port is None else events_port + rank),
+    )

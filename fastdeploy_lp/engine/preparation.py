@@ -1,0 +1,59 @@
+"""What is done with a request before any worker hears of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.grammar_checker import GrammarChecker
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.message_parser import MessageParsers
+from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
+from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
+from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
+from fastdeploy_lp.sampling_params import SamplingParams
+
+
+class RequestPreparation:
+    """Tokenizer, parsers, checks and grammars of one model; however many workers run it, they are needed once."""
+
+    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
+        config = fd_config.model_config
+        # Numbers of requests, by which they are told apart whoever runs them.
+        self.serials = itertools.count()
+        self.tokenizer = _tokenizer(fd_config)
+        self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
+        chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
+        encode = self.tokenizer.encode_phrase if self.tokenizer.handles_text else None
+        args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
+        self.inputs = InputProcessor(
+            config,
+            self.tokenizer,
+            args_validator,
+            any_whitespace=guided.any_whitespace,
+            max_trace_tokens=chain.max_trace_tokens,
+        )
+        compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
+        self._grammars = GrammarChecker(compiler, guided)
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
+
+    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
+        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
+        settled = self.inputs.settle(params, prompt)
+        if settled.grammar is not None:
+            await self._grammars.check(settled.grammar)
+        return settled
+
+    def close(self) -> None:
+        """Give back the threads; calling this again does nothing."""
+        self._grammars.close()
+
+
+def _tokenizer(fd_config: FDConfig) -> Tokenizer:
+    if fd_config.model_config.skip_tokenizer_init:
+        return NoTokenizer()
+    return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)

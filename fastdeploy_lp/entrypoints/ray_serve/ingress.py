@@ -1,0 +1,153 @@
+"""What stands between Ray Serve's HTTP proxy and the replicas: it reads the prompt, so that a router can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fastdeploy_lp.entrypoints.openai.event_stream import server_sent_event
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
+from fastdeploy_lp.entrypoints.ray_serve.forwarded import ForwardedRequest, forwarded
+from fastdeploy_lp.entrypoints.ray_serve.replica import Message
+
+logger = logging.getLogger(__name__)
+
+# As with workers: what ran on two replicas that ended may be what ended them.
+MAX_LOST_REPLICAS = 2
+LOST = "replica_lost"
+EVENT_STREAM = b"text/event-stream"
+
+
+class ReplicaLostError(Exception):
+    """The replica ended in the middle of an answer."""
+
+
+class Ingress:
+    """Hands each request to one replica, and to another one if the first ends before the client was told anything."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_size: int) -> None:
+        self._replicas = replicas.options(stream=True, method_name="answer")
+        self._max_body_size = max_body_size
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """What Ray Serve calls with each request."""
+
+        # A function: uvicorn, which Ray Serve begins the application with, takes bound methods for an older interface.
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.serve(scope, receive, send)
+
+        return serve
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One exchange of ASGI."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._exchange(forwarded(scope, await self._body(receive)), send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _body(self, receive: Receive) -> bytes:
+        """The body, or so much of it that a replica sees that it is too large."""
+        parts: list[bytes] = []
+        size = 0
+        while size <= self._max_body_size:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if not message.get("more_body", False):
+                break
+        return b"".join(parts)
+
+    async def _exchange(self, request: ForwardedRequest, send: Send) -> None:
+        answer = Answer(send)
+        for _ in range(MAX_LOST_REPLICAS):
+            try:
+                async with aclosing(self._messages(request)) as messages:
+                    async for message in messages:
+                        await answer.send(message)
+                if not answer.ended:
+                    raise ReplicaLostError("its answer is not complete")
+                return
+            except BackPressureError:
+                await answer.fail(
+                    429, "rate_limit_error", "rate_limit_exceeded", "all replicas are busy; try again later"
+                )
+                return
+            except RayTaskError as error:
+                logger.error("a request failed in its replica", exc_info=error)
+                await answer.fail(500, "server_error", "request_failed", "the request could not go on")
+                return
+            except (RayActorError, DeploymentUnavailableError, ReplicaLostError) as error:
+                logger.warning("a replica is lost: %s", " ".join(str(error).split()))
+                if answer.begun:
+                    break
+        await answer.fail(503, "server_error", LOST, "the replica ended in the middle of this answer")
+
+    async def _messages(self, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
+        response = self._replicas.remote(request)
+        ended = False
+        try:
+            async for messages in response:
+                for message in messages:
+                    yield message
+            ended = True
+        finally:
+            if not ended:
+                response.cancel()
+
+
+class Answer:
+    """What a client is told: the head goes out with the first piece of the body, so that until then nothing is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self._streams = False
+        self.begun = False
+        self.ended = False
+
+    async def send(self, message: Message) -> None:
+        """Hand on a message of a replica."""
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        if not self.begun and self._head is not None:
+            self.begun = True
+            headers = {name.lower(): value for name, value in self._head["headers"]}
+            self._streams = headers.get(b"content-type", b"").startswith(EVENT_STREAM)
+            await self._send(self._head)
+        self.ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def fail(self, status: int, kind: str, code: str, text: str) -> None:
+        """End with an OpenAI error: an answer, or an event of a stream; other answers that have begun break off."""
+        error = ErrorResponse(error=ErrorInfo(message=text, type=kind, code=code))
+        if self.begun:
+            if not self._streams:
+                raise ReplicaLostError(text)
+            body = server_sent_event(error) + b"data: [DONE]\n\n"
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        body = error.model_dump_json().encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            headers.append((b"retry-after", b"1"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        asked: Any = await receive()
+        await send({"type": f"{asked['type']}.complete"})
+        if asked["type"] == "lifespan.shutdown":
+            return

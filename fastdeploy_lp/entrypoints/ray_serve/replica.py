@@ -1,0 +1,85 @@
+"""One engine behind the server's own application, as an actor of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
+
+from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.entrypoints.declare import declare_engine
+from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.entrypoints.ray_serve.forwarded import ForwardedRequest
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+
+
+class EngineReplica:
+    """Answers requests as the HTTP server does; Ray Serve calls the methods."""
+
+    async def __init__(self, engine_args: EngineArgs, server_args: ServerArgs) -> None:  # type: ignore[misc]
+        restarting = dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
+        setup = await asyncio.to_thread(declare_engine, restarting, progress=False)
+        self._engine = make_engine(
+            setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=server_args.fair_queue
+        )
+        self._app = build_app(self._engine, server_args, setup.io_processor)
+        try:
+            await self._engine.start()
+        except BaseException:
+            await self._engine.shutdown()
+            raise
+
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        """The application's messages as they come, those that are there already in one list."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        body = [{"type": "http.request", "body": request.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if body:
+                return body.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            messages.put_nowait(message)
+
+        running = asyncio.ensure_future(self._app(dict(request.scope), receive, send))
+        running.add_done_callback(lambda _: messages.put_nowait(None))
+        answered = False
+        try:
+            while True:
+                ready = [await messages.get()]
+                while not messages.empty():
+                    ready.append(messages.get_nowait())
+                told = [each for each in ready if each is not None]
+                if told:
+                    answered = True
+                    yield told
+                if None in ready:
+                    break
+        finally:
+            gone.set()
+            running.cancel()
+            (outcome,) = await asyncio.gather(running, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            if not answered:
+                raise outcome
+            # It was answered with status 500, and is raised once more for a log.
+            logger.error("a request failed", exc_info=outcome)
+
+    async def check_health(self) -> None:
+        """Raises when no request is taken any more, upon which Ray Serve starts another replica."""
+        self._engine.require_alive()
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve when the replica's requests have ended."""
+        if hasattr(self, "_engine"):
+            await self._engine.shutdown()

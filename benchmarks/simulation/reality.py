@@ -25,6 +25,8 @@ LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.6}
 SHAPE = TraceShape(1.0, Lengths(120.0, 1.0, 1024), Lengths(100.0, 0.6, 400), Prefixes(8, 64, 0.5))
 CAPACITY_REQUESTS = 600
 WARM_UP = 16
+# Requests of a load, however short it is.
+FEWEST = 4
 WITHIN = 0.15
 
 
@@ -85,7 +87,8 @@ def compare(costs: Costs, config: ReplicaConfig, seconds: float) -> list[Compare
         asyncio.run(send_trace(url, [replace(each, time=0.0) for each in _first(SHAPE, WARM_UP)], 0))
         for number, (load, share) in enumerate(LOADS.items()):
             rate = share * most
-            trace = list(replace(SHAPE, rate=rate).requests(seconds, seed=number))
+            drawn = replace(SHAPE, rate=rate).requests(seconds + 10 * FEWEST / rate, seed=number)
+            trace = [each for each in drawn if each.time < seconds or each.number < FEWEST]
             sent, samples = asyncio.run(send_trace(url, trace, 1 + number))
             compared.append(Compared(load, rate, sent, measured_of(samples), predict(sent, costs, config)))
     return compared

@@ -38,6 +38,7 @@ from builtin_costs import require_same_result as require_same_edit
 from paddle import Tensor
 
 from fastdeploy_lp import SamplingParams, config
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -297,7 +298,7 @@ def _timed(method: Callable[..., Any], spent: list[float], *args: Any, **kwargs:
 
 def measure_model(sizes: Sizes) -> dict[str, float]:
     """A decode step of the default model with biases in all rows, and the chain's part in it."""
-    args = config.EngineArgs(MODEL, max_num_seqs=sizes.model_rows, max_model_len=256)
+    args = EngineArgs(MODEL, max_num_seqs=sizes.model_rows, max_model_len=256)
     fd_config = args.create_fd_config(show_progress=False)
     chain = LogitsProcessorChain(load_processors([LOGIT_BIAS]), fd_config)
     spent: list[float] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from engine_report import FULL, Decode, Job, Measured, Sizes, show
 
-from fastdeploy_lp.config import QUANTIZATIONS
+from fastdeploy_lp.engine_args import QUANTIZATIONS
 from fastdeploy_lp.platforms import current_platform
 
 SCHEMA_VERSION = 1

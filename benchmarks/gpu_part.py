@@ -15,7 +15,7 @@ import paddle
 from gpu_audit import READ, STEP
 from paddle import profiler
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform

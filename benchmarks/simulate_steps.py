@@ -15,7 +15,8 @@ from simulation.costs import StepShape
 from simulation.noting import NotingScheduler
 from simulation.trace import Lengths
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.sampling_params import SamplingParams

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from fastdeploy_lp import SamplingParams
-from fastdeploy_lp.config import QUANTIZATIONS, EngineArgs
+from fastdeploy_lp.engine_args import QUANTIZATIONS, EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.platforms import current_platform

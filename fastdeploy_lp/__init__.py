@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_lp.version import __version__
 
 if TYPE_CHECKING:
-    from fastdeploy_lp.config import EngineArgs, FDConfig
+    from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.engine_args import EngineArgs
     from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
@@ -44,7 +45,7 @@ __all__ = [
 _HOMES = {
     "LLM": "entrypoints.llm",
     "AsyncLLM": "entrypoints.async_llm",
-    "EngineArgs": "config",
+    "EngineArgs": "engine_args",
     "FDConfig": "config",
     "GuidedDecodingParams": "guided_decoding.params",
     "IOProcessor": "plugins.io_processor",

@@ -8,7 +8,7 @@ from support.tiny import GOLDEN
 from fastdeploy_lp.cache_size import kv_bytes_per_token, settle_num_blocks
 from fastdeploy_lp.checkpoint import ModelFiles, num_parameters
 from fastdeploy_lp.checkpoint.files import read_model_files
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.platforms import CpuPlatform
 
 CONFIG = {"num_hidden_layers": 3, "num_attention_heads": 8, "hidden_size": 64}

@@ -11,7 +11,7 @@ import sys
 
 from support.server import REPOSITORY, ServerProcess, server_environment
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.server import REPOSITORY, server_environment
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.batch.output_file import BEGINNING
 from fastdeploy_lp.entrypoints.batch.request_line import read_line
 from fastdeploy_lp.entrypoints.chat.session import HELP

@@ -16,7 +16,7 @@ from support.server import REPOSITORY
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp import ModelRegistry
-from fastdeploy_lp.config import settled_by
+from fastdeploy_lp.engine_args import settled_by
 from fastdeploy_lp.entrypoints.cli.command import main
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
 from fastdeploy_lp.model_executor.models.registry import METHODS, model_class

@@ -7,7 +7,7 @@ import re
 import pytest
 from support.server import REPOSITORY
 
-from fastdeploy_lp.config import LOGPROBS_MODES
+from fastdeploy_lp.engine_args import LOGPROBS_MODES
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 from fastdeploy_lp.sampling_params import SamplingParams

@@ -20,7 +20,7 @@ from support.server import REPOSITORY, ServerProcess
 from support.tiny import write_tiny_checkpoint
 
 import fastdeploy_lp
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.tiny import GOLDEN
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.tensor_parallel import part_of_heads, require_divisible
 
 SMOLLM2: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}

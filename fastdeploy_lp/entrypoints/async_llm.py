@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
@@ -19,6 +18,7 @@ from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, PoolingsOfOneRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.config import EngineArgs, FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
+from fastdeploy_lp.engine_args import EngineArgs, spec_of
 from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_general_plugins

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 

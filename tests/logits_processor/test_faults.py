@@ -24,7 +24,8 @@ from support.recording import After, Rows, forget
 from support.sequences import chain_of, request, tiny_engine
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig, spec_of
+from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import ChainAbortedError, LogitsProcessor, Selection, load_processors
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
 from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain

@@ -14,7 +14,8 @@ from support.recording import After, Before, forget
 from support.sequences import request, run_to_end
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config import FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import (
     LogitsProcessor,
     LogitsProcessorChain,

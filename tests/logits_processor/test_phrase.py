@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from support.chat import decode, encode
 
-from fastdeploy_lp.config import FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessor, RequestArgsError, RequestArgsValidator, load_processors
 from fastdeploy_lp.logits_processor.phrase import Marker, Phrase, PhraseForms, SentenceEnds
 from fastdeploy_lp.sampling_params import SamplingParams

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.config import FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, LogitsProcessorSpecError, load_processors
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
 

@@ -13,7 +13,8 @@ from support.faulty import PLUGIN
 from support.processors import YourLogitsProcessor
 from transformers import TemperatureLogitsWarper
 
-from fastdeploy_lp.config import FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import (
     DeclaredProcessor,
     LogitsProcessor,

@@ -12,7 +12,8 @@ from paddle import Tensor
 from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, run_to_end, tiny_engine
 
-from fastdeploy_lp.config import LOGPROBS_MODES, FDConfig
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import LOGPROBS_MODES
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
 from fastdeploy_lp.logits_processor.testing.reads import READS
 from fastdeploy_lp.messages import AddRequest

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.platforms import CpuPlatform
 
 Change = Callable[[FDConfig], FDConfig]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.config import FDConfig, spec_of
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddPooling, AddRequest, SequenceStep, TokenLogprobs
 from fastdeploy_lp.sampling_params import SamplingParams

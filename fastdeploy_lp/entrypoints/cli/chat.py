@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, EngineArgs
+from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.errors import EngineStartError
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
 from fastdeploy_lp.entrypoints.chat.llm_backend import LLMBackend
 from fastdeploy_lp.entrypoints.chat.server_backend import ServerBackend

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.errors import EngineStartError, RequestFailedError
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.chat.session import parse_assignments
 from fastdeploy_lp.entrypoints.chat.settings import ARGS, Settings
 from fastdeploy_lp.entrypoints.llm import LLM

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, EngineArgs
+from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.replay.engine_backend import EngineBackend

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
 from fastdeploy_lp.entrypoints.batch.runner import BatchRunner, Tally, numbered
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine

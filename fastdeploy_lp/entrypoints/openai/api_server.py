@@ -21,12 +21,13 @@ import uvloop
 from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
-from fastdeploy_lp.config import EngineArgs, FDConfig
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.engine.request_log import RequestLog
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.connections import connection_class

@@ -8,7 +8,8 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, require_port
+from fastdeploy_lp.config import API_KEY_VARIABLE
+from fastdeploy_lp.engine_args import require_port
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024

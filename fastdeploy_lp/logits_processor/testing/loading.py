@@ -20,8 +20,8 @@ from fastdeploy_lp.config import (
     ParallelConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
-    spec_of,
 )
+from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError

@@ -13,7 +13,7 @@ from support.damage import LOAD, START, Damage
 from support.server import free_port, server_command, server_environment
 
 from fastdeploy_lp.checkpoint import CheckpointError
-from fastdeploy_lp.config import EngineArgs
+from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.api_server import main
 from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 from fastdeploy_lp.logits_processor import LogitsProcessorChain

@@ -15,8 +15,8 @@ from support.server import ServerProcess
 from support.tiny import GOLDEN
 
 from fastdeploy_lp import LLM, SamplingParams
-from fastdeploy_lp.config import EngineArgs
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine_args import EngineArgs
 
 NAME = "tiny-llama"
 CASE = cases(NAME)[2]

@@ -10,7 +10,7 @@ import pytest
 from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
 
-from fastdeploy_lp.config import LOGPROBS_MODES
+from fastdeploy_lp.engine_args import LOGPROBS_MODES
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import SampledRows, Sampler
 from fastdeploy_lp.worker.share_inputs import ShareInputs

@@ -33,6 +33,9 @@ from fastdeploy_lp.tensor_parallel import RANK_LOST
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_MS = 200
 
+# Short, since a path of a unix socket has no more than 107 bytes, most of which may be the temporary folder's.
+SOCKET_NAME = "ipc"
+
 
 class WorkerHandle:
     """One worker process and the socket to it.
@@ -147,7 +150,7 @@ class WorkerHandle:
             endpoint = f"tcp://127.0.0.1:{port}"
         else:
             self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
-            endpoint = f"ipc://{Path(self._socket_dir) / 'worker.sock'}"
+            endpoint = f"ipc://{Path(self._socket_dir) / SOCKET_NAME}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:

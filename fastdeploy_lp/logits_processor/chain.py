@@ -155,6 +155,11 @@ class LogitsProcessorChain:
         ran = (entry for group in self._groups.values() for entry in self._ran(group))
         return any(not entry.processor.keeps_rows_valid for entry in ran)
 
+    def needs_guard_for(self, slot: int) -> bool:
+        """The same of the processors that the slot's request asked for."""
+        ran = self._ran(self._group_of[slot])
+        return any(slot in entry.view.using and not entry.processor.keeps_rows_valid for entry in ran)
+
     def last_processor(self, slot: int) -> str:
         """The name of the last processor that ran on the slot's row, for an error about that row."""
         group = self._group_of[slot]

@@ -218,8 +218,9 @@ class ModelRunner(ModelRunnerBase):
 
     def _nothing_is_left(self, slot: int) -> SlotFailure:
         causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]
-        by_request = bool(causes) and not self.chain.needs_guard()
-        if self.chain.needs_guard():
+        processed = self.chain.needs_guard_for(slot)
+        by_request = bool(causes) and not processed
+        if processed or (not causes and self.chain.needs_guard()):
             causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
         message = f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
         return SlotFailure(message, by_request=by_request)

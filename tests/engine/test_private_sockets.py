@@ -49,7 +49,7 @@ STRANGER = """
     folder = endpoint.partition("://")[2].rpartition("/")[0]
     if endpoint.startswith("ipc"):
         attempt("list the folder", lambda: os.listdir(folder))
-        attempt("connect", lambda: socket.socket(socket.AF_UNIX).connect(f"{folder}/worker.sock"))
+        attempt("connect", lambda: socket.socket(socket.AF_UNIX).connect(endpoint.partition("://")[2]))
     for name in ("environ", "maps"):
         attempt(name, lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
 

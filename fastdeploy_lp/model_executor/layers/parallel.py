@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
@@ -27,7 +28,9 @@ def vocab_embedding(
     weight: FloatArray, quantization: str | None, vocab_size: int, communicator: Communicator
 ) -> EmbeddingLayer:
     """The embedding of tokens that are divided among the ranks; `weight` [tokens of this rank, hidden_size]."""
-    part = Embedding(weight, quantization)
+    # A rank that has none of a small vocabulary looks its zeros up as well.
+    held = weight if len(weight) else np.zeros((1, weight.shape[1]), weight.dtype)
+    part = Embedding(held, quantization)
     return part if communicator.size == 1 else _VocabEmbedding(part, vocab_size, communicator)
 
 

@@ -47,6 +47,8 @@ OPERATIONS = {
     "GET /v1/models",
     "GET /v1/models/{model_id}",
     "GET /health",
+    "GET /health/live",
+    "GET /health/ready",
     "GET /ping",
     "POST /ping",
     "GET /load",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from fastdeploy_lp.engine.errors import EngineDeadError
 from fastdeploy_lp.entrypoints.batch.in_process import Answer, exchange
 from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
 from fastdeploy_lp.entrypoints.batch.request_line import BadLineError, RequestLine, read_line
+from fastdeploy_lp.entrypoints.concurrently import for_each
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -40,19 +40,7 @@ class BatchRunner:
 
     async def run(self, lines: Iterable[bytes], concurrency: int) -> None:
         """Until every line has its answer; raises EngineDeadError, with nothing written for what it cost."""
-        queue = self._requests(lines)
-
-        async def work() -> None:
-            for request in queue:
-                await self._answer(request)
-
-        tasks = [asyncio.ensure_future(work()) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await for_each(self._requests(lines), self._answer, concurrency)
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[RequestLine]:
         """Those still to be answered; lines that are none are answered here."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fastdeploy_lp.engine.logged_request import LogFormatError, LoggedEngine, LoggedRequest, read_line
+from fastdeploy_lp.entrypoints.concurrently import for_each
 from fastdeploy_lp.entrypoints.replay.backend import ReplayBackend, ReplayError
 from fastdeploy_lp.entrypoints.replay.difference import can_replay, differences, to_run
 
@@ -35,19 +35,7 @@ class ReplayRunner:
 
     async def run(self, lines: Iterable[bytes], concurrency: int) -> None:
         """Until every record is compared; raises what the backend raises that is no ReplayError."""
-        requests = self._requests(lines)
-
-        async def work() -> None:
-            for request in requests:
-                await self._replay(request)
-
-        tasks = [asyncio.ensure_future(work()) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await for_each(self._requests(lines), self._replay, concurrency)
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[LoggedRequest]:
         for number, line in enumerate(lines, 1):

@@ -162,7 +162,7 @@ def sent(message: Any, kind: Any) -> Any:
     return decoder(kind).decode(encode(message))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(to_worker)
 def test_what_the_worker_is_told_arrives_as_it_was(message: Any) -> None:
     arrived = sent(message, ToWorker)
@@ -170,7 +170,7 @@ def test_what_the_worker_is_told_arrives_as_it_was(message: Any) -> None:
     assert arrived == message
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(from_worker)
 def test_what_the_worker_says_arrives_as_it_was(message: Any) -> None:
     arrived = sent(message, FromWorker)
@@ -220,7 +220,7 @@ def test_a_request_that_breaks_the_rules_does_not_arrive(change: dict[str, Any])
         decoder(ToWorker).decode(msgspec.msgpack.encode(request | change))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_noise_is_refused_as_noise(noise: bytes) -> None:
     for kind in (ToWorker, FromWorker):

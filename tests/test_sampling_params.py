@@ -182,7 +182,7 @@ def test_a_field_that_does_not_exist_is_refused() -> None:
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(0, 1))
 def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
     settled = SamplingParams(temperature=temperature).temperature
@@ -222,7 +222,7 @@ fields = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(fields)).flatmap(lambda name: st.tuples(st.just(name), fields[name])))
 def test_what_is_accepted_reaches_the_worker_unchanged(given_field: tuple[str, Any]) -> None:
     field, value = given_field

@@ -11,7 +11,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob
 
-many = settings(deadline=None, max_examples=80)
+many = settings(max_examples=80)
 
 IM_END = 2
 VOCAB_SIZE = 49152
@@ -259,7 +259,7 @@ def test_text_that_cannot_begin_a_stop_string_is_not_delayed_further_than_it_nee
     assert len("plain words and more") - len(delta.text) <= 1
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     text=texts.filter(lambda text: len(text) > 1),
     border=st.integers(0, 100),

@@ -203,7 +203,7 @@ def test_arguments_reach_the_worker_or_are_refused_here(inputs: InputProcessor, 
 # n
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, MAX_SEED), n=st.integers(1, MAX_N))
 def test_every_completion_has_a_seed_of_its_own_that_repeats(inputs: InputProcessor, seed: int, n: int) -> None:
     settled = inputs.settle(SamplingParams(seed=seed, n=n), prompt_of(1))

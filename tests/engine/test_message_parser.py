@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.pieces import cut, cuts
 
@@ -37,7 +37,6 @@ def test_reasoning_comes_first_and_calls_in_it_are_none() -> None:
     assert message == Message("\nLooking.", f"I could write {CALL}.", [ToolCall("f", '{"a": 1}')])
 
 
-@settings(deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from(["<think>", "</think>", CALL, SECOND, " word", "\n", "<tool"]), min_size=1, max_size=6

@@ -12,7 +12,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 IM_END = 2
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.text(st.characters(codec="utf-8"), max_size=20) | st.just("naïve 🙂 한국어\n\tx"))
 def test_the_bytes_of_its_tokens_make_up_a_text(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)

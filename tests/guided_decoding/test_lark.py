@@ -10,7 +10,7 @@ from support.grammars import TinyGrammars
 from fastdeploy_lp.guided_decoding.lark import Tagged, calls_only, free_text_with, one_of
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
-few = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 CALLS = [Tagged('<call>{"name": "f", "arguments": ', NUMBER, "}</call>"), Tagged("<call>g(", {"const": "x"}, ")")]
 

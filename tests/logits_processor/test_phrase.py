@@ -82,7 +82,7 @@ def test_what_was_settled_is_settled_to_the_same(checks: RequestArgsValidator) -
     assert TextParams.model_validate(once).model_dump() == once
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(" \n.,!?:;)\"'abc", max_size=6), st.text(" \n.,!?:;)\"'abc", max_size=6))
 def test_a_marker_is_found_between_other_characters(before: str, after: str) -> None:
     checks = RequestArgsValidator(load_processors([spec_of(Texts)], {spec_of(Texts): Texts}), VOCAB_SIZE, encode)

@@ -95,7 +95,7 @@ def test_no_arguments_are_always_fine(nothing: dict[str, Any] | None) -> None:
 biases = st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-1e9, 1e9) | st.just(-math.inf), max_size=8)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(biases)
 def test_token_ids_that_json_made_strings_become_integers_again(logit_bias: dict[int, float]) -> None:
     sent = json.loads(json.dumps({"logit_bias": logit_bias}))
@@ -104,7 +104,7 @@ def test_token_ids_that_json_made_strings_become_integers_again(logit_bias: dict
     assert all(type(token) is int and type(bias) is float for token, bias in settled["logit_bias"].items())
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(biases)
 def test_settled_arguments_are_settled(logit_bias: dict[int, float]) -> None:
     checks = validator(*LOGIT_BIAS)

@@ -51,7 +51,7 @@ TOLERANCES = {
     ("w8a8", "float32"): 3e-2,
     ("w8a8", "float16"): 3e-2,
 }
-EXAMPLES = settings(deadline=None, max_examples=25)
+EXAMPLES = settings(max_examples=25)
 
 
 def assert_near(actual: FloatArray, expected: np.ndarray, setting: Setting) -> None:
@@ -184,7 +184,7 @@ def test_rows_have_the_same_bits_alone_in_a_crowd_and_cut_anywhere(
     assert_same_bits(crowd, alone)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(shapes(), settings_of_a_run(), st.data())
 def test_only_the_rows_asked_for_are_given_and_have_the_same_bits(
     shape: Shape, setting: Setting, data: st.DataObject
@@ -258,7 +258,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int, ops: ctypes.CDL
 # The cache
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.sampled_from(BLOCK_SIZES),
     st.sampled_from(CACHE_DTYPES),

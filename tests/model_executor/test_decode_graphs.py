@@ -148,7 +148,7 @@ def test_without_a_device_that_repeats_work_every_pass_is_laid_out_anew() -> Non
 # What the passes compute
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, LENGTH - 4), min_size=1, max_size=6), st.data())
 def test_repeated_passes_give_what_others_give(lengths: list[int], data: st.DataObject) -> None:
     """Sequences leave and come back between passes, so that buckets change and rows hold what others left there."""

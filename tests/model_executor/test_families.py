@@ -106,7 +106,7 @@ def test_a_prompt_in_chunks_gives_the_same_logits(name: str, size: int) -> None:
     assert_close(np.concatenate(parts), case.logits)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.data())
 def test_sequences_of_mixed_lengths_cut_anywhere_share_a_batch(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(FAMILIES))

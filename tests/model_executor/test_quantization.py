@@ -77,7 +77,7 @@ def test_packed_weights_stand_for_the_numbers_that_the_paddle_path_computes_with
     np.testing.assert_array_equal(unpacked(ops, weight).view(np.uint32), expected.view(np.uint32))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(weight=weights_of_any_kind)
 def test_any_packed_weights_do(weight: FloatArray, ops: ctypes.CDLL) -> None:
     # Adding zero takes the sign off zeros, the one thing in which they may differ.
@@ -91,7 +91,7 @@ def test_dequantized_weights_are_those_of_plain_numpy(name: str) -> None:
     np.testing.assert_array_equal(dequantized_weight(weight), quantized_weight(weight).astype(np.float32))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(weight=weights_of_any_kind)
 def test_a_weight_moves_by_little_more_than_half_a_step(weight: FloatArray) -> None:
     moved = np.abs(dequantized_weight(weight).astype(np.float64) - weight)

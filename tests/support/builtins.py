@@ -170,7 +170,7 @@ def check_builtin(
 ) -> None:
     """Hold the processor against the reference in drawn histories: each row has to be as its own request wants it."""
 
-    @settings(deadline=None, max_examples=examples)
+    @settings(max_examples=examples)
     @given(histories(arguments))
     def check(history: History) -> None:
         replay(cls, reference, history)

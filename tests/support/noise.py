@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 # derandomize: the same examples in every run, so that a failure here is one everywhere.
 EXAMPLES = int(os.environ.get("FASTDEPLOY_LP_NOISE_EXAMPLES", "80"))
-FIXED = settings(
-    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), max_examples=EXAMPLES
-)
+FIXED = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck), max_examples=EXAMPLES)
 Changes: TypeAlias = list[tuple[str, float, bytes]]
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -40,7 +40,7 @@ def serve(blocks: BlockManager, tokens: list[int]) -> Sequence:
     return one
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["more", "compute", "leave"]), st.integers(1, 9))),
     st.booleans(),
@@ -240,7 +240,7 @@ def test_without_prefix_caching_nothing_is_found_or_hashed() -> None:
     assert (blocks.num_queried_tokens, blocks.take_events()) == (0, [])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20), max_size=20))
 def test_who_follows_the_events_knows_what_can_be_found(prompts: list[list[int]]) -> None:
     blocks = manager(record_events=True)

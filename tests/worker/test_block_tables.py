@@ -9,7 +9,7 @@ from fastdeploy_lp.worker.block_tables import BlockTables
 SLOTS, BLOCKS = 3, 6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["grow", "leave"]), st.integers(1, 3))))
 def test_a_row_begins_with_the_blocks_of_the_sequence_in_its_slot(events: list[tuple[int, str, int]]) -> None:
     tables = BlockTables(SLOTS, BLOCKS)

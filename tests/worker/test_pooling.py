@@ -35,7 +35,7 @@ def test_every_pooling_that_a_request_may_ask_for_is_there() -> None:
     assert tuple(POOLINGS) == (*POOLING_TYPES, TOKEN_POOLING)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(hidden_states, st.data())
 def test_the_mean_has_the_same_bits_however_the_tokens_are_cut_and_ordered(
     hidden: np.ndarray, data: st.DataObject
@@ -50,14 +50,14 @@ def test_the_mean_has_the_same_bits_however_the_tokens_are_cut_and_ordered(
     np.testing.assert_allclose(whole, exact, rtol=2.0**-24, atol=2.0**-46)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(hidden_states, st.data())
 def test_the_last_token_is_given_as_it_is(hidden: np.ndarray, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(hidden)), max_size=4))
     np.testing.assert_array_equal(pooled("last", hidden, cuts), hidden[-1])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(hidden_states, st.data())
 def test_every_token_is_given_as_it_is(hidden: np.ndarray, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(hidden)), max_size=4))

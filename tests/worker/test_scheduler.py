@@ -280,7 +280,7 @@ def test_aborted_requests_are_gone_wherever_they_are() -> None:
 # Any history
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.one_of(st.integers(1, MAX_MODEL_LEN - 1), st.sampled_from(["step", "step", "abort", "preempt"])),

@@ -72,7 +72,7 @@ def test_a_token_of_the_prompt_never_stops() -> None:
     assert one.finish_reason is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.lists(st.integers(0, 9), max_size=9), st.data())
 def test_tokens_between_two_positions_are_those_of_prompt_and_output(
     prompt: list[int], output: list[int], data: st.DataObject

@@ -110,7 +110,7 @@ def asked(draw: st.DrawFn) -> Asked:
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(asked(), min_size=1, max_size=4))
 def test_a_shadow_tells_the_token_that_there_would_be(engine: EngineCore, batch: list[Asked]) -> None:
     found = run(engine, [each.request(f"r{n}") for n, each in enumerate(batch)])

@@ -216,7 +216,7 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(operations)
 def test_after_any_history_host_and_device_agree_with_what_the_slots_hold(
     history: list[tuple[str, Any, Any]],

@@ -46,7 +46,7 @@ def written(name: str, given: dict[str, Any], *, last_key: str, indent: int | No
     return f"<tool_call>\n{json.dumps(ordered, indent=indent, ensure_ascii=ascii_only)}\n</tool_call>"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     text=st.sampled_from(["", "Let me look.", "1 < 2 \n"]),
     called=st.lists(st.tuples(names, arguments), min_size=1, max_size=3),
@@ -71,7 +71,7 @@ def test_calls_are_read_however_they_are_written_and_cut(
     assert [(name, json.loads(given)) for name, given in calls] == called
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     parts=st.lists(
         st.sampled_from(

@@ -91,9 +91,7 @@ def called(operation: Any, mode: GenerationMode, examples: int) -> Counter[int]:
     """Calls an operation so often, with other values each time, and counts the statuses of its answers."""
     statuses: Counter[int] = Counter()
 
-    @settings(
-        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def call(case: Any) -> None:
         answer = case.call()

@@ -154,7 +154,7 @@ arguments = st.just({}) | st.fixed_dictionaries({"logit_bias": st.none() | bias}
 occupants = st.lists(st.none() | st.tuples(arguments, st.booleans()), min_size=SLOTS, max_size=SLOTS)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(occupants, st.booleans())
 def test_whatever_the_slots_hold_rows_follow_the_active_ones(
     pattern: list[tuple[dict[str, Any], bool] | None], in_chain: bool
@@ -172,7 +172,7 @@ def test_whatever_the_slots_hold_rows_follow_the_active_ones(
     assert_same_bits(slots.apply(logits), biased(logits, expected))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 5), st.none() | arguments), min_size=1, max_size=25), st.booleans())
 def test_a_long_history_leaves_nothing_behind(events: list[tuple[int, dict[str, Any] | None]], in_chain: bool) -> None:
     slots = Slots(in_chain=in_chain)

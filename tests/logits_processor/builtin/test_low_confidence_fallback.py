@@ -37,7 +37,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(crowds(arguments), st.integers(0, 2**20))
 def test_rows_are_as_the_reference_makes_them(dtype: str, crowd: Any, seed: int) -> None:
     Churn(LowConfidenceFallbackLogitsProcessor, crowd, Reference, seed=seed, dtype=dtype).run()

@@ -30,7 +30,7 @@ def test_every_row_keeps_what_its_request_asks_for() -> None:
     check_builtin(MinPLogitsProcessor, with_least, st.fixed_dictionaries({"min_p": shares}))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), shares.filter(lambda share: share > 0))
 def test_the_processor_and_the_sampler_keep_the_same_tokens(seed: int, share: float) -> None:
     row = random_row(np.random.default_rng(seed))[None]

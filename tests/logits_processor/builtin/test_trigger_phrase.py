@@ -79,7 +79,7 @@ def run(crowd: Any, seed: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(crowds(in_place | behind), st.integers(0, 2**20))
 def test_rows_are_as_the_reference_makes_them(dtype: str, crowd: Any, seed: int) -> None:
     run(crowd, seed, dtype)
@@ -91,7 +91,7 @@ timed = st.tuples(in_place | behind, st.integers(0, 20)).map(
 only_timed = st.fixed_dictionaries({"trigger_phrase": phrases, "trigger_after_seconds": st.integers(0, 20).map(float)})
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(crowds(timed | only_timed), st.integers(0, 2**20))
 def test_a_time_triggers_once(crowd: Any, seed: int) -> None:
     run(crowd, seed, "float32")

@@ -47,7 +47,7 @@ def reference(args: dict[str, Any], prompt: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(crowds(arguments), st.integers(0, 2**20))
 def test_rows_are_as_the_reference_makes_them(dtype: str, crowd: Any, seed: int) -> None:
     Churn(WatermarkLogitsProcessor, crowd, reference, seed=seed, dtype=dtype).run()

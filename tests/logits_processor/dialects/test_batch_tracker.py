@@ -155,7 +155,7 @@ def test_fifty_requests_that_come_and_go_are_always_followed_in_slot_order(seed:
     assert unchanged > 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8), min_size=1, max_size=8))
 def test_any_batch_can_follow_any_other(batches: list[list[str]]) -> None:
     tracker, follower = BatchTracker(), Follower()

@@ -12,7 +12,7 @@ from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 uint64 = st.integers(0, 2**64 - 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(uint64, st.integers(0, 2**31)), min_size=1, max_size=20))
 def test_uniform_numbers_are_above_zero_at_most_one_and_reproducible(keys: list[tuple[int, int]]) -> None:
     seeds = np.array([seed for seed, _ in keys], np.uint64)

@@ -52,7 +52,7 @@ def entropy(share: np.ndarray) -> float:
     return float(-(carrying * np.log(carrying)).sum())
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(cases())
 def test_rows_are_told_as_numpy_tells_them(ops: RowOps, case: Case) -> None:
     found = ops.compare(paddle.to_tensor(case.logits), case.before)

@@ -18,7 +18,7 @@ from fastdeploy_lp.model_executor.ops.row_cuts import Cut, RowCuts
 
 # Around the widths of the compiled loops.
 SIZES = [1, 2, 7, 8, 15, 16, 17, 40, 513, 4097]
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module")

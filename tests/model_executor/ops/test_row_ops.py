@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import Draws, Penalties, RowOps, T
 # Around the widths and block sizes of the compiled loops.
 SIZES = [1, 2, 7, 8, 15, 16, 17, 40, 511, 512, 513, 1000, 4097]
 WHOLE = 2.0**32
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module", params=ROW_OPS)

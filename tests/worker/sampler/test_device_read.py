@@ -10,7 +10,7 @@ from fastdeploy_lp.worker.sampler.device_read import read_together
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(shapes, st.sampled_from(["int64", "float32", "bool"])), min_size=1, max_size=4))
 def test_what_is_read_together_is_what_was_there(kinds: list[tuple[list[int], str]]) -> None:
     rng = np.random.default_rng(len(kinds))

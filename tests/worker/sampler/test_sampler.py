@@ -104,7 +104,7 @@ def exact_probabilities(row: Row) -> np.ndarray:
 # Greedy
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=8))
 def test_temperature_zero_takes_the_most_likely_token(draw: Draw, seeds: list[int]) -> None:
     rows = [Row(random_logits(seed), temperature=0.0, seed=seed, top_k=5, top_p=0.5) for seed in seeds]
@@ -142,7 +142,7 @@ def test_greedy_and_random_rows_share_a_batch(draw: Draw) -> None:
 # Filters
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_token_is_always_one_that_the_filters_leave(draw: Draw, data: st.DataObject) -> None:
     rows = [
@@ -237,7 +237,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(ops: RowOps, row: 
 # Independence
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_same_seed_and_position_give_the_same_token_whatever_is_around(draw: Draw, data: st.DataObject) -> None:
     def any_row(seeds: st.SearchStrategy[int]) -> Row:

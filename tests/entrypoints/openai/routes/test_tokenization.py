@@ -24,7 +24,7 @@ def detokenize(server: ServerProcess, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/detokenize", json=body, headers=AUTH)
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=50, database=None)
 @given(text=st.text())
 def test_tokens_read_as_the_text_they_came_from(guarded_server: ServerProcess, text: str) -> None:
     """Its vocabulary has a token for every byte, which the default model's has not."""

@@ -33,7 +33,7 @@ from fastdeploy_lp.model_executor.layers.attention.block_attention import BlockA
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 
 TOLERANCE = 2e-4
-SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+SLOW = {"suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 
 
 def block_backend(shape: Shape, setting: Setting) -> BlockAttentionBackend:

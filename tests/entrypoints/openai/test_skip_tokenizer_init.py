@@ -62,11 +62,13 @@ def test_a_completion_answers_with_token_ids(bare: ServerProcess, prompt: dict[s
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_gives_each_token_as_it_comes(bare: ServerProcess, path: str) -> None:
     more = {"messages": [{"role": "user", "content": "-"}]} if "chat" in path else {}
-    answer = post(bare, path, **BODY, stream=True, **more)
+    answer = post(bare, path, **{**BODY, "max_tokens": 90}, stream=True, **more)
     assert answer.status_code == 200, answer.text
     choices = [choice for event in events(answer.text) for choice in event["choices"] if choice.get("token_ids")]
-    assert [token for choice in choices for token in choice["token_ids"]] == CASE.greedy[:12]
-    assert len(choices) == 12
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    assert (len(tokens), tokens[: len(CASE.greedy)]) == (90, CASE.greedy)
+    # A busy server sends the tokens of a few steps together.
+    assert len(choices) > 1
 
 
 def test_token_ids_can_be_left_out(bare: ServerProcess) -> None:

@@ -166,7 +166,7 @@ void cut_untypical(float* row, int64_t size, double max, double share) {
   for (float depth : {0.5f, 2.0f, 6.0f, kAll}) {
     if (gather_near(weigher, row, size, moments.mean, depth, keys, weights) >= mass || depth == kAll) break;
   }
-  const float furthest = -key_at(keys, weights, mass).first;
+  const float furthest = -key_at(keys.data(), weights.data(), keys.size(), mass).first;
   int64_t token = 0;
   for (; token + kWide <= size; token += kWide) {
     const HalfFloats distances = distances_of(widen(row + token), max, moments.mean);

@@ -4,6 +4,8 @@
 // by the last logit that is kept and how many tokens with this very logit are. The draw goes through the kept tokens by
 // id until their weights reach the given share of the whole.
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <vector>
 
 #include "exports.h"
@@ -25,18 +27,21 @@ struct Filters {
   bool ranks() const { return top_k > 0 || top_p < 1.0f; }
 };
 
-// The front of the ranking: every logit above `last`, and the first `ties` tokens whose logit is `last`.
-struct Kept {
-  float last;
-  int64_t ties;
-  double weight;
-};
-
-// Memory that a thread uses for one row after the other.
+// Memory that a thread uses for one row after the other: of `count` tokens of the row, by id, their logits and weights.
 struct Scratch {
-  std::vector<double> weights, part_weights;
-  std::vector<float> logits, part_logits;
+  size_t count = 0;
   std::vector<int32_t> tokens;
+  std::vector<float> logits, part;
+  std::vector<double> weights, blocks;
+
+  // Room for a whole row and what vectors take at once.
+  void reserve(int64_t size) {
+    const size_t room = size + kLanes;
+    if (tokens.size() >= room) return;
+    tokens.resize(room);
+    logits.resize(room);
+    weights.resize(room);
+  }
 };
 
 Scratch& scratch() {
@@ -72,7 +77,7 @@ double weigh_blocks(const Weigher& weigher, const float* row, int64_t size, std:
 }
 
 int64_t draw_unranked(const Weigher& weigher, const float* row, int64_t size, float uniform) {
-  std::vector<double>& sums = scratch().weights;
+  std::vector<double>& sums = scratch().blocks;
   const double target = uniform * weigh_blocks(weigher, row, size, sums);
   double before = 0.0;
   size_t block = 0;
@@ -88,96 +93,113 @@ int64_t draw_unranked(const Weigher& weigher, const float* row, int64_t size, fl
 
 // Tokens whose logit is at least `bound`, by id, with their weights.
 void gather(const Weigher& weigher, const float* row, int64_t size, float bound, Scratch& to) {
-  to.logits.clear();
-  to.tokens.clear();
-  int64_t at = 0;
+  to.reserve(size);
+  size_t count = 0;
   const Floats bounds = splat(bound);
-  for (; at < size; at += kLanes) {
+  for (int64_t at = 0; at < size; at += kLanes) {
     const int64_t end = std::min(at + kLanes, size);
     if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;
     for (int64_t token = at; token < end; ++token) {
-      if (row[token] < bound) continue;
-      to.logits.push_back(row[token]);
-      to.tokens.push_back(static_cast<int32_t>(token));
+      // Written first and counted then: in a flat row nobody could predict a branch.
+      to.tokens[count] = static_cast<int32_t>(token);
+      to.logits[count] = row[token];
+      count += row[token] >= bound;
     }
   }
-  const int64_t count = static_cast<int64_t>(to.logits.size());
-  to.weights.resize(count + kWide);
-  weigher.weigh(to.logits.data(), count, to.weights.data());
+  to.count = count;
+  weigher.weigh(to.logits.data(), static_cast<int64_t>(count), to.weights.data());
 }
 
-// What is left of the gathered tokens when those whose logit is below `last`, or that come after the first `ties` equal
-// to it, get weight 0; gives the sum.
-double keep(Scratch& gathered, float last, int64_t ties) {
-  double total = 0.0;
-  for (size_t at = 0; at < gathered.logits.size(); ++at) {
-    const float logit = gathered.logits[at];
-    if (logit < last || (logit == last && --ties < 0)) gathered.weights[at] = 0.0;
-    total += gathered.weights[at];
+double sum(const Scratch& gathered) {
+  Doubles lanes = {};
+  size_t at = 0;
+  for (; at + kWide <= gathered.count; at += kWide) {
+    Doubles weights;
+    std::memcpy(&weights, gathered.weights.data() + at, sizeof(weights));
+    lanes += weights;
   }
+  double total = 0.0;
+  for (int64_t lane = 0; lane < kWide; ++lane) total += lanes[lane];
+  for (; at < gathered.count; ++at) total += gathered.weights[at];
   return total;
 }
 
+// Gathered tokens whose logit is below `last`, or that come after the first `ties` equal to it, get weight 0.
+void keep(Scratch& gathered, float last, int64_t ties) {
+  const float* logits = gathered.logits.data();
+  double* weights = gathered.weights.data();
+  int64_t equal = 0;
+  for (size_t at = 0; at < gathered.count; ++at) {
+    weights[at] = logits[at] < last ? 0.0 : weights[at];
+    equal += logits[at] == last;
+  }
+  for (size_t at = gathered.count; equal > ties; --equal) {
+    while (logits[--at] != last) continue;
+    weights[at] = 0.0;
+  }
+}
+
 void keep_top_k(Scratch& gathered, int64_t top_k) {
-  if (static_cast<int64_t>(gathered.logits.size()) <= top_k) return;
-  std::vector<float>& part = gathered.part_logits;
-  part = gathered.logits;
+  if (static_cast<int64_t>(gathered.count) <= top_k) return;
+  std::vector<float>& part = gathered.part;
+  part.assign(gathered.logits.begin(), gathered.logits.begin() + gathered.count);
   std::nth_element(part.begin(), part.begin() + (top_k - 1), part.end(), std::greater<float>());
   const float last = part[top_k - 1];
   const int64_t above = std::count_if(part.begin(), part.end(), [last](float logit) { return logit > last; });
   keep(gathered, last, top_k - above);
 }
 
-// The logit at which the weights, taken from the greatest logit on, reach `mass`, and the weight before it.
-std::pair<float, double> logit_at(Scratch& gathered, double mass) {
-  std::vector<float>& logits = gathered.part_logits;
-  std::vector<double>& weights = gathered.part_weights;
-  logits.clear();
-  weights.clear();
-  for (size_t at = 0; at < gathered.logits.size(); ++at) {
-    if (gathered.weights[at] == 0.0) continue;
-    logits.push_back(gathered.logits[at]);
-    weights.push_back(gathered.weights[at]);
+void keep_top_p(const Weigher& weigher, Scratch& gathered, double mass) {
+  const auto [last, before] = key_at(gathered.logits.data(), gathered.weights.data(), gathered.count, mass);
+  double weight[kWide];
+  weigher.weigh(&last, 1, weight);
+  int64_t ties = 1;
+  while (before + static_cast<double>(ties) * weight[0] < mass) ++ties;
+  keep(gathered, last, ties);
+}
+
+// The search begins near the greatest logit, since few tokens carry the weight as a rule: so far below it, in temperatures.
+constexpr int kDepths = 3;
+constexpr double kDepth[kDepths] = {4.0, 10.0, -kNothingBelow};
+
+// How much the tokens weigh whose logit is at least each of `bounds`, which fall.
+std::array<double, kDepths> weights_from(const Weigher& weigher, const float* row, int64_t size,
+                                         const std::array<float, kDepths>& bounds) {
+  Doubles lanes[kDepths] = {};
+  std::array<double, kDepths> sums = {};
+  int64_t at = 0;
+  for (; at + kWide <= size; at += kWide) {
+    const Doubles logits = widen(row + at), weights = weigher(logits);
+    for (int d = 0; d < kDepths; ++d) lanes[d] += logits >= Doubles{} + static_cast<double>(bounds[d]) ? weights : Doubles{};
   }
-  return key_at(logits, weights, mass);
-}
-
-void keep_top_p(Scratch& gathered, double mass) {
-  const auto [last, before] = logit_at(gathered, mass);
-  double weight = 0.0;
-  for (size_t at = 0; weight == 0.0; ++at) {
-    if (gathered.logits[at] == last) weight = gathered.weights[at];
+  double rest[kWide];
+  weigher.weigh(row + at, size - at, rest);
+  for (int d = 0; d < kDepths; ++d) {
+    for (int64_t lane = 0; lane < kWide; ++lane) sums[d] += lanes[d][lane];
+    for (int64_t token = at; token < size; ++token) sums[d] += row[token] >= bounds[d] ? rest[token - at] : 0.0;
   }
-  int64_t ties = 0;
-  while (before + static_cast<double>(ties) * weight < mass) ++ties;
-  keep(gathered, last, std::max<int64_t>(ties, 1));
+  return sums;
 }
 
-double sum(const Scratch& gathered) {
-  double total = 0.0;
-  for (size_t at = 0; at < gathered.logits.size(); ++at) total += gathered.weights[at];
-  return total;
-}
-
-// Gathers what the filters keep, with weight 0 for what else was looked at. Few tokens carry the weight as a rule, so
-// the search begins near the greatest logit and goes further down only when that was not enough.
+// Gathers what the filters keep, with weight 0 for what else was looked at.
 void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
   const Weigher weigher = weigher_of(filters, max);
-  const double total = filters.top_k > 0 ? 0.0 : weigh_blocks(weigher, row, size, into.weights);
-  const double mass = filters.top_p * total;
-  for (double depth : {4.0, 10.0, -kNothingBelow}) {
-    const bool deepest = depth == -kNothingBelow;
-    gather(weigher, row, size, static_cast<float>(max - depth * filters.temperature), into);
-    if (filters.top_k > 0) {
-      if (!deepest && static_cast<int64_t>(into.logits.size()) < filters.top_k) continue;
-      keep_top_k(into, filters.top_k);
-      if (filters.top_p < 1.0f) keep_top_p(into, filters.top_p * sum(into));
-      return;
+  std::array<float, kDepths> bounds;
+  for (int d = 0; d < kDepths; ++d) bounds[d] = static_cast<float>(max - kDepth[d] * filters.temperature);
+  if (filters.top_k > 0) {
+    for (float bound : bounds) {
+      gather(weigher, row, size, bound, into);
+      if (static_cast<int64_t>(into.count) >= filters.top_k) break;
     }
-    if (!deepest && sum(into) < mass) continue;
-    keep_top_p(into, mass);
+    keep_top_k(into, filters.top_k);
+    if (filters.top_p < 1.0f) keep_top_p(weigher, into, filters.top_p * sum(into));
     return;
   }
+  const std::array<double, kDepths> weights = weights_from(weigher, row, size, bounds);
+  const double mass = filters.top_p * weights.back();
+  const size_t depth = std::find_if(weights.begin(), weights.end() - 1, [mass](double w) { return w >= mass; }) - weights.begin();
+  gather(weigher, row, size, bounds[depth], into);
+  keep_top_p(weigher, into, mass);
 }
 
 int64_t draw_ranked(const Filters& filters, const float* row, int64_t size, float max, float uniform) {
@@ -186,7 +208,7 @@ int64_t draw_ranked(const Filters& filters, const float* row, int64_t size, floa
   const double target = uniform * sum(kept);
   double reached = 0.0;
   size_t at = 0;
-  while (at + 1 < kept.tokens.size() && (reached += kept.weights[at]) < target) ++at;
+  while (at + 1 < kept.count && (reached += kept.weights[at]) < target) ++at;
   return kept.tokens[at];
 }
 
@@ -209,8 +231,8 @@ void filter_row(const Filters& filters, const float* row, int64_t size, float* t
            kept);
   }
   std::fill(to, to + size, kMinusInfinity);
-  for (size_t at = 0; at < kept.tokens.size(); ++at) {
-    if (kept.weights[at] > 0.0) to[kept.tokens[at]] = static_cast<float>(kept.logits[at] * inverse);
+  for (size_t at = 0; at < kept.count; ++at) {
+    to[kept.tokens[at]] = kept.weights[at] > 0.0 ? static_cast<float>(kept.logits[at] * inverse) : kMinusInfinity;
   }
 }
 

@@ -25,6 +25,12 @@ inline Doubles widen(const float* from) {
   return __builtin_convertvector(loaded, Doubles);
 }
 
+inline bool any(Longs mask) {
+  int64_t joined = 0;
+  for (int64_t lane = 0; lane < kWide; ++lane) joined |= mask[lane];
+  return joined != 0;
+}
+
 // exp of numbers that are at most 0, to the last bit or so of a double; 0 or less than exp(-700) below -700.
 inline Doubles exp_of_negative(Doubles x) {
   const Doubles floor = Doubles{} - 700.0;

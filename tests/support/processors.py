@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
@@ -70,3 +71,21 @@ class NoLogitsProcessor:
 
 
 not_a_class = 5
+
+
+class Sets(LogitsProcessor):
+    """Sets all logits of rows that pass `value`, or those of `tokens`."""
+
+    def __init__(self, fd_config: FDConfig) -> None: ...
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        active = np.flatnonzero(~share_inputs["stop_flags"][:, 0])
+        self._args = [share_inputs["logits_processors_args"][slot] for slot in active]
+
+    def apply(self, logits: Tensor) -> Tensor:
+        for row, args in enumerate(self._args):
+            if args.value is not None and args.tokens is not None:
+                logits[row, args.tokens] = paddle.full([len(args.tokens)], args.value)
+            elif args.value is not None:
+                logits[row] = args.value
+        return logits

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.declared import MODULE
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path; its modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(MODULE)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The installed plugin packages load, unless the test says which."""
+    monkeypatch.delenv("FASTDEPLOY_LP_PLUGINS")
+    return monkeypatch

@@ -4,7 +4,8 @@ Imports no engine, no worker and no HTTP, and Paddle only where a tensor is made
 """
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.chain import ChainAbortedError, LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
+from fastdeploy_lp.logits_processor.chain_faults import ChainAbortedError, SlotFailure
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, RequestArgsError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs

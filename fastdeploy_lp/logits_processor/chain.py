@@ -1,23 +1,22 @@
-"""The ordered chain of logits processors, run once a step for the whole batch, and what happens when one fails."""
+"""The ordered chain of logits processors, run once a step for the whole batch."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
 from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
+from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
@@ -28,27 +27,8 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
-logger = logging.getLogger(__name__)
-
 BREAK_OFF_FACTOR = 10.0
-MEBIBYTE = 1 << 20
 _NO_LIMIT = nullcontext()
-
-
-class ChainAbortedError(RuntimeError):
-    """A processor failed and the operator wants the server to stop then."""
-
-
-@dataclass(frozen=True)
-class SlotFailure:
-    """Why the request in a slot cannot go on.
-
-    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
-    """
-
-    message: str
-    quarantined: bool = False
-    by_request: bool = False
 
 
 class LogitsProcessorChain:
@@ -65,14 +45,15 @@ class LogitsProcessorChain:
         self._policy = fd_config.structured_outputs_config
         self.stats = {name: ProcessorStats(name) for name in self._declared}
         self._limit = TimeLimit(self._policy.time_budget * BREAK_OFF_FACTOR)
-        self._faults_since_reset = dict.fromkeys(self._declared, 0)
+        self._faults = ChainFaults(self._policy, self._declared)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit)
         self._main = self._new_group(None)
         self._groups: dict[Order, ChainGroup] = {None: self._main}
-        self.failures: dict[int, SlotFailure] = {}
-        self._left_out: set[ChainEntry] = set()
+        # Of this step: who worked on its logits, and the names of those that its greedy rows had no use for.
+        self._ran: set[ChainEntry] = set()
+        self._skipped: set[str] = set()
 
     @property
     def argmax_invariant(self) -> dict[str, bool]:
@@ -80,9 +61,14 @@ class LogitsProcessorChain:
         invariant = {entry.name: not entry.changes_argmax for entry in self._main.entries}
         return invariant | self.shadows.argmax_invariant
 
-    def enter(self, slot: int, selection: Selection) -> None:
-        """A request takes a slot."""
-        self.shadows.enter(slot, selection)
+    @property
+    def failures(self) -> Mapping[int, SlotFailure]:
+        """Of this step, which slots' requests have to end, and why."""
+        return self._faults.failures
+
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+        """A request takes a slot; `again` if it was preempted, and is no new one to be counted."""
+        self.shadows.enter(slot, selection, again=again)
         order = self._order_of(selection)
         try:
             if order not in self._groups:
@@ -91,7 +77,7 @@ class LogitsProcessorChain:
             self._refused[slot] = SlotFailure(str(error))
             order, selection = None, Selection(named={})
         self._group_of[slot] = self._groups[order]
-        self._groups[order].enter(slot, selection)
+        self._groups[order].enter(slot, selection, again=again)
 
     def leave(self, slot: int) -> None:
         """A request leaves its slot; the group of an order that nobody wants any more goes with it."""
@@ -103,11 +89,12 @@ class LogitsProcessorChain:
         group.leave(slot)
         if group is not self._main and not group.slots:
             self._groups = {order: other for order, other in self._groups.items() if other is not group}
+            self._ran.difference_update(group.entries)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Let every processor that has work read the slots; once before each step that samples."""
-        self.failures = dict(self._refused)
-        self._left_out = set()
+        self._faults.begin(self._refused)
+        self._ran, self._skipped = set(), set()
         stop_flags = share_inputs["stop_flags"]
         split = len(self._groups) > 1
         for group in self._groups.values():
@@ -115,7 +102,7 @@ class LogitsProcessorChain:
             for entry in group.entries:
                 entry.step_seconds = 0.0
                 if entry.stats.state == QUARANTINED:
-                    self._take_out_of_service(entry)
+                    self._faults.take_out_of_service(entry)
                 elif entry.needs_update:
                     self._guarded_update(group, entry, share_inputs)
         if self.shadows.has_work:
@@ -137,41 +124,45 @@ class LogitsProcessorChain:
         trace: is told of every processor.
         """
         while True:
-            left_out = len(self._left_out)
+            left_out = len(self._faults.left_out)
+            self._ran, self._skipped = set(), set()
             if trace is not None:
                 trace.restart()
             result = self._apply_groups(logits, trace, all_greedy=all_greedy)
-            if result is not None and len(self._left_out) == left_out:
-                self._count_step(all_greedy=all_greedy)
+            if result is not None and len(self._faults.left_out) == left_out:
+                self._count_step()
                 return result
             logits = recompute()
 
     def ran(self) -> bool:
-        """Whether a processor had work in this step, so that the logits may be others than before it."""
-        return any(self._ran(group) for group in self._groups.values())
+        """Whether a processor has worked on this step's logits, so that they may be others than before it."""
+        return bool(self._ran)
 
     def needs_guard(self) -> bool:
         """Whether a processor ran in this step that may leave a row without a usable logit."""
-        ran = (entry for group in self._groups.values() for entry in self._ran(group))
-        return any(not entry.processor.keeps_rows_valid for entry in ran)
+        return any(not entry.processor.keeps_rows_valid for entry in self._ran)
 
     def needs_guard_for(self, slot: int) -> bool:
         """The same of the processors that the slot's request asked for."""
-        ran = self._ran(self._group_of[slot])
-        return any(slot in entry.view.using and not entry.processor.keeps_rows_valid for entry in ran)
+        return any(not entry.processor.keeps_rows_valid for entry in self._ran_in(slot) if slot in entry.view.using)
 
     def last_processor(self, slot: int) -> str:
         """The name of the last processor that ran on the slot's row, for an error about that row."""
-        group = self._group_of[slot]
-        names = [entry.name for entry in self._ran(group) if slot in entry.view.using]
-        names = names or [entry.name for entry in self._ran(group)]
+        ran = self._ran_in(slot)
+        names = [entry.name for entry in ran if slot in entry.view.using] or [entry.name for entry in ran]
         return names[-1] if names else "none"
 
     def reset(self, name: str) -> None:
-        """Put a quarantined processor back into service."""
-        self.stats[name].state = OK
+        """Put a quarantined processor back into service, with a state made anew."""
+        self._faults.reset(name, self._entries_of(name))
         self.shadows.reset(name)
-        self._faults_since_reset[name] = 0
+
+    def _entries_of(self, name: str) -> list[ChainEntry]:
+        return [entry for group in self._groups.values() for entry in group.entries if entry.name == name]
+
+    def _ran_in(self, slot: int) -> list[ChainEntry]:
+        """What ran on the slot's row, in its order."""
+        return [entry for entry in self._group_of[slot].entries if entry in self._ran]
 
     def _order_of(self, selection: Selection) -> Order:
         """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
@@ -209,43 +200,46 @@ class LogitsProcessorChain:
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
     ) -> Tensor | None:
-        skipped = self._skipped(group, all_greedy=all_greedy)
-        for entry in self._working(group):
-            if entry in self._left_out or entry in skipped:
-                if trace is not None:
-                    _tell_it_did_not_run(trace, group, entry, FAILED if entry in self._left_out else SKIPPED)
+        skipped = self._without_effect(group) if all_greedy else []
+        for entry in group.entries:
+            if not entry.has_work:
+                continue
+            if entry in self._faults.left_out or entry in skipped:
+                self._leave_out(group, entry, trace)
                 continue
             try:
                 with self._limit_of(entry):
                     logits = entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
-                if not self._blame_rows(group, entry, error):
+                if not self._faults.rows_failed(group, entry, error):
                     return None
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything
                 self._blame(group, entry, error)
                 return None
+            self._ran.add(entry)
             if trace is not None:
                 _tell_it_ran(trace, group, entry, logits)
         return logits
 
-    def _working(self, group: ChainGroup) -> list[ChainEntry]:
-        return [entry for entry in group.entries if entry.has_work]
+    def _without_effect(self, group: ChainGroup) -> list[ChainEntry]:
+        """Those at the chain's end that change no row's most likely token."""
+        working = (entry for entry in reversed(group.entries) if entry.has_work and entry not in self._faults.left_out)
+        return list(takewhile(lambda entry: not entry.changes_argmax, working))
 
-    def _ran(self, group: ChainGroup) -> list[ChainEntry]:
-        return [entry for entry in self._working(group) if entry not in self._left_out]
-
-    def _skipped(self, group: ChainGroup, *, all_greedy: bool) -> list[ChainEntry]:
-        if not all_greedy:
-            return []
-        return list(takewhile(lambda entry: not entry.changes_argmax, reversed(self._ran(group))))
+    def _leave_out(self, group: ChainGroup, entry: ChainEntry, trace: ChainTrace | None) -> None:
+        failed = entry in self._faults.left_out
+        if not failed:
+            self._skipped.add(entry.name)
+        if trace is not None:
+            _tell_it_did_not_run(trace, group, entry, FAILED if failed else SKIPPED)
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
             with self._limit_of(entry):
                 entry.update_state(share_inputs, group.stop_flags)
         except RowErrors as error:
-            self._blame_rows(group, entry, error)
+            self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._blame(group, entry, error)
 
@@ -254,90 +248,21 @@ class LogitsProcessorChain:
         return _NO_LIMIT if entry.declared.source == "builtin" else self._limit
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
-        """A processor failed as a whole: it ends whoever uses it, or its whole group if nobody does in particular."""
-        self._left_out.add(entry)
-        active = set(group.active_slots().tolist())
-        shown = set() if entry.processor.only_with_args else active
-        self._count_fault(entry, error, sorted(entry.view.using & active or shown))
-        try:
-            entry.rebuild()
-        except RuntimeError as second:
-            self._quarantine(entry, str(second))
+        self._faults.processor_failed(group, entry, error)
         if entry.stats.state == QUARANTINED:
-            for other in self._groups.values():
-                for each in other.entries:
-                    if each.name == entry.name:
-                        self._take_out_of_service(each)
+            for each in self._entries_of(entry.name):
+                self._faults.take_out_of_service(each)
 
-    def _blame_rows(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
-        """Single requests' callables failed; True if the step's logits can still be used."""
-        active = group.active_slots()
-        for row, cause in error.by_row.items():
-            self._count_fault(entry, cause, [int(active[row])])
-        return self._policy.on_error == "fail"
-
-    def _count_fault(self, entry: ChainEntry, error: Exception, slots: list[int]) -> None:
-        reason = f"logits processor {entry.name} failed: {type(error).__name__}: {error}"
-        logger.error("%s", reason, exc_info=error)
-        entry.stats.faults += 1
-        entry.stats.last_error = reason
-        if self._policy.on_error == "abort":
-            raise ChainAbortedError(reason) from error
-        if self._policy.on_error == "fail":
-            for slot in slots:
-                self.failures.setdefault(slot, SlotFailure(reason))
-        self._count_towards_quarantine(entry, reason)
-
-    def _count_step(self, *, all_greedy: bool) -> None:
+    def _count_step(self) -> None:
         """Once a step, however often a fault of another processor has made the chain run."""
-        skipped: set[str] = set()
         for group in self._groups.values():
-            left_out = self._skipped(group, all_greedy=all_greedy)
-            for entry in self._ran(group):
-                if entry in left_out:
-                    skipped.add(entry.name)
-                else:
-                    entry.stats.rows += len(entry.view.using)
-                self._check_time(entry)
-                self._check_memory(entry)
-        for name in skipped:
+            for entry in group.entries:
+                if entry in self._ran:
+                    entry.stats.rows += group.count_rows(entry.view.using)
+                if entry.has_work and entry not in self._faults.left_out:
+                    self._faults.check_budgets(entry)
+        for name in self._skipped:
             self.stats[name].skipped_greedy += 1
-
-    def _check_time(self, entry: ChainEntry) -> None:
-        if entry.step_seconds > self._policy.time_budget > 0:
-            entry.stats.slow_steps += 1
-            reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
-            logger.warning("logits processor %s: %s", entry.name, reason)
-            self._count_towards_quarantine(entry, reason)
-
-    def _check_memory(self, entry: ChainEntry) -> None:
-        """At once: unlike a slow step, memory that is gone does not come back by itself."""
-        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
-        if not grown > budget > 0:
-            return
-        self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
-        # Its state goes with the instance; one that cannot be built again stays in quarantine with the old one.
-        with suppress(RuntimeError):
-            entry.rebuild()
-
-    def _count_towards_quarantine(self, entry: ChainEntry, reason: str) -> None:
-        self._faults_since_reset[entry.name] += 1
-        if self._faults_since_reset[entry.name] >= self._policy.max_faults > 0:
-            self._quarantine(entry, reason)
-
-    def _quarantine(self, entry: ChainEntry, reason: str) -> None:
-        if entry.stats.state == QUARANTINED:
-            return
-        logger.error("logits processor %s is in quarantine until it is reset: %s", entry.name, reason)
-        entry.stats.state = QUARANTINED
-        entry.stats.last_error = reason
-
-    def _take_out_of_service(self, entry: ChainEntry) -> None:
-        """It does not run, so no token of this step may reach the requests that rely on it."""
-        self._left_out.add(entry)
-        for slot in entry.view.using:
-            message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
-            self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
 
 
 def _tell_it_ran(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, logits: Tensor) -> None:

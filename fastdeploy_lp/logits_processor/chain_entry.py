@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
 
 
+EXITED = "it called for the end of the process, which is not its own"
+
+
+class ExitError(Exception):
+    """A processor called `sys.exit`."""
+
+
 class ProcessorView(Mapping[str, Any]):
     """`share_inputs` as one processor sees it: its own arguments, and the rows of its own group.
 
@@ -73,9 +80,17 @@ class ChainEntry:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """A fresh instance, whose state comes from the next `update_state`."""
-        self.processor = self.declared.build(self._fd_config)
-        self.changes_argmax = not self.processor.is_argmax_invariant()
+        """A fresh instance, whose state comes from the next `update_state`.
+
+        Raises RuntimeError, and keeps the old one, if it cannot be built.
+        """
+        processor = self.declared.build(self._fd_config)
+        try:
+            self.changes_argmax = not processor.is_argmax_invariant()
+        except Exception as error:
+            reason = f"is_argmax_invariant failed: {type(error).__name__}: {error}"
+            raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
+        self.processor = processor
         self._was_used = False
         # Bytes that this instance has taken and not given back, as far as can be told from outside.
         self.grown = 0
@@ -99,12 +114,12 @@ class ChainEntry:
         """Whether it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
-    def enter(self, slot: int, selection: Selection) -> None:
-        """A request takes the slot."""
+    def enter(self, slot: int, selection: Selection, *, again: bool) -> None:
+        """A request takes the slot; `again` if it is counted already."""
         self.view.set_args(slot, selection.args_for(self.name))
         if self.declared.is_used_by(selection):
             self.view.using.add(slot)
-            self.stats.requests += 1
+            self.stats.requests += not again
 
     def leave(self, slot: int) -> None:
         """The slot is empty again."""
@@ -118,6 +133,8 @@ class ChainEntry:
         resident, began = self._resident(), time.perf_counter()
         try:
             self.processor.update_state(self.view)
+        except SystemExit as error:
+            raise ExitError(EXITED) from error
         finally:
             self._count(time.perf_counter() - began, resident)
 
@@ -126,6 +143,8 @@ class ChainEntry:
         resident, began = self._resident(), time.perf_counter()
         try:
             result = self.processor.apply(logits)
+        except SystemExit as error:
+            raise ExitError(EXITED) from error
         finally:
             self._count(time.perf_counter() - began, resident)
         if result is not logits:

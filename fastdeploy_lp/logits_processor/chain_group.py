@@ -25,11 +25,11 @@ class ChainGroup:
         self.slots: set[int] = set()
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
 
-    def enter(self, slot: int, selection: Selection) -> None:
-        """A request takes the slot."""
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+        """A request takes the slot, perhaps not for the first time."""
         self.slots.add(slot)
         for entry in self.entries:
-            entry.enter(slot, selection)
+            entry.enter(slot, selection, again=again)
 
     def leave(self, slot: int) -> None:
         """The slot is empty again."""
@@ -47,3 +47,10 @@ class ChainGroup:
     def active_slots(self) -> NDArray[np.int64]:
         """The slots of this group that have a row this step, ascending."""
         return np.flatnonzero(~self.stop_flags[:, 0])
+
+    def count_rows(self, slots: set[int]) -> int:
+        """How many of these slots have a row this step: not one whose prompt is not read to its end."""
+        if not slots:
+            return 0
+        active = self.active_slots()
+        return len(slots) if len(active) == len(self.slots) else len(slots.intersection(active.tolist()))

@@ -183,7 +183,7 @@ def _import(module_path: str, spec: str) -> Any:
             raise LogitsProcessorSpecError(spec, problem) from None
         problem = f"cannot be used: importing {module_path!r} failed: {_one_line(error)}"
         raise LogitsProcessorSpecError(spec, f"{problem}; install what it needs{_compat_advice(error)}") from error
-    except Exception as error:  # an author's module may raise anything
+    except (Exception, SystemExit) as error:  # an author's module may raise anything, and a script may end itself
         problem = f"cannot be used: importing {module_path!r} failed: {type(error).__name__}: {_one_line(error)}"
         raise LogitsProcessorSpecError(spec, problem) from error
 
@@ -201,16 +201,21 @@ def _compat_advice(error: BaseException | None) -> str:
     return "; for a package written for vLLM add --vllm-compat" if (absent or "").partition(".")[0] == "vllm" else ""
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
 def _attribute(module: Any, class_path: str, spec: str) -> object:
     found = module
     for part in class_path.split("."):
-        if not hasattr(found, part):
-            raise LogitsProcessorSpecError(spec, f"is not there: {module.__name__} has no {class_path!r}{_has(module)}")
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            problem = f"is not there: {module.__name__} has no {class_path!r}{_has(module)}"
+            raise LogitsProcessorSpecError(spec, problem) from None
+        except Exception as error:  # of a module that imports what it is asked for
+            problem = f"cannot be used: {module.__name__}.{class_path}: {type(error).__name__}: {_one_line(error)}"
+            raise LogitsProcessorSpecError(spec, problem) from error
     return found
 
 

@@ -153,9 +153,10 @@ class RequestArgsValidator:
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
                 processor.validate(seen)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
                 path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
-                raise RequestArgsError(path, f"{processor.name}: {error}") from None
+                reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                raise RequestArgsError(path, f"{processor.name}: {reason}") from None
 
     def _unknown_argument(self) -> str:
         if not self._declared:
@@ -229,6 +230,8 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
+    except Exception as error:  # noqa: BLE001 - pydantic passes on what an author's validator raises
+        raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from None
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
     # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.
     read = {name for name, field in model.model_fields.items() if field.validate_default}

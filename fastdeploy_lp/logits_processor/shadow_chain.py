@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.selection import Selection
@@ -104,13 +106,13 @@ class ShadowChain:
         """Whether a processor has to hear of this step."""
         return any(shadow.needs_update for shadow in self._shadows.values())
 
-    def enter(self, slot: int, selection: Selection) -> None:
-        """A request takes a slot."""
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+        """A request takes a slot, perhaps not for the first time."""
         for name in selection.shadow:
             shadow = self._shadow_of(name)
             if shadow is not None:
                 shadow.group.enter(slot, selection.in_shadow())
-                shadow.stats.requests += 1
+                shadow.stats.requests += not again
 
     def leave(self, slot: int) -> None:
         """A slot is empty again."""
@@ -150,6 +152,7 @@ class ShadowChain:
             for slot in own.tolist() if shadow.broken else sorted(shadow.failed):
                 step.failed.setdefault(slot, []).append(shadow.entry.name)
             self._check_time(shadow)
+            self._check_memory(shadow)
             shadow.stats.seconds = shadow.entry.stats.seconds
         return step
 
@@ -160,9 +163,12 @@ class ShadowChain:
 
     def reset(self, name: str) -> None:
         """Put a processor back into service."""
-        if name in self._shadows:
-            self._shadows[name].stats.state = OK
-            self._shadows[name].faults_since_reset = 0
+        shadow = self._shadows.get(name)
+        if shadow is None:
+            return
+        shadow.faults_since_reset = 0
+        if shadow.stats.state == QUARANTINED and self._rebuild(shadow):
+            shadow.stats.state = OK
 
     def _build(self, name: str) -> _Shadow:
         # Its counters are not those of the instance in the chain.
@@ -221,15 +227,28 @@ class ShadowChain:
     def _count_whole(self, shadow: _Shadow, error: Exception) -> None:
         shadow.broken = True
         self._count(shadow, f"{type(error).__name__}: {error}", error)
+        self._rebuild(shadow)
+
+    def _rebuild(self, shadow: _Shadow) -> bool:
         try:
             shadow.entry.rebuild()
-        except RuntimeError as second:
-            self._put_out_of_service(shadow, str(second))
+        except RuntimeError as error:
+            self._put_out_of_service(shadow, str(error))
+            return False
+        return True
 
     def _check_time(self, shadow: _Shadow) -> None:
         if shadow.entry.step_seconds > self._policy.time_budget > 0:
             seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
+
+    def _check_memory(self, shadow: _Shadow) -> None:
+        grown, budget = shadow.entry.grown / MEBIBYTE, self._policy.memory_budget
+        if grown > budget > 0:
+            self._put_out_of_service(shadow, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+            # Its state goes with the instance; one that cannot be built again stays out of service with the old one.
+            with suppress(RuntimeError):
+                shadow.entry.rebuild()
 
     def _count(self, shadow: _Shadow, what: str, error: Exception | None = None) -> None:
         reason = f"logits processor {shadow.entry.name} failed in shadow: {what}"

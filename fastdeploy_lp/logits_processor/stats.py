@@ -42,3 +42,10 @@ class ProcessorStats(msgspec.Struct):
     skipped_greedy: int = 0
     last_error: str | None = None
     shadow: ShadowStats = msgspec.field(default_factory=ShadowStats)
+
+    @property
+    def troubles(self) -> int:
+        """A number that changes with everything that an operator wants to hear of at once."""
+        faults = self.faults + self.slow_steps + self.shadow.faults
+        # Memory puts a processor out of service without a fault.
+        return faults + (self.state != OK) + (self.shadow.state != OK)

@@ -12,28 +12,39 @@ class ProcessorTimeoutError(Exception):
 
 
 class TimeLimit:
-    """`with limit:` raises ProcessorTimeoutError in the block after `seconds` of it.
+    """`with limit:` raises ProcessorTimeoutError in the block after `seconds` of it, and again after as many more.
 
-    An alarm signal does it, so it reaches Python code (loops, waits) but not a library call that never returns, and it
-    works in a process's main thread only; elsewhere the block just runs.
+    For a block may go on with something else behind the error: a processor of single requests with the next one's
+    callable. An alarm signal does it, so it reaches Python code (loops, waits) but not a library call that never
+    returns, and it works in a process's main thread only; elsewhere, and with 0 seconds, the block just runs.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._armed = threading.current_thread() is threading.main_thread() and seconds > 0
-        if self._armed:
-            signal.signal(signal.SIGALRM, _raise_timeout)
+        self._armed = False
+        self._handler = self._on_alarm
 
     def __enter__(self) -> None:
-        if self._armed:
-            signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        # Whichever thread sets the timer, the main thread would hear the alarm.
+        if self._seconds <= 0 or threading.get_ident() != threading.main_thread().ident:
+            return
+        if signal.getsignal(signal.SIGALRM) is not self._handler:
+            signal.signal(signal.SIGALRM, self._handler)
+        self._armed = True
+        signal.setitimer(signal.ITIMER_REAL, self._seconds, self._seconds)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._armed:
+            # First: another thread may have taken the alarm, and hand it on only when the timer is off.
+            self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
+    def _on_alarm(self, _: int, frame: FrameType | None) -> None:
+        # Raised in one of these methods, the error would leave the timer on.
+        if self._armed and not (frame is not None and frame.f_code in _OWN_CODE):
+            raise ProcessorTimeoutError("it did not come back in time and was broken off")
 
-def _raise_timeout(_: int, __: FrameType | None) -> None:
-    raise ProcessorTimeoutError("it did not come back in time and was broken off")
+
+_OWN_CODE = frozenset(method.__code__ for method in (TimeLimit.__enter__, TimeLimit.__exit__, TimeLimit._on_alarm))

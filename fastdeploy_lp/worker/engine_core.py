@@ -44,7 +44,7 @@ class EngineCore:
         self.blocks = _block_manager(settled)
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
-        self._faults_told = 0
+        self._troubles_told = 0
 
     @property
     def has_work(self) -> bool:
@@ -153,14 +153,14 @@ class EngineCore:
     def _changed_stats(self) -> list[ProcessorStats] | None:
         """The counters, when a batch has ended or once in a while during a long one; None in between."""
         self._steps_since_stats += 1
-        if self.scheduler.has_work and self._steps_since_stats < STATS_EVERY_STEPS and not self._faults_changed():
+        if self.scheduler.has_work and self._steps_since_stats < STATS_EVERY_STEPS and not self._troubles_changed():
             return None
         self._steps_since_stats = 0
         return list(self.runner.chain.stats.values())
 
-    def _faults_changed(self) -> bool:
-        faults = sum(stats.faults + stats.slow_steps for stats in self.runner.chain.stats.values())
-        changed, self._faults_told = faults != self._faults_told, faults
+    def _troubles_changed(self) -> bool:
+        troubles = sum(stats.troubles for stats in self.runner.chain.stats.values())
+        changed, self._troubles_told = troubles != self._troubles_told, troubles
         return changed
 
 

@@ -78,7 +78,7 @@ class ModelRunner(ModelRunnerBase):
         if sequence.pooling is not None:
             return
         self.mask.enter(sequence)
-        self.chain.enter(sequence.slot, sequence.selection)
+        self.chain.enter(sequence.slot, sequence.selection, again=sequence.was_preempted)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
         self.tracing.enter(sequence)
@@ -158,7 +158,7 @@ class ModelRunner(ModelRunnerBase):
         )
         self.mask.accept(slots, sampled.tokens)
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
-        failures = impossible | self.chain.failures
+        failures = {**impossible, **self.chain.failures}
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, self._nothing_is_left(slot))
         self.share_inputs.append_tokens(slots, sampled.tokens)

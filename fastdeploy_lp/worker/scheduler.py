@@ -97,6 +97,7 @@ class Scheduler:
         """Send the youngest running sequence back to the head of the queue, where it was before all that wait."""
         sequence = next(reversed(self._running.values()))
         self.release(sequence)
+        sequence.was_preempted = True
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 

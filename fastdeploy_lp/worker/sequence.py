@@ -20,6 +20,7 @@ class Sequence:
     `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
     that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
     was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
+    `was_preempted` says that it was in a slot before.
     `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing. `grammar` is what
     the output has to match.
     """
@@ -39,6 +40,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_known_blocks: int = 0
     num_cached_tokens: int | None = None
+    was_preempted: bool = False
     scheduled_at: float | None = None
     finish_reason: str | None = None
     stop_reason: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
@@ -179,6 +180,49 @@ def test_a_processor_that_cannot_be_built_again_goes_into_quarantine() -> None:
     assert "the file is gone" in (stats.last_error or "")
     later = run(engine, *[renamed(made, f"later {made.request_id}") for made in crowd("OnlyOnce")])
     assert later.unavailable == {f"later {VICTIM}", f"later {FELLOW}"}
+
+
+class UnsureWhenBuiltAgain(OnlyOnce):
+    """Does not know what it is when it is built a second time."""
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        faulty.Native.__init__(self, fd_config)
+        OnlyOnce.built += 1
+
+    def is_argmax_invariant(self) -> bool:
+        if OnlyOnce.built > 1:
+            raise OSError("the file is gone")
+        return False
+
+
+class Exits(faulty.Native):
+    """Calls for the end of the process."""
+
+    def apply(self, logits: Any) -> Any:
+        if self._due:
+            sys.exit("enough")
+        return logits
+
+
+@pytest.mark.parametrize("found", [UnsureWhenBuiltAgain, Exits])
+def test_whatever_a_processor_does_the_worker_goes_on(found: type) -> None:
+    OnlyOnce.built = 0
+    Fault.mode = "raise"
+    outcome = run(engine_with(found), *crowd(found.__name__))
+    assert set(outcome.errors) == {VICTIM, FELLOW}
+
+
+def test_who_cannot_be_built_stays_in_quarantine_until_it_can() -> None:
+    OnlyOnce.built = 0
+    Fault.mode = "raise"
+    engine = engine_with(OnlyOnce)
+    run(engine, *crowd("OnlyOnce"))
+    stats = engine.runner.chain.stats["OnlyOnce"]
+    engine.reset_processor("OnlyOnce")
+    assert (stats.state, "the file is gone" in (stats.last_error or "")) == ("quarantined", True)
+    OnlyOnce.built = 0
+    engine.reset_processor("OnlyOnce")
+    assert stats.state == "ok"
 
 
 def test_a_fault_in_one_order_ends_nobody_of_another_order(dialect: tuple[str, Any], undisturbed: Outcome) -> None:

@@ -105,6 +105,17 @@ def test_who_takes_more_and_more_memory_goes_into_quarantine(processor: type) ->
     assert engine.runner.chain.stats[processor.__name__].faults == 0
 
 
+def test_who_does_so_in_shadow_runs_no_more() -> None:
+    engine = engine_with(Hoards, memory_budget=BUDGET)
+    asks = Selection(named={"Hoards": {"x": 1}}, shadow=("Hoards",))
+    tokens, errors = errors_of(engine, msgspec.structs.replace(using("Hoards", "r"), selection=asks))
+    shadow = engine.runner.chain.stats["Hoards"].shadow
+    assert (tokens, errors) == ({"r": TOKENS}, {})
+    assert (shadow.state, shadow.faults) == ("quarantined", 0)
+    assert f"its budget is {BUDGET} MiB" in (shadow.last_error or "")
+    assert BUDGET * MEBIBYTE // STEP <= shadow.tokens <= BUDGET * MEBIBYTE // STEP + 3
+
+
 def test_after_a_reset_it_has_its_budget_again() -> None:
     engine = engine_with(Hoards, memory_budget=BUDGET)
     first, _ = errors_of(engine, using("Hoards", "a"))

@@ -152,6 +152,7 @@ def test_a_module_that_lacks_a_dependency_names_it(folder: Path) -> None:
         ("def broken(:\n    pass", "SyntaxError"),
         ("from json import no_such_name", "ImportError: cannot import name 'no_such_name'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
 def test_a_module_that_fails_on_import_says_why(folder: Path, source: str, reason: str) -> None:
@@ -175,6 +176,11 @@ def test_a_missing_class_lists_the_processors_of_its_module(folder: Path, path: 
     assert "Good, " in message
     assert "Optional" in message
     assert "NotOne" not in message
+
+
+def test_a_module_that_fails_to_give_what_it_has_says_why(folder: Path) -> None:
+    (folder / "lazy.py").write_text("def __getattr__(name):\n    raise RuntimeError(f'{name} needs\\ntorch')\n")
+    assert "'lazy:Good' cannot be used: lazy.Good: RuntimeError: Good needs torch" in refusal("lazy:Good")
 
 
 def test_a_module_without_processors_says_so(folder: Path) -> None:

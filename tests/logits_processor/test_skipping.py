@@ -13,6 +13,7 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp import LogitsProcessor
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.logits_mask import LogitsMask
 
 LOGIT_BIAS = "LogitBiasLogitsProcessor"
 HALVED = Selection(named={"Halves": {}})
@@ -49,6 +50,27 @@ def test_it_is_left_out_at_the_chains_end_while_every_row_is_greedy() -> None:
     run_to_end(engine, [*greedy, request("random", [5], temperature=1.0, seed=1, max_tokens=2)])
     # Two steps with a random row, and one more without.
     assert (stats.skipped_greedy, stats.rows) == (4, 4)
+
+
+class Counts(LogitsMask):
+    """A mask that rules nothing out, and counts how often it is asked."""
+
+    applied = 0
+
+    def apply(self, logits: Tensor, slots: Any) -> Tensor:
+        self.applied += 1
+        return logits
+
+
+def test_what_was_left_out_did_not_run_so_nothing_is_masked_again() -> None:
+    engine = engine_with(LOGIT_BIAS, "m:Halves")
+    mask = engine.runner.mask = Counts()
+    run_to_end(engine, [request("greedy", [1], max_tokens=3, selection=HALVED)])
+    chain = engine.runner.chain
+    assert (mask.applied, chain.ran(), chain.needs_guard()) == (3, False, False)
+    mask.applied = 0
+    run_to_end(engine, [request("random", [1], temperature=1.0, seed=1, max_tokens=3, selection=HALVED)])
+    assert (mask.applied, chain.ran(), chain.needs_guard()) == (6, True, True)
 
 
 # Whose logits are halved gets another token from what comes behind.

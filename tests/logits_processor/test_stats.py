@@ -25,6 +25,27 @@ def test_rows_and_requests_are_counted_for_who_uses_a_processor() -> None:
     assert (stats["LogitBiasLogitsProcessor"].requests, stats["LogitBiasLogitsProcessor"].rows) == (0, 0)
 
 
+def test_a_prompt_that_is_not_read_to_its_end_has_no_row() -> None:
+    engine = tiny_engine([Sets], max_num_batched_tokens=4)
+    long = request("long", range(1, 14), max_tokens=2, selection=Selection(named={"Sets": {"x": 1}}))
+    run(engine, request("short", [1], max_tokens=12), long)
+    stats = engine.runner.chain.stats["Sets"]
+    assert (stats.requests, stats.rows) == (1, 2)
+
+
+def test_a_request_that_was_preempted_is_counted_once() -> None:
+    engine = tiny_engine([Sets])
+    asks = Selection(named={"Sets": {"x": 1}})
+    engine.add(request("r", [1, 2, 3], max_tokens=4, selection=asks))
+    engine.add(request("s", [1, 2, 3], max_tokens=4, selection=Selection(named={"Sets": {}}, shadow=("Sets",))))
+    engine.step()
+    engine.scheduler.preempt()
+    engine.scheduler.preempt()
+    assert len(run(engine).tokens["r"]) == 3
+    stats = engine.runner.chain.stats["Sets"]
+    assert (stats.requests, stats.shadow.requests) == (1, 1)
+
+
 def test_a_step_in_which_another_processor_fails_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fault, "mode", "raise")
     engine = engine_with(Sets, faulty.Native)

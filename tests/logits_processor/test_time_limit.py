@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import support.faulty as faulty
 from paddle import Tensor
@@ -14,6 +17,7 @@ from support.sequences import request
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
+from fastdeploy_lp.logits_processor.time_limit import ProcessorTimeoutError, TimeLimit
 
 
 class Slow(LogitsProcessor):
@@ -81,6 +85,36 @@ def test_slow_steps_count_towards_quarantine(waits: dict[str, float]) -> None:
     assert "budget is 0.05 s" in outcome.errors["r"]
 
 
+class Follows(Slow):
+    """Follows every request's tokens, and notes whether it missed one."""
+
+    only_with_args = False
+    missed: ClassVar[bool] = False
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        self._seen: dict[str, int] = {}
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        for slot in np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist():
+            name, tokens = share_inputs["req_ids"][slot], int(share_inputs["step_idx"][slot, 0])
+            Follows.missed |= self._seen.get(name, tokens - 1) != tokens - 1
+            self._seen[name] = tokens
+
+
+def test_after_quarantine_it_does_not_go_on_with_a_state_that_lacks_tokens(waits: dict[str, float]) -> None:
+    Follows.missed = False
+    engine = engine_with(Follows, time_budget=0.05, max_faults=1)
+    engine.add(request("plain", [1, 2], max_tokens=6))
+    waits["apply"] = 0.06
+    engine.step()
+    waits.clear()
+    assert engine.runner.chain.stats["Follows"].state == "quarantined"
+    engine.step()
+    engine.reset_processor("Follows")
+    run(engine)
+    assert (Follows.missed, engine.runner.chain.stats["Follows"].state) == (False, "ok")
+
+
 def test_a_budget_far_below_what_a_clock_can_tell_is_exceeded_without_harm() -> None:
     engine = engine_with(Slow, time_budget=1e-9, max_faults=0)
     outcome = run(engine, using("Slow"))
@@ -115,3 +149,46 @@ def test_a_loop_without_end_in_one_requests_callable_ends_that_request(waits: di
     outcome = run(engine, using("SlowRequest"), request("plain", [4], max_tokens=5))
     assert set(outcome.errors) == {"r"}
     assert "ProcessorTimeoutError" in outcome.errors["r"]
+
+
+def test_every_requests_callable_is_broken_off(waits: dict[str, float]) -> None:
+    waits["apply"] = 1.0
+    engine = engine_with(SlowRequest, time_budget=0.02, max_faults=0)
+    outcome = run(
+        engine, using("SlowRequest", "a", 1), using("SlowRequest", "b", 1), request("plain", [4], max_tokens=2)
+    )
+    assert set(outcome.errors) == {"a", "b"}
+    assert engine.runner.chain.stats["SlowRequest"].faults == 2
+
+
+def test_the_alarm_of_another_threads_block_reaches_nobody() -> None:
+    limit = TimeLimit(0.01)
+    entered = threading.Event()
+    done = threading.Event()
+
+    def block() -> None:
+        with limit:
+            entered.set()
+            done.wait()
+
+    thread = threading.Thread(target=block, daemon=True)
+    thread.start()
+    assert entered.wait(5)
+    # The time in which an alarm would come.
+    assert not done.wait(0.05)
+    done.set()
+    thread.join()
+
+
+def test_no_alarm_comes_behind_the_block() -> None:
+    """Whenever it comes: before the block, in it or at its end."""
+    limit = TimeLimit(1e-4)
+    broken_off = 0
+    for count in range(0, 20_000, 50):
+        try:
+            with limit:
+                sum(range(count))
+        except ProcessorTimeoutError:
+            broken_off += 1
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert broken_off > 0

@@ -1,0 +1,141 @@
+"""What the fault of a processor means: for the rest of the step, for the requests that use it, and for itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_group import ChainGroup
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+
+logger = logging.getLogger(__name__)
+
+MEBIBYTE = 1 << 20
+
+
+class ChainAbortedError(RuntimeError):
+    """A processor failed and the operator wants the server to stop then."""
+
+
+@dataclass(frozen=True)
+class SlotFailure:
+    """Why the request in a slot cannot go on.
+
+    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
+    """
+
+    message: str
+    quarantined: bool = False
+    by_request: bool = False
+
+
+class ChainFaults:
+    """Counts faults by the name of the processor, and puts one into quarantine that has too many.
+
+    In a step, `failures` says which slots' requests have to end, and `left_out` which processors run no more.
+    """
+
+    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str]) -> None:
+        self._policy = policy
+        self._since_reset = dict.fromkeys(names, 0)
+        self.failures: dict[int, SlotFailure] = {}
+        self.left_out: set[ChainEntry] = set()
+
+    def begin(self, refused: Mapping[int, SlotFailure]) -> None:
+        """A step begins in which these slots' requests can not go on from the start."""
+        self.failures = dict(refused)
+        self.left_out = set()
+
+    def processor_failed(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
+        """One failed as a whole: it ends whoever uses it, or its whole group if nobody does in particular.
+
+        Raises ChainAbortedError if that is what the operator wants.
+        """
+        self.left_out.add(entry)
+        active = set(group.active_slots().tolist())
+        shown = set() if entry.processor.only_with_args else active
+        self._count(entry, error, sorted(entry.view.using & active or shown))
+        try:
+            entry.rebuild()
+        except RuntimeError as second:
+            self._quarantine(entry, str(second))
+
+    def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
+        """Single requests' callables failed; True if the step's logits can still be used.
+
+        Raises ChainAbortedError if that is what the operator wants.
+        """
+        active = group.active_slots()
+        for row, cause in error.by_row.items():
+            self._count(entry, cause, [int(active[row])])
+        return self._policy.on_error == "fail"
+
+    def take_out_of_service(self, entry: ChainEntry) -> None:
+        """It does not run, so no token of this step may reach the requests that rely on it."""
+        self.left_out.add(entry)
+        for slot in entry.view.using:
+            message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
+            self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
+
+    def check_budgets(self, entry: ChainEntry) -> None:
+        """At the end of a step: the time that it took in it, and the memory that it has taken in all of them."""
+        if entry.step_seconds > self._policy.time_budget > 0:
+            entry.stats.slow_steps += 1
+            reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
+            logger.warning("logits processor %s: %s", entry.name, reason)
+            self._count_towards_quarantine(entry, reason)
+        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
+        if grown > budget > 0:
+            # At once: unlike a slow step, memory that is gone does not come back by itself.
+            self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+            # Its state goes with the instance; one that cannot be built again stays in quarantine with the old one.
+            with suppress(RuntimeError):
+                entry.rebuild()
+
+    def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
+        """Put the processor of these entries back into service; one that cannot be built stays in quarantine."""
+        self._since_reset[name] = 0
+        for entry in entries:
+            if entry.stats.state == QUARANTINED and not self._rebuild(entry):
+                return
+        for entry in entries:
+            entry.stats.state = OK
+
+    def _rebuild(self, entry: ChainEntry) -> bool:
+        """The steps of its quarantine have passed it by, so its old state is worth nothing; False if that fails."""
+        try:
+            entry.rebuild()
+        except RuntimeError as error:
+            logger.error("logits processor %s stays in quarantine: %s", entry.name, error)
+            entry.stats.last_error = str(error)
+            return False
+        return True
+
+    def _count(self, entry: ChainEntry, error: Exception, slots: Iterable[int]) -> None:
+        reason = f"logits processor {entry.name} failed: {type(error).__name__}: {error}"
+        logger.error("%s", reason, exc_info=error)
+        entry.stats.faults += 1
+        entry.stats.last_error = reason
+        if self._policy.on_error == "abort":
+            raise ChainAbortedError(reason) from error
+        if self._policy.on_error == "fail":
+            for slot in slots:
+                self.failures.setdefault(slot, SlotFailure(reason))
+        self._count_towards_quarantine(entry, reason)
+
+    def _count_towards_quarantine(self, entry: ChainEntry, reason: str) -> None:
+        self._since_reset[entry.name] += 1
+        if self._since_reset[entry.name] >= self._policy.max_faults > 0:
+            self._quarantine(entry, reason)
+
+    def _quarantine(self, entry: ChainEntry, reason: str) -> None:
+        if entry.stats.state == QUARANTINED:
+            return
+        logger.error("logits processor %s is in quarantine until it is reset: %s", entry.name, reason)
+        entry.stats.state = QUARANTINED
+        entry.stats.last_error = reason

@@ -114,7 +114,7 @@ class ChainEntry:
         """Whether it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
-    def enter(self, slot: int, selection: Selection, *, again: bool) -> None:
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """A request takes the slot; `again` if it is counted already."""
         self.view.set_args(slot, selection.args_for(self.name))
         if self.declared.is_used_by(selection):

@@ -31,6 +31,8 @@ NEIGHBOURS = (".", ",", "!", "?", ":", ";", ")", "]", "}", '"', "'", "`", "*", "
 # Before a text, such marks may have a space before them, all of it one token.
 OPENING = (*NEIGHBOURS, *(f" {mark}" for mark in NEIGHBOURS if mark.strip()))
 REMEMBERED_MARKERS = 256
+# Characters; a longer one, of which nobody has many, would take much memory in all its forms.
+REMEMBERED_LENGTH = 256
 
 
 class PhraseEncoder:
@@ -48,6 +50,8 @@ class PhraseEncoder:
 
     def marker(self, text: str) -> list[list[int]]:
         """The shortest token lists of which one ends wherever the text ends; kept for the texts asked for last."""
+        if len(text) > REMEMBERED_LENGTH:
+            return self._marker(text)
         if text not in self._markers:
             self._markers[text] = self._marker(text)
             if len(self._markers) > REMEMBERED_MARKERS:
@@ -56,7 +60,8 @@ class PhraseEncoder:
         return self._markers[text]
 
     def _marker(self, text: str) -> list[list[int]]:
-        plain = self.encode(text)
+        # Before the text is tokenized once for every neighbour.
+        plain = _not_too_long(self.encode(text))
         found = {tuple(plain): None}
         before = ["", *(mark for mark in OPENING if self._merges(self.encode(mark + text), plain, at_end=False))]
         after = ["", *(mark for mark in NEIGHBOURS if self._merges(self.encode(text + mark), plain, at_end=True))]

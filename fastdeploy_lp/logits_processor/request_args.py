@@ -23,6 +23,8 @@ SHADOW = "logits_processors_shadow"
 class RequestArgsValidator:
     """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`.
 
+    What a processor's own check raises refuses the request; an error that is no ValueError is its cause.
+
     `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only. `shadow` names
     the processors that run in shadow for every request.
     """
@@ -155,8 +157,9 @@ class RequestArgsValidator:
                 processor.validate(seen)
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything
                 path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
-                reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                raise RequestArgsError(path, f"{processor.name}: {reason}") from None
+                expected = isinstance(error, ValueError)
+                reason = str(error) if expected else f"{type(error).__name__}: {error}"
+                raise RequestArgsError(path, f"{processor.name}: {reason}") from (None if expected else error)
 
     def _unknown_argument(self) -> str:
         if not self._declared:
@@ -230,8 +233,8 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    except Exception as error:  # noqa: BLE001 - pydantic passes on what an author's validator raises
-        raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from None
+    except Exception as error:  # pydantic passes on what an author's validator raises
+        raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from error
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
     # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.
     read = {name for name, field in model.model_fields.items() if field.validate_default}

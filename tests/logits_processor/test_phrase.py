@@ -93,6 +93,19 @@ def test_a_marker_is_found_between_other_characters(before: str, after: str) -> 
     assert all("</think>" in decode(*form) for form in forms)
 
 
+def test_a_marker_that_is_too_long_is_tokenized_once() -> None:
+    texts: list[str] = []
+
+    def counted(text: str) -> list[int]:
+        texts.append(text)
+        return [*text.encode()]
+
+    checks = RequestArgsValidator(load_processors([spec_of(Texts)], {spec_of(Texts): Texts}), VOCAB_SIZE, counted)
+    long = "a" * 5000
+    assert "5000 tokens are too many" in refusal(checks, marker=long).reason
+    assert texts.count(long) == sum(long in text for text in texts) == 1
+
+
 def test_sentence_ends_are_single_tokens(checks: RequestArgsValidator) -> None:
     ends = settled(checks, ends=True)["ends"]
     assert {*encode("."), *encode("!"), *encode("\n")} <= set(ends)

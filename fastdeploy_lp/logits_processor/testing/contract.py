@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, StepError
 from fastdeploy_lp.logits_processor.testing.state import is_array
 from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Subject
@@ -45,11 +46,13 @@ def arguments(subject: Subject) -> None:
 def _ask(harness: ProcessorHarness, args: dict[str, Any]) -> None:
     try:
         harness.select(args)
-    except ValueError:
-        return
-    except Exception as error:  # an author's code may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise Fault(f"refuses the arguments {args} with {what}; raise ValueError, which becomes status 400") from error
+    except RequestArgsError as error:
+        cause = error.__cause__
+        if cause is not None:
+            what = f"{type(cause).__name__}: {cause}"
+            raise Fault(
+                f"refuses the arguments {args} with {what}; raise ValueError and say what is allowed"
+            ) from error
 
 
 def runs(subject: Subject) -> None:

@@ -62,9 +62,9 @@ def test_rows_are_told_as_numpy_tells_them(ops: RowOps, case: Case) -> None:
         0.0 if before < 0 else 0.5 * np.abs(share - every[before]).sum()
         for share, before in zip(every, case.before, strict=True)
     ]
-    np.testing.assert_allclose(found.log_sums.numpy(), log_sums, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.entropies.numpy(), [entropy(share) for share in every], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found.moved.numpy(), moved, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found.log_sums.numpy(), log_sums, rtol=1e-7, atol=1e-6)
+    np.testing.assert_allclose(found.entropies.numpy(), [entropy(share) for share in every], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.moved.numpy(), moved, rtol=1e-6, atol=1e-6)
     assert found.most_likely.tolist() == case.logits.argmax(axis=1).tolist()
 
 

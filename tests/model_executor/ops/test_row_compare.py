@@ -75,3 +75,18 @@ def test_a_broken_row_leaves_the_others_alone(ops: RowOps) -> None:
     found = ops.compare(paddle.to_tensor(logits), np.array([-1, 0, 1, 0]))
     for name in ("log_sums", "entropies", "moved", "most_likely"):
         np.testing.assert_array_equal(getattr(found, name).numpy()[[0, 3]], getattr(alone, name).numpy())
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_rows_are_copied_to_their_places_and_nothing_else_changes(ops: RowOps, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    size = data.draw(st.sampled_from(SIZES))
+    logits = rng.standard_normal((4, size), dtype=np.float32)
+    rows = np.array(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)), np.int64)
+    target = rng.standard_normal((7, size), dtype=np.float32)
+    at = data.draw(st.integers(0, 7 - len(rows)))
+    into, lying = paddle.to_tensor(target), data.draw(st.booleans())
+    ops.copy_rows(paddle.to_tensor(logits.T.copy()).T if lying else paddle.to_tensor(logits), rows, into, at)
+    target[at : at + len(rows)] = logits[rows]
+    np.testing.assert_array_equal(into.numpy(), target)

@@ -22,6 +22,7 @@ from fastdeploy_lp.engine.errors import (
     ProcessorUnavailableError,
     RequestFailedError,
 )
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.outputs import RequestOutput
 
 TOKENS = 8
@@ -243,7 +244,40 @@ def test_a_request_id_that_is_running_is_refused(engine: Engine) -> None:
     engine.run(twice())
 
 
+def test_of_two_requests_that_come_at_once_with_one_id_the_second_is_refused(engine: Engine) -> None:
+    """The first is still being admitted: its grammar is compiled."""
+
+    async def ask() -> RequestOutput:
+        params = SamplingParams(max_tokens=4, guided_decoding=GuidedDecodingParams(regex="[abc]{4,9}"))
+        outputs = [output async for output in engine.llm.generate("Hi", params, request_id="same")]
+        return outputs[-1]
+
+    async def both() -> list[RequestOutput | BaseException]:
+        return await asyncio.gather(ask(), ask(), return_exceptions=True)
+
+    first, second = engine.run(both())
+    assert isinstance(first, RequestOutput)
+    assert first.finished
+    assert isinstance(second, InvalidRequestError)
+    assert second.param == "request_id"
+
+
 # Aborts
+
+
+def test_a_request_is_aborted_while_it_is_admitted(engine: Engine) -> None:
+    async def abort() -> RequestOutput:
+        params = SamplingParams(max_tokens=1000, guided_decoding=GuidedDecodingParams(regex="[abcd]{900,1000}"))
+        outputs = engine.llm.generate("Hi", params, request_id="early")
+        first = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        engine.llm.abort("early")
+        output = await first
+        await outputs.aclose()
+        return output
+
+    output = engine.run(abort())
+    assert (output.finished, output.outputs.finish_reason, tokens(output)) == (True, "abort", [])
 
 
 def test_leaving_the_iteration_early_aborts_the_request(engine: Engine) -> None:

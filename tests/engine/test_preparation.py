@@ -16,6 +16,8 @@ from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import load_processors
 from fastdeploy_lp.sampling_params import SamplingParams
 
+FORCED = "ForcedSequenceLogitsProcessor"
+
 
 def test_a_phrase_with_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path)
@@ -23,11 +25,11 @@ def test_a_phrase_with_a_token_that_the_model_does_not_know_is_refused(tmp_path:
     config = tiny_fd_config()
     known = tokens["z"]
     model = replace(config.model_config, directory=str(checkpoint), vocab_size=known)
-    preparation = RequestPreparation(replace(config, model_config=model), load_processors(["ForcedSequenceLogitsProcessor"]))
-    params = SamplingParams(logits_processors={"ForcedSequenceLogitsProcessor": {"forced_sequence": "z"}})
+    preparation = RequestPreparation(replace(config, model_config=model), load_processors([FORCED]))
+    params = SamplingParams(logits_processors={FORCED: {"forced_sequence": "z"}})
     try:
         with pytest.raises(InvalidRequestError, match=f"has the token {known}") as caught:
             asyncio.run(preparation.settle(params, Prompt([1], None)))
     finally:
         preparation.close()
-    assert (caught.value.param or "").startswith("logits_processors.ForcedSequenceLogitsProcessor")
+    assert (caught.value.param or "").startswith(f"logits_processors.{FORCED}")

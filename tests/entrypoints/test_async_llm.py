@@ -509,9 +509,7 @@ def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogC
             return logits
 
     async def start() -> None:
-        llm = AsyncLLM(
-            str(write_tiny_checkpoint(tmp_path)), logits_processors=[FailsInTheSecond], data_parallel_size=2
-        )
+        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[FailsInTheSecond], data_parallel_size=2)
         starting = asyncio.ensure_future(llm.start())
         while not any("ready, model loaded" in record.message for record in caplog.records):
             await asyncio.sleep(0.05)

@@ -14,15 +14,19 @@ CALLERS = 4
 SECONDS = 30.0
 
 
+def call_for_ever(loop: LoopThread) -> None:
+    while True:
+        with suppress(asyncio.CancelledError):
+            loop.run(asyncio.sleep(0))
+
+
 def test_callers_that_come_at_the_end_are_not_left_waiting() -> None:
     for _ in range(20):
         loop, refused = LoopThread(), threading.Barrier(CALLERS + 1)
 
         def call_until_closed(loop: LoopThread = loop, refused: threading.Barrier = refused) -> None:
             with pytest.raises(RuntimeError, match="has been shut down"):
-                while True:
-                    with suppress(asyncio.CancelledError):
-                        loop.run(asyncio.sleep(0))
+                call_for_ever(loop)
             refused.wait(SECONDS)
 
         callers = [threading.Thread(target=call_until_closed, daemon=True) for _ in range(CALLERS)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.engine import Engine, EngineLoad, EngineRequest
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.errors import EngineRestartingError, ProcessorUnavailableError
+from fastdeploy_lp.engine.errors import EngineRestartingError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
@@ -20,8 +20,9 @@ from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStatesOfAll
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.routing import Router
+from fastdeploy_lp.engine.worker_choice import Candidate, WorkerChoice
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
+from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -45,7 +46,7 @@ def make_engine(
 
 
 class DataParallelClient:
-    """An `EngineClient` for each of `data_parallel_size` workers, and the choice of one for each request.
+    """An `EngineClient` for each of `data_parallel_size` workers, all of which start and end together.
 
     A worker has its own queue, room, supervision and numbers, so that what happens to one is nothing to the others.
     A request goes to one worker whole, with all of its completions, and stays there.
@@ -86,6 +87,7 @@ class DataParallelClient:
             )
             for rank in range(size)
         ]
+        self._choice = WorkerChoice(fd_config, self.workers, self._router)
         self.processors = ProcessorStatesOfAll(declared, [each.processors for each in self.workers])
         self.metrics = MetricsOfAll([each.metrics.registry for each in self.workers])
 
@@ -147,21 +149,25 @@ class DataParallelClient:
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
         """Send each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
-        chosen = self._choose([(each.prompt, each.settled.params.n, each.settled.selection) for each in requests])
+        self.require_alive()
+        candidates = [
+            Candidate(each.prompt.token_ids, each.settled.params.n, each.settled.selection) for each in requests
+        ]
 
         async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Generation]:
             return await worker.generate(part, stream=stream, bounded=bounded)
 
-        return await self._send(requests, chosen, send)
+        return await self._send(requests, self._choice.choose(candidates), send)
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
         """Send each prompt that is pooled to a worker, all of them or none; raises as `generate` does."""
-        chosen = self._choose([(each.prompt, 1, None) for each in requests])
+        self.require_alive()
+        candidates = [Candidate(each.prompt.token_ids) for each in requests]
 
         async def send(worker: EngineClient, part: Sequence[PoolingRequest]) -> list[Pooling]:
             return await worker.pool(part, bounded=bounded)
 
-        return await self._send(requests, chosen, send)
+        return await self._send(requests, self._choice.choose(candidates), send)
 
     async def reset_processor(self, name: str) -> None:
         """Put a logits processor back into service in every worker; raises KeyError for one that is not declared."""
@@ -206,41 +212,6 @@ class DataParallelClient:
 
     def _alive(self) -> list[EngineClient]:
         return [each for each in self.workers if each.is_alive]
-
-    def _choose(self, asked: Sequence[tuple[Prompt, int, Selection | None]]) -> list[int]:
-        """A worker for each prompt, of so many sequences, that uses these logits processors."""
-        self.require_alive()
-        added = [0] * len(self.workers)
-        chosen = []
-        for prompt, n, selection in asked:
-            usable = self._usable(selection)
-            loads = [
-                each.num_in_flight + more if each in usable else None
-                for each, more in zip(self.workers, added, strict=True)
-            ]
-            index = self._router.choose(prompt.token_ids, loads)
-            added[index] += n
-            chosen.append(index)
-        return chosen
-
-    def _usable(self, selection: Selection | None) -> list[EngineClient]:
-        """Workers that have the processors in service: those that are ready, or all when none is."""
-        if not self.fd_config.supervision_config.restart:
-            for each in self.workers:
-                each.require_alive()
-        alive = self._alive()
-        if selection is not None:
-            in_service, refusal = [], None
-            for each in alive:
-                try:
-                    each.processors.require_in_service(selection)
-                    in_service.append(each)
-                except ProcessorUnavailableError as error:
-                    refusal = error
-            if refusal is not None and not in_service:
-                raise refusal
-            alive = in_service
-        return [each for each in alive if each.is_ready] or alive
 
     async def _send(
         self,

@@ -27,6 +27,7 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
@@ -98,7 +99,7 @@ class EngineClient:
         rank = fd_config.parallel_config.data_parallel_rank
         own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
         self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
-        self.load = EngineLoad()
+        self._load = EngineLoad()
         # Set by whoever wants requests recorded.
         self.request_log: RequestLog | None = None
         self._declared = list(declared)
@@ -111,8 +112,7 @@ class EngineClient:
             else Outbox(self._supervisor.send, ArrivalQueue())
         )
         self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
-        self._routes: dict[str, tuple[Generation, Completion]] = {}
-        self._poolings: dict[str, Pooling] = {}
+        self._in_flight = InFlight()
         self._supervising: asyncio.Task[None] | None = None
         self._serials = self._preparation.serials
         self._draining = False
@@ -152,6 +152,11 @@ class EngineClient:
             raise EngineRestartingError("the worker is being started again; requests wait for it")
 
     @property
+    def load(self) -> EngineLoad:
+        """Sequences that run and wait; all of them wait while there is no worker."""
+        return self._load if self._outbox.is_open else EngineLoad(0, self.num_in_flight)
+
+    @property
     def is_alive(self) -> bool:
         """Whether requests are taken, if only to wait for a worker."""
         return self._dead is None and not self._draining
@@ -183,14 +188,15 @@ class EngineClient:
             self.processors.require_in_service(request.settled.selection)
         if bounded:
             self._require_room(requests, sum(request.settled.params.n for request in requests))
-        # All of them before the first is sent: what comes meanwhile must find the room taken.
-        generations = [self._register(request, stream=stream) for request in requests]
+        # All of them before the first is taken in: what cannot be made must leave nothing behind.
+        generations = [self._made(request, stream=stream) for request in requests]
         try:
             for request, generation in zip(requests, generations, strict=True):
+                self._register(request, generation)
                 self._send(request, generation)
         except BaseException:
             for generation in generations:
-                self._close(generation)
+                generation.close()
             raise
         return generations
 
@@ -199,17 +205,14 @@ class EngineClient:
         self.require_alive()
         if bounded:
             self._require_room(requests, len(requests))
-        poolings = [Pooling(request, on_close=self._close) for request in requests]
-        for pooling in poolings:
-            pooling.serial = next(self._serials)
-        self._poolings |= {_pooling_id(pooling): pooling for pooling in poolings}
-        for request, pooling in zip(requests, poolings, strict=True):
-            self._end_at(request.deadline, pooling)
-            self.stats.arrived(len(pooling.prompt.token_ids))
-            params = pooling.params
-            kind = params.pooling or self.fd_config.model_config.pooling_type
-            kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
-            self._outbox.add(AddPooling(_pooling_id(pooling), pooling.prompt.token_ids, kind), request.client)
+        poolings = [self._made_pooling(request) for request in requests]
+        try:
+            for request, pooling in zip(requests, poolings, strict=True):
+                self._register_pooling(request, pooling)
+        except BaseException:
+            for pooling in poolings:
+                pooling.close()
+            raise
         return poolings
 
     async def reset_processor(self, name: str) -> None:
@@ -245,9 +248,8 @@ class EngineClient:
             return
         self._outbox.close()
         self._dead = reason
-        self.load = EngineLoad()
-        running = self._in_flight()
-        self.stats.died([each for work in running for each in self._forget(work, ERROR)])
+        running = self._in_flight.works
+        self.stats.died([each for work in running for each in self._forget(work, ERROR)], num_waiting=0)
         for work in running:
             work.fail(EngineDeadError(reason))
         self._quiet.set()
@@ -256,12 +258,12 @@ class EngineClient:
     @property
     def is_busy(self) -> bool:
         """Whether the worker has sequences."""
-        return bool(self._routes or self._poolings)
+        return bool(self._in_flight)
 
     @property
     def num_in_flight(self) -> int:
         """Sequences that the worker has or that wait for it."""
-        return len(self._routes) + len(self._poolings)
+        return len(self._in_flight)
 
     def worker_said(self, message: FromWorker) -> None:
         """Take a message of the worker."""
@@ -271,21 +273,20 @@ class EngineClient:
     def worker_lost(self, cause: str) -> None:
         """The worker is gone: requests that told nobody of a token wait for the next one, the others fail."""
         self._outbox.close()
-        self.load = EngineLoad(0, self.num_in_flight)
         self.processors.restart()
         if not self.fd_config.supervision_config.restart:
             return
         for work in self._suspects():
             work.lost_workers += 1
         ended: list[FinishedRequestStats] = []
-        for work in self._in_flight():
+        for work in self._in_flight.works:
             if work.has_told or work.lost_workers >= MAX_LOST_WORKERS:
                 ended += self._forget(work, ERROR)
                 self.reliability.lost.inc()
                 work.fail(WorkerLostError(_of_loss(work, cause)))
             else:
                 work.begin_again()
-        self.stats.died(ended)
+        self.stats.died(ended, self.num_in_flight)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """Another worker is there: it gets what the last one had, and what has come since."""
@@ -303,32 +304,23 @@ class EngineClient:
         logger.error("engine down: %s", cause)
         self.end_requests(cause)
 
-    def _in_flight(self) -> list[Generation | Pooling]:
-        generations = {generation.serial: generation for generation, _ in self._routes.values()}
-        return [*generations.values(), *self._poolings.values()]
-
-    def _suspects(self) -> list[Generation | Pooling]:
+    def _suspects(self) -> list[Work]:
         """Those that may have had a slot: as many of the oldest as there are slots, since nobody overtakes."""
-        found: dict[int, Generation | Pooling] = {}
-        for name in self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs]:
-            work = self._poolings[name] if name in self._poolings else self._routes[name][0]
-            found[work.serial] = work
-        return list(found.values())
+        return self._in_flight.works_of(self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs])
 
     def _take(self, outputs: StepOutputs) -> None:
         outputs.num_waiting += self._outbox.num_waiting
-        self.load = EngineLoad(outputs.num_running, outputs.num_waiting)
+        self._load = EngineLoad(outputs.num_running, outputs.num_waiting)
         if outputs.processors is not None:
             self.processors.update(outputs.processors)
         if self._fair_queue:
             self._outbox.charge(outputs.steps)
         iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
-            route = self._routes.get(step.request_id)
-            if route is not None:
-                self._take_step(step, *route, iteration)
-            elif step.request_id in self._poolings:
-                self._take_pooled(step, self._poolings[step.request_id], iteration)
+            if (found := self._in_flight.completion(step.request_id)) is not None:
+                self._take_step(step, *found, iteration)
+            elif (pooling := self._in_flight.pooling(step.request_id)) is not None:
+                self._take_pooled(step, pooling, iteration)
         self.stats.step(outputs, iteration)
 
     def _take_step(
@@ -343,17 +335,27 @@ class EngineClient:
             times.scheduled = step.scheduled_at
             completion.num_cached_tokens = step.num_cached_tokens or 0
         token_came(times, iteration)
+        try:
+            self._feed(step, generation, completion)
+        except Exception as error:
+            # What a tokenizer makes of one request's tokens is nothing to the others.
+            logger.exception("the output of request %r cannot be read", generation.request_id)
+            iteration.finished_requests += self._forget(generation, ERROR)
+            generation.fail(RequestFailedError(f"the output cannot be read: {type(error).__name__}: {error}"))
+            return
+        if completion.finish_reason is not None:
+            iteration.finished_requests.append(completion_stats(generation, completion))
+            # Of a stop string the worker does not know.
+            self._end(step.request_id, runs_on=step.finish_reason is None)
+        generation.notify()
+
+    def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.prompt_logprobs is not None:
             spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
             generation.prompt_logprobs = [None, *spelled]
         completion.feed(
             step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
         )
-        if completion.finish_reason is not None:
-            iteration.finished_requests.append(completion_stats(generation, completion))
-            # Of a stop string the worker does not know.
-            self._end(step.request_id, runs_on=step.finish_reason is None)
-        generation.notify()
 
     def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
         self._end(step.request_id)
@@ -376,7 +378,7 @@ class EngineClient:
             self.reliability.refused.inc()
             raise
 
-    def _register(self, request: EngineRequest, *, stream: bool) -> Generation:
+    def _made(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
         completions = [
             Completion(
@@ -401,54 +403,69 @@ class EngineClient:
             max_tokens=params.max_tokens,
         )
         generation.serial = next(self._serials)
+        return generation
+
+    def _made_pooling(self, request: PoolingRequest) -> Pooling:
+        pooling = Pooling(request, on_close=self._close)
+        pooling.serial = next(self._serials)
+        return pooling
+
+    def _register(self, request: EngineRequest, generation: Generation) -> None:
+        params = request.settled.params
         self._end_at(request.deadline, generation)
-        self._routes |= {_sequence_id(generation, each): (generation, each) for each in completions}
+        self._in_flight.add(generation)
         self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
         if self.request_log is not None:
             self.request_log.began(generation, params)
-        return generation
 
     def _send(self, request: EngineRequest, generation: Generation) -> None:
         settled = request.settled
         for completion in generation.completions:
             params = self.inputs.sequence_params(settled, completion.index)
-            name = _sequence_id(generation, completion)
+            name = sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text
             message = AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar)
             self._outbox.add(message, request.client)
 
-    def _end_at(self, deadline: float | None, work: Generation | Pooling) -> None:
+    def _register_pooling(self, request: PoolingRequest, pooling: Pooling) -> None:
+        params = pooling.params
+        self._end_at(request.deadline, pooling)
+        self._in_flight.add(pooling)
+        self.stats.arrived(len(pooling.prompt.token_ids))
+        kind = params.pooling or self.fd_config.model_config.pooling_type
+        kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
+        self._outbox.add(AddPooling(pooling_id(pooling), pooling.prompt.token_ids, kind), request.client)
+
+    def _end_at(self, deadline: float | None, work: Work) -> None:
         if deadline is not None:
             seconds = max(deadline - time.monotonic(), 0.0)
             work.ends_at(asyncio.get_running_loop().call_later(seconds, self._expire, work))
 
-    def _expire(self, work: Generation | Pooling) -> None:
+    def _expire(self, work: Work) -> None:
         if ended := self._forget(work, ABORT):
             self.stats.finished(ended)
             self.reliability.timeouts.inc()
             work.fail(RequestTimeoutError("timeout: the time of the request is over, and its answer is not complete"))
 
-    def _close(self, work: Generation | Pooling) -> None:
+    def _close(self, work: Work) -> None:
         """The caller reads no more: what still runs is aborted."""
         if self.request_log is not None and isinstance(work, Generation):
             self.request_log.ended(work)
         self.stats.finished(self._forget(work, ABORT))
 
-    def _end(self, sequence_id: str, *, runs_on: bool = False) -> None:
+    def _end(self, name: str, *, runs_on: bool = False) -> None:
         """A sequence has its answer; in the worker, too, unless it `runs_on`."""
-        self._routes.pop(sequence_id, None)
-        self._poolings.pop(sequence_id, None)
-        self._left([sequence_id], running=runs_on)
+        self._in_flight.remove(name)
+        self._left([name], running=runs_on)
 
-    def _forget(self, work: Generation | Pooling, reason: str) -> list[FinishedRequestStats]:
+    def _forget(self, work: Work, reason: str) -> list[FinishedRequestStats]:
         """Drop the sequences of a request that still run, here and in the worker; gives what is to be told of them."""
         if isinstance(work, Pooling):
-            names = [name for name in (_pooling_id(work),) if self._poolings.pop(name, None)]
+            names = self._in_flight.remove_pooling(work)
             ended = [pooling_stats(work, reason) for _ in names]
         else:
-            running = {_sequence_id(work, each): each for each in work.completions}
-            names = [name for name in running if self._routes.pop(name, None)]
-            ended = [completion_stats(work, running[name], reason) for name in names]
+            running = self._in_flight.remove_generation(work)
+            names, ended = list(running), [completion_stats(work, each, reason) for each in running.values()]
         if names:
             self._left(names, running=True)
         return ended
@@ -471,16 +488,7 @@ def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
     return RequestImpossibleError if step.by_request else RequestFailedError
 
 
-def _sequence_id(generation: Generation, completion: Completion) -> str:
-    # Clients choose ids and may use one again while the worker still tells of the last request that had it.
-    return f"{generation.request_id}-{completion.index}-{generation.serial}"
-
-
-def _pooling_id(pooling: Pooling) -> str:
-    return f"{pooling.request_id}-{pooling.serial}"
-
-
-def _of_loss(work: Generation | Pooling, cause: str) -> str:
+def _of_loss(work: Work, cause: str) -> str:
     if work.lost_workers >= MAX_LOST_WORKERS:
         return f"{MAX_LOST_WORKERS} workers ended while this request ran, which is not run again: {cause}"
     return f"the worker ended in the middle of this answer: {cause}"

@@ -59,11 +59,13 @@ class EngineStats:
         if requests:
             self.loggers.record(None, IterationStats(time.monotonic(), finished_requests=list(requests)))
 
-    def died(self, requests: Sequence[FinishedRequestStats]) -> None:
-        """The worker is gone, and these ended with it."""
+    def died(self, requests: Sequence[FinishedRequestStats], num_waiting: int) -> None:
+        """The worker is gone, and these ended with it; so many others wait for the next one."""
         # What its successor tells of counts from nothing, and so does this, in case there is none.
         self._last = SchedulerStats(
-            kv_cache_blocks_total=self._last.kv_cache_blocks_total, processors=self._processors.stats
+            num_waiting_reqs=num_waiting,
+            kv_cache_blocks_total=self._last.kv_cache_blocks_total,
+            processors=self._processors.stats,
         )
         self.loggers.record(self._last, None)
         self.finished(requests)

@@ -95,7 +95,7 @@ class InputProcessor:
         """A conversation after its template."""
         text = self._bounded_text(rendered, "messages")
         # The template writes the special tokens itself.
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        tokens = self._encoded(text, "messages", add_special_tokens=False)
         return self._checked(tokens, text, "messages", room_for_output=room_for_output)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
@@ -225,14 +225,17 @@ class InputProcessor:
         if isinstance(prompt, str):
             self.require_text(param)
             text = self._bounded_text(prompt, param)
-            ids = self._tokenizer.encode(text)
-            # Some tokenizers have tokens that their model does not know.
-            if ids and max(ids) >= self._config.vocab_size:
-                self._check_token_id(param, max(ids))
-            return ids, text
+            return self._encoded(text, param), text
         for index, token in enumerate(prompt):
             self._check_token_id(f"{param}.{index}", token)
         return list(prompt), None
+
+    def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # Some tokenizers have tokens that their model does not know.
+        if ids and max(ids) >= self._config.vocab_size:
+            self._check_token_id(param, max(ids))
+        return ids
 
     def _bounded_text(self, text: str, param: str) -> str:
         """Text that the context may hold: to count the tokens of one that it can not would only take time."""
@@ -260,8 +263,11 @@ class InputProcessor:
         """Every bad word as it may begin a text and as it may follow a space."""
         found = [list(tokens) for tokens in params.bad_words_token_ids or []]
         for index, word in enumerate(params.bad_words or []):
-            word = _require_unicode(word.lstrip(), f"bad_words.{index}")
-            plain, spaced = (self._tokenizer.encode(text, add_special_tokens=False) for text in (word, f" {word}"))
+            path = f"bad_words.{index}"
+            word = _require_unicode(word.lstrip(), path)
+            plain, spaced = (self._encoded(text, path, add_special_tokens=False) for text in (word, f" {word}"))
+            if not plain:
+                raise InvalidRequestError(path, "a text without tokens")
             found.append(plain)
             # Where the space is a token of its own, the plain form is ruled out behind it anyway.
             if spaced[-len(plain) :] != plain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fastdeploy_lp.config import FDConfig
@@ -28,7 +29,7 @@ class RequestPreparation:
         self.tokenizer = _tokenizer(fd_config)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
-        encode = self.tokenizer.encode_phrase if self.tokenizer.handles_text else None
+        encode = partial(_phrase, self.tokenizer, config.vocab_size) if self.tokenizer.handles_text else None
         args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
         self.inputs = InputProcessor(
             config,
@@ -51,6 +52,14 @@ class RequestPreparation:
     def close(self) -> None:
         """Give back the threads; calling this again does nothing."""
         self._grammars.close()
+
+
+def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:
+    """Token ids of a piece of text; raises ValueError for those that the model does not know."""
+    ids = tokenizer.encode_phrase(text)
+    if max(ids, default=0) >= vocab_size:
+        raise ValueError(f"{text!r} has the token {max(ids)}; this model's are 0 to {vocab_size - 1}")
+    return ids
 
 
 def _tokenizer(fd_config: FDConfig) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -89,20 +90,24 @@ class RequestLog:
     def _record(self, line: bytes) -> None:
         if self._size + len(line) > self._max_bytes:
             self._rotate()
-        self._write(line)
+        # A disk that was full for a while may have taken half of a line.
+        self._write(b"\n" * self._is_torn() + line)
         self.recorded += 1
 
     def _rotate(self) -> None:
-        os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
+        # Without a file of this name: somebody moved it away, or it could not be opened anew the last time.
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
         full, self._file = self._file, self._opened()
         os.close(full)
         self._size = 0
         self._write(self._engine.line())
 
     def _write(self, content: bytes) -> None:
-        self._size += len(content)
         while content:
-            content = content[os.write(self._file, content) :]
+            written = os.write(self._file, content)
+            self._size += written
+            content = content[written:]
 
     def _drop(self, reason: str) -> None:
         self.dropped += 1

@@ -82,11 +82,26 @@ class TokenDecoder:
 
     def __init__(self, tokenizer: FastTokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = self._begun()
+        # Those that no text was given for yet.
+        self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" while a character is incomplete."""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # noqa: BLE001 - the library raises nothing more specific
+            # Bytes that are no character may change how the ones before them read, which were told already.
+            self._stream = self._begun()
+            text = "".join(self._stream.step(self._tokenizer, each) or "" for each in self._pending)
+        if text:
+            self._pending.clear()
+        return text or ""
+
+    def _begun(self) -> DecodeStream:
+        return DecodeStream(skip_special_tokens=self._skip_special_tokens)
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:

@@ -31,7 +31,7 @@ from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.tensor_parallel import RANK_LOST
 
 SHUTDOWN_SECONDS = 10.0
-LAST_WORDS_MS = 200
+LAST_WORDS_SECONDS = 0.2
 
 # Short, since a path of a unix socket has no more than 107 bytes, most of which may be the temporary folder's.
 SOCKET_NAME = "ipc"
@@ -97,15 +97,28 @@ class WorkerHandle:
     async def receive(self) -> FromWorker | None:
         """The next message; None once the worker has ended and its last words are read."""
         while self._ended is not None:
-            ended = self._ended.done()
-            if self._socket.poll(LAST_WORDS_MS if ended else 0):
+            if self._socket.poll(0):
                 message: FromWorker = self._inbox.decode(self._socket.recv())
                 return message
-            if ended:
+            if not self._ended.done():
+                await self._stirred.wait()
+                self._stirred.clear()
+            elif not await self._comes_in(LAST_WORDS_SECONDS):
                 break
-            await self._stirred.wait()
-            self._stirred.clear()
         return None
+
+    async def _comes_in(self, seconds: float) -> bool:
+        """Wait for a message; False when there is none for so long, whatever is sent meanwhile."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not self._socket.poll(0):
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), left)
+            self._stirred.clear()
+        return True
 
     @property
     def how_it_ended(self) -> str:

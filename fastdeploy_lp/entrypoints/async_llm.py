@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from typing_extensions import Unpack
@@ -46,8 +46,7 @@ class AsyncLLM:
         self._setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._starting = asyncio.Lock()
         self._engine: Engine | None = None
-        # None while it is being admitted.
-        self._running: dict[str, Generation | Pooling | PoolingsOfOneRequest | None] = {}
+        self._running: dict[str, RunningRequest] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLoggerFactory] = ()) -> AsyncLLM:
@@ -62,7 +61,12 @@ class AsyncLLM:
             if self._engine is None:
                 setup = self._setup
                 engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers)
-                await engine.start()
+                try:
+                    await engine.start()
+                except BaseException:
+                    # Of several workers some may be there.
+                    await engine.shutdown()
+                    raise
                 self._engine = engine
 
     async def generate(
@@ -148,9 +152,10 @@ class AsyncLLM:
         await self._require_engine().reset_processor(name)
 
     async def shutdown(self) -> None:
-        """End the worker; calling it again does nothing."""
-        if self._engine is not None:
-            await self._engine.shutdown()
+        """End the worker, once it has started if that is under way; calling it again does nothing."""
+        async with self._starting:
+            if self._engine is not None:
+                await self._engine.shutdown()
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -162,60 +167,76 @@ class AsyncLLM:
     async def _pool(self, prompt: Prompt, params: PoolingParams, request_id: str | None) -> PoolingRequestOutput:
         engine = self._require_engine()
         settled = engine.inputs.settle_pooling(params)
-        unique = self._unique_id(request_id)
-        name = request_id or unique
-        (pooling,) = await engine.pool([PoolingRequest(unique, prompt, settled)])
-        self._running[name] = pooling
-        try:
+        with self._named(request_id) as running:
+            (pooling,) = await engine.pool([PoolingRequest(running.unique_id, prompt, settled)])
+            running.begin(pooling)
             output = await pooling.result()
-        finally:
-            del self._running[name]
-        output.request_id = name
+        output.request_id = running.name
         return output
 
     async def _process(
         self, processing: IOProcessing, data: Any, params: PoolingParams | None, request_id: str | None
     ) -> PoolingRequestOutput[Any]:
-        unique = self._unique_id(request_id)
-        name = request_id or unique
-        self._running[name] = None
-        poolings = PoolingsOfOneRequest()
-        try:
-            requests = await processing.requests(data, params, unique)
-            poolings.extend(await self._require_engine().pool(requests))
-            self._running[name] = poolings
-            output = await processing.answer([each.result for each in poolings], unique)
-        finally:
-            poolings.close()
-            del self._running[name]
-        return PoolingRequestOutput(name, output, [])
+        with self._named(request_id) as running:
+            poolings = PoolingsOfOneRequest()
+            try:
+                requests = await processing.requests(data, params, running.unique_id)
+                poolings.extend(await self._require_engine().pool(requests))
+                running.begin(poolings)
+                output = await processing.answer([each.result for each in poolings], running.unique_id)
+            finally:
+                poolings.close()
+        return PoolingRequestOutput(running.name, output, [])
 
     async def _answer(
         self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
         engine, params = self._require_engine(), sampling_params or SamplingParams()
-        unique = self._unique_id(request_id)
-        name = request_id or unique
-        request = EngineRequest(unique, prompt, await engine.settle(params, prompt))
-        wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        self._running[name] = None
-        try:
+        with self._named(request_id) as running:
+            request = EngineRequest(running.unique_id, prompt, await engine.settle(params, prompt))
+            wakes = params.output_kind is not RequestOutputKind.FINAL_ONLY
             (generation,) = await engine.generate([request], stream=wakes)
-            self._running[name] = generation
+            running.begin(generation)
             async with aclosing(generation.outputs(params.output_kind)) as outputs:
                 async for output in outputs:
-                    output.request_id = name
+                    output.request_id = running.name
                     yield output
-        finally:
-            del self._running[name]
 
-    def _unique_id(self, request_id: str | None) -> str:
-        """The engine's name for a request; raises InvalidRequestError for one that runs already."""
+    @contextmanager
+    def _named(self, request_id: str | None) -> Iterator[RunningRequest]:
+        """A request under its name for as long as it runs; raises InvalidRequestError for one that runs already."""
         if request_id in self._running:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
-        return f"{request_id or 'async'}-{uuid.uuid4().hex}"
+        running = RunningRequest(request_id)
+        self._running[running.name] = running
+        try:
+            yield running
+        finally:
+            del self._running[running.name]
 
     def _require_engine(self) -> Engine:
         if self._engine is None:
             raise RuntimeError("AsyncLLM: call `await start()` first")
         return self._engine
+
+
+class RunningRequest:
+    """A request from its admission on: `name` is the caller's for it, `unique_id` the engine's."""
+
+    def __init__(self, request_id: str | None) -> None:
+        self.unique_id = f"{request_id or 'async'}-{uuid.uuid4().hex}"
+        self.name = request_id or self.unique_id
+        self._work: Generation | Pooling | PoolingsOfOneRequest | None = None
+        self._aborted = False
+
+    def begin(self, work: Generation | Pooling | PoolingsOfOneRequest) -> None:
+        """It has been admitted."""
+        self._work = work
+        if self._aborted:
+            work.abort()
+
+    def abort(self) -> None:
+        """End it, as soon as it is admitted if it is not yet."""
+        self._aborted = True
+        if self._work is not None:
+            self._work.abort()

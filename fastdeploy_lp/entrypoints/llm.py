@@ -64,7 +64,11 @@ class LLM:
     ) -> None:
         setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._loop = LoopThread()
-        self._engine = self._loop.run(_create(make_engine, setup.fd_config, setup.declared, setup.stat_loggers))
+        try:
+            self._engine = self._loop.run(_create(make_engine, setup.fd_config, setup.declared, setup.stat_loggers))
+        except BaseException:
+            self._loop.close()
+            raise
         config = setup.fd_config.scheduler_config
         self._io_processor = setup.io_processor
         workers = setup.fd_config.parallel_config.data_parallel_size

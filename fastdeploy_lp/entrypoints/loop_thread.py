@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -15,6 +15,10 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        # What is handed over before the end is cancelled by it; what comes later would wait for ever.
+        # The garbage collector may close a generator in the middle of it.
+        self._handing_over = threading.RLock()
+        self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="fastdeploy_lp-engine", daemon=True)
         self._thread.start()
 
@@ -28,9 +32,6 @@ class LoopThread:
 
         Raises RuntimeError once it is closed.
         """
-        if self._loop.is_closed():
-            work.close()
-            raise RuntimeError("this LLM has been shut down")
         ended = threading.Event()
         tasks: list[asyncio.Task[Result]] = []
 
@@ -51,13 +52,18 @@ class LoopThread:
                 work.close()
                 ended.set()
 
+        handed_over = False
         try:
-            self._loop.call_soon_threadsafe(begin)
-            ended.wait()
+            handed_over = self._hand_over(begin)
+            if handed_over:
+                ended.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(stop)
-            ended.wait()
+            if self._hand_over(stop):
+                ended.wait()
             raise
+        if not handed_over:
+            work.close()
+            raise RuntimeError("this LLM has been shut down")
         return tasks[0].result()
 
     def iterate(self, items: AsyncGenerator[Result, None]) -> Iterator[Result]:
@@ -73,13 +79,22 @@ class LoopThread:
 
     def close(self) -> None:
         """Stop the loop, whatever still runs there cancelled, and join its thread."""
-        self.run(_cancel_others())
+        with self._handing_over:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
+    def _hand_over(self, call: Callable[[], None]) -> bool:
+        """Have the loop call this; False once it is closed."""
+        with self._handing_over:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(call)
+            return not self._closed
+
     def _close_generator(self, items: AsyncGenerator[Any, None]) -> None:
-        if self._loop.is_closed():
+        if self._closed:
             return
         if self.is_current:  # the garbage collector may run in any thread
             asyncio.run_coroutine_threadsafe(_close(items), self._loop)

@@ -52,7 +52,7 @@ def test_preemptions_of_all_steps_add_up_also_when_the_worker_is_another(workers
     """A worker's counter runs from nothing; each step is told as what it gained."""
     stats, keeps = made()
     for gained in workers:
-        stats.died([])
+        stats.died([], 0)
         total = 0
         # The first message of a worker comes before it could preempt anybody.
         for count in (0, *gained):
@@ -65,7 +65,7 @@ def test_preemptions_of_all_steps_add_up_also_when_the_worker_is_another(workers
 def test_after_the_workers_end_nothing_runs() -> None:
     stats, keeps = made()
     stats.step(outputs(), IterationStats(0.0))
-    stats.died([])
+    stats.died([], 0)
     assert (keeps.scheduler[-1].num_running_reqs, keeps.scheduler[-1].num_waiting_reqs) == (0, 0)
     assert keeps.finished == []
 

@@ -110,6 +110,21 @@ def test_text_that_is_no_unicode_is_refused(inputs: InputProcessor, text: str) -
     assert (caught.value.param or "").startswith("messages")
 
 
+def test_text_with_tokens_that_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
+    """Nothing behind the worker's embedding holds them against its size."""
+    known = min(tokenizer.encode("zebra"))
+    config = ModelConfig("m", "d", "m", known, MAX_MODEL_LEN, (2,))
+    small = InputProcessor(config, tokenizer, RequestArgsValidator([], known))
+    for param, refused in (
+        ("prompt", lambda: small.prompt("zebra")),
+        ("messages", lambda: small.chat_prompt([{"role": "user", "content": "zebra"}])),
+        ("bad_words.0", lambda: small.settle(SamplingParams(bad_words=["zebra"]), prompt_of(1))),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"is no token id; allowed are 0 to {known - 1}") as caught:
+            refused()
+        assert caught.value.param == param
+
+
 # Parameters
 
 

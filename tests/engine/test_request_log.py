@@ -154,6 +154,56 @@ def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path, monkeypatch:
     assert (log.recorded, log.dropped) == (0, 2)
 
 
+def test_a_record_that_the_disk_took_half_of_does_not_damage_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RequestLog(path, ENGINE, MEGABYTE)
+    write, results = os.write, iter([20, OSError(28, "No space left on device")])
+
+    def nearly_full(file: int, content: bytes) -> int:
+        result = next(results, None)
+        if isinstance(result, OSError):
+            raise result
+        return write(file, content[:result])
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    logged(log, Ended(1), Ended(2))
+    log.close()
+    _, torn, whole = path.read_bytes().splitlines()
+    assert len(torn) == 20
+    assert json.loads(whole)["request_id"] == "r2"
+    assert (log.recorded, log.dropped) == (1, 1)
+    assert log._size == path.stat().st_size
+
+
+def test_a_file_that_could_not_be_begun_is_begun_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RequestLog(path, ENGINE, 1000)
+    opened, failures = os.open, iter([OSError(24, "Too many open files")])
+
+    def no_file_left(*arguments: Any) -> int:
+        for failure in failures:
+            raise failure
+        return opened(*arguments)
+
+    monkeypatch.setattr(os, "open", no_file_left)
+    logged(log, *(Ended(number, tokens=20) for number in range(6)))
+    log.close()
+    assert (log.recorded, log.dropped) == (5, 1)
+    assert ids(path)[-1] == "r5"
+
+
+def test_a_file_that_somebody_moved_away_is_begun_anew_when_it_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RequestLog(path, ENGINE, 1000)
+    path.rename(tmp_path / "elsewhere")
+    logged(log, *(Ended(number, tokens=20) for number in range(6)))
+    log.close()
+    assert (log.recorded, log.dropped) == (6, 0)
+    assert ids(path)[-1] == "r5"
+
+
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [

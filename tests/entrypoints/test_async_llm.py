@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,14 +15,17 @@ from support.chat import HELLO, MODEL
 from support.documents import DummyLogitsProcessor
 from support.served_faults import RaisesOnBoom
 from support.server import process_exists, wait_until
+from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
+from fastdeploy_lp import LLM, AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, RequestOutputKind, SamplingParams
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
+    EngineStartError,
     InvalidRequestError,
     ProcessorUnavailableError,
     RequestFailedError,
 )
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.outputs import RequestOutput
 
 TOKENS = 8
@@ -243,7 +247,40 @@ def test_a_request_id_that_is_running_is_refused(engine: Engine) -> None:
     engine.run(twice())
 
 
+def test_of_two_requests_that_come_at_once_with_one_id_the_second_is_refused(engine: Engine) -> None:
+    """The first is still being admitted: its grammar is compiled."""
+
+    async def ask() -> RequestOutput:
+        params = SamplingParams(max_tokens=4, guided_decoding=GuidedDecodingParams(regex="[abc]{4,9}"))
+        outputs = [output async for output in engine.llm.generate("Hi", params, request_id="same")]
+        return outputs[-1]
+
+    async def both() -> list[RequestOutput | BaseException]:
+        return await asyncio.gather(ask(), ask(), return_exceptions=True)
+
+    first, second = engine.run(both())
+    assert isinstance(first, RequestOutput)
+    assert first.finished
+    assert isinstance(second, InvalidRequestError)
+    assert second.param == "request_id"
+
+
 # Aborts
+
+
+def test_a_request_is_aborted_while_it_is_admitted(engine: Engine) -> None:
+    async def abort() -> RequestOutput:
+        params = SamplingParams(max_tokens=1000, guided_decoding=GuidedDecodingParams(regex="[abcd]{900,1000}"))
+        outputs = engine.llm.generate("Hi", params, request_id="early")
+        first = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        engine.llm.abort("early")
+        output = await first
+        await outputs.aclose()
+        return output
+
+    output = engine.run(abort())
+    assert (output.finished, output.outputs.finish_reason, tokens(output)) == (True, "abort", [])
 
 
 def test_leaving_the_iteration_early_aborts_the_request(engine: Engine) -> None:
@@ -450,3 +487,36 @@ def children_of_this_process() -> set[int]:
     task = Path(f"/proc/{os.getpid()}/task")
     pids = {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
     return {pid for pid in pids if process_exists(pid)}
+
+
+def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of two workers is ready when the other one fails."""
+    caplog.set_level(logging.INFO, "fastdeploy_lp")
+    told = tmp_path / "told"
+
+    class FailsInTheSecond(LogitsProcessor):
+        """Waits until the test has seen the first one."""
+
+        def __init__(self, fd_config: FDConfig) -> None:
+            if fd_config.parallel_config.data_parallel_rank:
+                wait_until(told.exists, 60.0)
+                raise ValueError("not this one")
+
+        def update_state(self, share_inputs: Any) -> None:
+            """Nothing to know."""
+
+        def apply(self, logits: Any) -> Any:
+            return logits
+
+    async def start() -> None:
+        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[FailsInTheSecond], data_parallel_size=2)
+        starting = asyncio.ensure_future(llm.start())
+        while not any("ready, model loaded" in record.message for record in caplog.records):
+            await asyncio.sleep(0.05)
+        told.touch()
+        with pytest.raises(EngineStartError, match="not this one"):
+            await starting
+
+    before = children_of_this_process()
+    asyncio.run(asyncio.wait_for(start(), 120))
+    assert children_of_this_process() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
@@ -417,3 +418,10 @@ def test_class_of_the_script_itself_works(tmp_path: Path, golden_cases: list[Cas
     assert with_it == "901 901 901 901"
     assert without.split() == [str(token) for token in golden_cases[0]["output_ids"][:4]]
     wait_until(lambda: not process_exists(int(worker_pid)), PROCESS_SECONDS)
+
+
+def test_an_llm_that_cannot_be_made_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="chat_template"):
+        LLM(MODEL, chat_template="{% nothing")
+    assert threading.active_count() == before

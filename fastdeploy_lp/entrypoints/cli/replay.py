@@ -71,9 +71,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 
 async def _on_server(args: ReplayArgs) -> ReplayTally:
-    runner = ReplayRunner(ServerReplay(args.url or "", args.api_key or os.environ.get(API_KEY_VARIABLE)), print)
+    concurrency = args.max_concurrency or SERVER_CONCURRENCY
+    backend = ServerReplay(args.url or "", args.api_key or os.environ.get(API_KEY_VARIABLE), concurrency)
+    runner = ReplayRunner(backend, print)
     with Path(args.log).open("rb") as lines:
-        await runner.run(lines, args.max_concurrency or SERVER_CONCURRENCY)
+        await runner.run(lines, concurrency)
     return runner.tally
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -25,26 +26,32 @@ NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
 class ServerReplay:
     """POSTs each request to /v1/completions.
 
-    url: the API's root, `http://127.0.0.1:8180/v1`. Raises ValueError for one that is none.
+    url: the API's root, `http://127.0.0.1:8180/v1`. Raises ValueError for one that is none. concurrency: requests in
+    flight at a time, at most.
     """
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, concurrency: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {url!r} is none like http://127.0.0.1:8180/v1")
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path.rstrip('/')}/completions"
+        self._threads = ThreadPoolExecutor(concurrency, "replay")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:
         """The outputs, run anew; raises ReplayError, also for a server that cannot be reached."""
-        answer = await asyncio.to_thread(self._post, body_of(request))
-        return [
-            LoggedOutput(each["index"], each["token_ids"], each["finish_reason"], each["stop_reason"])
-            for each in answer["choices"]
-        ]
+        # Not the loop's own threads, of which a machine with few cores has fewer than requests may be in flight.
+        answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, body_of(request))
+        try:
+            return [
+                LoggedOutput(each["index"], each["token_ids"], each["finish_reason"], each["stop_reason"])
+                for each in answer["choices"]
+            ]
+        except (LookupError, TypeError):
+            raise ReplayError(f"{self._host} gives no token ids: it is no server of this kind") from None
 
     def _post(self, body: dict[str, Any]) -> Any:
         try:

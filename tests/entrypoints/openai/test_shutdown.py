@@ -68,7 +68,7 @@ def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[s
     """Meanwhile the server says that it is not ready, and sends others elsewhere."""
     with supervised_server(folder, "--timeout-graceful-shutdown", "60") as server:
         worker_pid = server.worker_pid
-        body = {**LONG, "max_tokens": 3000, "stream_options": {"include_usage": True}}
+        body = {**LONG, "max_tokens": 1500, "stream_options": {"include_usage": True}}
         with opened_stream(server, body) as payloads:
             wait_for_text(payloads)
             os.kill(server.pid, signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[s
         assert server.process.wait(PROCESS_SECONDS) in ENDED_BY_SIGTERM
         assert "Traceback" not in server.log
         assert parts[-1]["choices"][0]["finish_reason"] == "length"
-        assert usage["usage"]["completion_tokens"] == 3000
+        assert usage["usage"]["completion_tokens"] == 1500
         assert text_of(parts)
         check_nothing_left(server, worker_pid, shared_memory)
 
@@ -121,7 +121,6 @@ def test_killed_api_process_takes_its_worker_along(folder: Path, shared_memory: 
     [
         (signal.SIGINT, signal.SIGINT, (130, -signal.SIGINT)),
         (signal.SIGTERM, signal.SIGTERM, ENDED_BY_SIGTERM),
-        (signal.SIGTERM, signal.SIGINT, (130, -signal.SIGINT)),
     ],
 )
 def test_second_signal_ends_a_stream_at_once(

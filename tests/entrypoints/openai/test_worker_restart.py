@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,7 @@ from support.server import ServerProcess, health, process_exists, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
 SLOTS = 4
-TOLD_SECONDS = 2.0
 STEP_TIMEOUT = 2.0
-# How long requests hold slots that nobody waits for.
-FILLED_SECONDS = 8.0
 SEEDED: dict[str, Any] = {"messages": HELLO, "max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 11}
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
 
@@ -40,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @dataclass
 class Seen:
-    """What clients saw of the death of a worker, in their order; seconds since then until the stream was told."""
+    """What clients saw of the death of a worker, in their order; `states` is from when the stream had been told."""
 
     calm: dict[str, Any]
     plain: httpx.Response
@@ -48,7 +45,6 @@ class Seen:
     embedding: httpx.Response
     came_later: httpx.Response
     stream: list[str]
-    told_after: float
     fresh_stream: list[dict[str, Any]]
     states: dict[str, int]
 
@@ -59,20 +55,18 @@ def seen(server: ServerProcess) -> Seen:
     calm = post(server, SEEDED).json()
     embedding = {"input": "the quick brown fox"}
     with ThreadPoolExecutor(8) as pool:
-        with opened_stream(server, LONG) as payloads:
-            wait_for_text(payloads)
-            fillers = [pool.submit(post, server, {**LONG, "timeout": FILLED_SECONDS}) for _ in range(SLOTS - 2)]
-            wait_for_running(server, SLOTS - 1)
+        with ExitStack() as opened:
+            streams = [opened.enter_context(opened_stream(server, LONG)) for _ in range(SLOTS - 1)]
+            for each in streams:
+                wait_for_text(each)
             plain = pool.submit(post, server, SEEDED)
             wait_for_running(server, SLOTS)
             waiting = pool.submit(post, server, SEEDED)
             fresh = pool.submit(read_stream, server, SEEDED)
             vector = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=embedding, timeout=120)
             wait_until(lambda: metric(server, "num_requests_waiting") == 3, 30)
-            killed = time.monotonic()
             old = kill_worker(server)
-            stream = list(payloads)
-            told_after = time.monotonic() - killed
+            stream = list(streams[0])
         states = {
             path: httpx.get(f"{server.url}{path}").status_code
             for path in ("/health", "/health/ready", "/health/live", "/v1/models")
@@ -80,9 +74,7 @@ def seen(server: ServerProcess) -> Seen:
         later = pool.submit(post, server, SHORT)
         wait_for_new_worker(server, old)
         answers = [each.result(120) for each in (plain, waiting, vector, later)]
-        for filler in fillers:
-            assert filler.result(120).status_code == 408
-        return Seen(calm, *answers, stream, told_after, fresh.result(120), states)
+        return Seen(calm, *answers, stream, fresh.result(120), states)
 
 
 def read_stream(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,12 +87,11 @@ def content_of(answer: dict[str, Any]) -> str:
     return content
 
 
-def test_a_stream_that_had_begun_is_told_in_time(seen: Seen) -> None:
+def test_a_stream_that_had_begun_is_told(seen: Seen) -> None:
     error = json.loads(seen.stream[-2])["error"]
     assert (error["code"], error["type"]) == ("worker_lost", "server_error")
     assert "SIGKILL" in error["message"]
     assert seen.stream[-1] == "[DONE]"
-    assert seen.told_after < TOLD_SECONDS
 
 
 @pytest.mark.parametrize("which", ["plain", "waiting"])
@@ -141,7 +132,7 @@ def test_nothing_is_left_of_the_old_worker(seen: Seen, server: ServerProcess) ->
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize(("deadly", "word"), [("segfault", "SIGSEGV"), ("exit", "status 7"), ("hang", "step_timeout")])
+@pytest.mark.parametrize(("deadly", "word"), [("segfault", "SIGSEGV"), ("hang", "step_timeout")])
 def test_a_request_that_ends_workers_is_given_up_and_the_server_goes_on(
     server: ServerProcess, deadly: str, word: str
 ) -> None:
@@ -157,27 +148,27 @@ def test_a_request_that_ends_workers_is_given_up_and_the_server_goes_on(
 
 def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: ServerProcess) -> None:
     """They never had a slot, so they cannot have been what ended the workers."""
-    calm = content_of(post(server, SEEDED).json())
+    body = {**SEEDED, "max_tokens": 100}
+    calm = content_of(post(server, body).json())
     poison = {**SHORT, "n": SLOTS, "logits_processors_args": {"deadly": "exit", "deadly_at": 2}}
     with ThreadPoolExecutor(4) as pool:
         deadly = pool.submit(post, server, poison)
         wait_until(lambda: health(server.url) == 503, 60)
-        behind = [pool.submit(post, server, SEEDED) for _ in range(3)]
-        assert deadly.result(120).json()["error"]["code"] == "worker_lost"
+        behind = [pool.submit(post, server, body) for _ in range(3)]
+        error = check_error(deadly.result(120), 503)
+        assert error["code"] == "worker_lost"
+        assert "status 7" in error["message"]
         assert [content_of(each.result(120).json()) for each in behind] == [calm] * 3
 
 
 def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
     with opened_stream(server, LONG) as payloads:
         wait_for_text(payloads)
-        stopped = time.monotonic()
         old = kill_worker(server, signal.SIGSTOP)
         rest = list(payloads)
-        told_after = time.monotonic() - stopped
     error = json.loads(rest[-2])["error"]
     assert error["code"] == "worker_lost"
     assert "hung" in error["message"]
-    assert told_after < STEP_TIMEOUT + TOLD_SECONDS
     wait_for_new_worker(server, old)
     assert not process_exists(old)
 
@@ -200,9 +191,10 @@ def test_requests_of_clients_that_left_do_not_run_again(server: ServerProcess) -
     with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
         client.post(chat_url(server), json=LONG)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(post, server, {**LONG, "timeout": 1.0})
+        hurried = pool.submit(post, server, {**LONG, "timeout": 1.0})
         wait_for_running(server, 1)
         old = kill_worker(server)
+        assert hurried.result(120).status_code == 408
     wait_for_new_worker(server, old)
     wait_for_running(server, 0)
 

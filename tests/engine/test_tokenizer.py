@@ -1,0 +1,49 @@
+"""Tokens become text one by one, whatever tokens they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
+
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+
+# Llama 2's way: a byte that no piece has is a token of its own.
+VOCAB = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁c", "▁"]
+BYTE = 1
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A SentencePiece vocabulary with bytes as a last resort."""
+    pieces = {piece: number for number, piece in enumerate(VOCAB)}
+    made = FastTokenizer(models.BPE(pieces, [], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(parts)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def pushed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    decoder = tokenizer.decode_stream()
+    return [decoder.push(token) for token in token_ids]
+
+
+def test_a_byte_that_breaks_a_character_costs_that_character_alone(byte_fallback: Tokenizer) -> None:
+    letter, broken, b, c = BYTE + ord("a"), BYTE + 0xFF, VOCAB.index("b"), VOCAB.index("▁c")
+    assert pushed(byte_fallback, [letter, broken, b, c, c]) == ["a", "", "\ufffdb", " c", " c"]
+
+
+@given(st.lists(st.integers(0, len(VOCAB) + 5), max_size=30))
+def test_any_tokens_have_a_text(byte_fallback: Tokenizer, token_ids: list[int]) -> None:
+    assert all(isinstance(text, str) for text in pushed(byte_fallback, token_ids))
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=20))
+def test_bytes_of_a_text_are_told_as_that_text(byte_fallback: Tokenizer, text: str) -> None:
+    first = VOCAB.index("b")
+    tokens = [first, *(BYTE + byte for byte in text.encode()), first]
+    assert "".join(pushed(byte_fallback, tokens)) == f"b{text}b"

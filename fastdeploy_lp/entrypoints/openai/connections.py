@@ -15,8 +15,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResp
 
 # Files of this process that are no connections.
 OTHER_FILES = 256
-# For a request to come or to go on, and for what is left of the last answer to be read.
-IDLE_SECONDS = 60.0
+# For a request to come or to go on, and for what is left of the last answer to be read. Pools of clients and proxies
+# keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
+IDLE_SECONDS = 75
 ABORT_EXTENSION = "fastdeploy_lp.abort"
 
 

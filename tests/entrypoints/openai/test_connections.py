@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -92,3 +93,16 @@ def test_what_is_no_http_gets_an_openai_error(server: ServerProcess) -> None:
     assert head.startswith(b"HTTP/1.1 400 ")
     assert f"content-length: {len(body)}".encode() in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.long
+def test_clients_give_an_idle_connection_up_before_the_server_does(server: ServerProcess) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        # As long as common proxies keep theirs.
+        assert select.select([connection], [], [], 60)[0] == []
+        connection.sendall(request)
+        connection.settimeout(30)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")

@@ -137,7 +137,7 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     reason = _reason(first, param)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
-        field, _, reason = reason.partition(": ")
+        field, reason = reason.split(": ", 1)
         param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"

@@ -10,8 +10,18 @@ from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 
 ROUTERS = ("prefix", "ray")
-# Options of a listener, which is Ray Serve's.
-NOT_HERE = ("host", "port", "metrics_port", "root_path", "max_connections", "timeout_graceful_shutdown")
+LISTENER = "Ray Serve's proxy listens, and its configuration says where"
+CLIENTS = "clients read from Ray Serve's proxy"
+LOG = "a replica logs as Ray Serve's logging_config says"
+RECORDS = "replicas of one machine would write to one file"
+# Options that a replica has no use for: accepted, they would be ignored.
+NOT_HERE = {
+    **dict.fromkeys(("host", "port", "metrics_port", "root_path", "timeout_graceful_shutdown"), LISTENER),
+    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_connections"), LISTENER),
+    **dict.fromkeys(("stream_timeout", "max_unread_tokens"), CLIENTS),
+    **dict.fromkeys(("log_level", "log_format"), LOG),
+    **dict.fromkeys(("request_log", "request_log_max_bytes"), RECORDS),
+}
 
 
 def read_args(args: Mapping[str, Any]) -> tuple[EngineArgs, ServerArgs, str]:
@@ -21,10 +31,8 @@ def read_args(args: Mapping[str, Any]) -> tuple[EngineArgs, ServerArgs, str]:
     if router not in ROUTERS:
         raise ValueError(f"args: request-router: {router!r} is none of {', '.join(ROUTERS)}")
     for key in options:
-        name = str(key).replace("-", "_")
-        if name in NOT_HERE or name.startswith("ssl_"):
-            raise ValueError(
-                f"args: {key} is no option here; Ray Serve's proxy listens, and its configuration says where"
-            )
+        reason = NOT_HERE.get(str(key).replace("-", "_"))
+        if reason is not None:
+            raise ValueError(f"args: {key} is no option here; {reason}")
     engine_args, server_args = OptionsParser(EngineArgs, ServerArgs).read_mapping("args", options)
     return engine_args, server_args, router

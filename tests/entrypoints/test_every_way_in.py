@@ -39,7 +39,7 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: str | None = None
+    stop_reason: int | str | None = None
     logprobs: list[Position] | None = None
 
 
@@ -126,7 +126,7 @@ def http_answer(parts: Sequence[dict[str, Any]]) -> Answer:
         choice.text += message.get("content", each.get("text")) or ""
         choice.token_ids += each.get("token_ids") or []
         choice.finish_reason = each.get("finish_reason") or choice.finish_reason
-        choice.stop_reason = each.get("stop_reason") or choice.stop_reason
+        choice.stop_reason = each.get("stop_reason", choice.stop_reason)
         if each.get("logprobs") is not None:
             choice.logprobs = (choice.logprobs or []) + http_logprobs(each["logprobs"])
     (usage,) = [part["usage"] for part in parts if part.get("usage")]
@@ -157,13 +157,18 @@ def offline_answer(output: RequestOutput, request: RandomRequest) -> Answer:
             each.text,
             each.token_ids,
             each.finish_reason,
-            each.stop_reason if isinstance(each.stop_reason, str) else None,
+            http_reason(each.stop_reason, request),
             offline_logprobs(each.logprobs, request),
         )
         for each in output.completions
     ]
     completion_tokens = sum(len(each.token_ids) for each in output.completions)
     return Answer(choices, len(output.prompt_token_ids), completion_tokens)
+
+
+def http_reason(reason: int | str | None, request: RandomRequest) -> int | str | None:
+    """As HTTP shows it: the model's own end is no reason."""
+    return reason if isinstance(reason, str) or reason in request.fields.get("stop_token_ids", []) else None
 
 
 def offline_logprobs(positions: Any, request: RandomRequest) -> list[Position] | None:
@@ -222,7 +227,7 @@ async def through_async_llm(model: str, requests: Sequence[RandomRequest]) -> li
                 choice.text += part.text
                 choice.token_ids += part.token_ids
                 choice.finish_reason = part.finish_reason
-                choice.stop_reason = part.stop_reason if isinstance(part.stop_reason, str) else None
+                choice.stop_reason = http_reason(part.stop_reason, request)
                 choice.logprobs = choice.logprobs if gained is None else (choice.logprobs or []) + gained
             tokens = sum(len(choice.token_ids) for choice in whole)
             return Answer(whole, len(outputs[-1].prompt_token_ids), tokens)
@@ -241,7 +246,7 @@ def test_requests_are_of_every_kind(plain: tuple[list[Answer], list[Answer]], re
     assert len(answers) == COUNT
     choices = [choice for answer in answers for choice in answer.choices]
     assert {choice.finish_reason for choice in choices} == {"stop", "length"}
-    assert any(choice.stop_reason for choice in choices)
+    assert {type(choice.stop_reason) for choice in choices} == {str, int, type(None)}
     assert any(choice.finish_reason == "stop" and choice.stop_reason is None for choice in choices)
     assert any(len(answer.choices) > 1 for answer in answers)
     assert any(choice.logprobs for choice in choices)

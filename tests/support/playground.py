@@ -22,6 +22,7 @@ CHAIN = [
 CONTEXT = 1024
 KEY = "playground-key"
 ROOT_PATH = "/proxied"
+TRIED = "tried"
 CHIP = ".answer .chip"
 
 

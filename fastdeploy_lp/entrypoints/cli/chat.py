@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.entrypoints.api_keys import key_of_environment
 from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
 from fastdeploy_lp.entrypoints.chat.llm_backend import LLMBackend
 from fastdeploy_lp.entrypoints.chat.server_backend import ServerBackend
@@ -36,7 +36,7 @@ class ChatArgs:
         },
     )
     api_key: str | None = field(
-        default=None, metadata={"help": f"the server's key (default: what {API_KEY_VARIABLE} holds)"}
+        default=None, metadata={"help": f"the server's key (default: the first of {API_KEY_VARIABLE})", "secret": True}
     )
     system_prompt: str | None = field(default=None, metadata={"help": "what the conversation begins with"})
     sampling: list[str] = field(
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     try:
         settings = _settings(args)
         if remote:
-            key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+            key = args.api_key or key_of_environment()
             return _chat(ServerBackend(args.url, model.model, key), settings, args)
         with LLM(**vars(model)) as llm:
             return _chat(LLMBackend(llm), settings, args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.entrypoints.api_keys import key_of_environment
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.replay.engine_backend import EngineBackend
@@ -34,7 +34,7 @@ class ReplayArgs:
     log: str = field(metadata={"positional": True, "help": "file that a server wrote with --request-log"})
     url: str | None = field(default=None, metadata={"help": "API of a running server; engine options do not apply"})
     api_key: str | None = field(
-        default=None, metadata={"help": f"the server's key (default: what {API_KEY_VARIABLE} holds)", "secret": True}
+        default=None, metadata={"help": f"the server's key (default: the first of {API_KEY_VARIABLE})", "secret": True}
     )
     max_concurrency: int | None = field(
         default=None, metadata={"help": "requests in flight at a time (default: --max-num-seqs, or 8 on a server)"}
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 async def _on_server(args: ReplayArgs) -> ReplayTally:
     concurrency = args.max_concurrency or SERVER_CONCURRENCY
-    backend = ServerReplay(args.url or "", args.api_key or os.environ.get(API_KEY_VARIABLE), concurrency)
+    backend = ServerReplay(args.url or "", args.api_key or key_of_environment(), concurrency)
     runner = ReplayRunner(backend, print)
     with Path(args.log).open("rb") as lines:
         await runner.run(lines, concurrency)

@@ -18,7 +18,7 @@ from fastdeploy_lp.entrypoints.openai.logprobs import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, TextChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
-from fastdeploy_lp.entrypoints.openai.serving import text_reason
+from fastdeploy_lp.entrypoints.openai.serving import told_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
 from fastdeploy_lp.trace import TokenTrace
 
@@ -59,7 +59,9 @@ class CompletionReader:
     def chunks(self, delta: CompletionDelta, positions: PromptPositions | None) -> Iterator[TextChoice]:
         """What a delta adds, and what waited for the prompt's log probabilities `positions`, None until they come."""
         self._waiting.append(delta)
-        if self._echo is not None and self._request.logprobs is not None and positions is None:
+        # A completion that was aborted before its prompt was computed ends without them.
+        awaited = self._echo is not None and self._request.logprobs is not None and positions is None
+        if awaited and delta.finish_reason is None:
             return
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -75,7 +77,7 @@ class CompletionReader:
             text=echoed + gained.text,
             logprobs=self._logprobs(gained, positions, with_prompt=with_prompt),
             finish_reason=gained.finish_reason,
-            stop_reason=text_reason(gained.stop_reason),
+            stop_reason=told_reason(gained.stop_reason, self._request),
             prompt_logprobs=self._prompt_logprobs(positions),
             prompt_token_ids=self._prompt.token_ids if self._request.return_token_ids and with_prompt else None,
             token_ids=gained.token_ids if self._request.return_token_ids else None,

@@ -11,16 +11,18 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
+
 # Files of this process that are no connections.
 OTHER_FILES = 256
-# For the next request of a connection to come, and for what is left of the last answer to be read. Pools of clients and
-# proxies keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
+# For a request to come or to go on, and for what is left of the last answer to be read. Pools of clients and proxies
+# keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
 IDLE_SECONDS = 75
 ABORT_EXTENSION = "fastdeploy_lp.abort"
 
 
 class IdleConnections:
-    """Connections that carry no request, longest idle first; the first gives way when there are more than `limit`."""
+    """Connections that carry no whole request, longest idle first; the first gives way when there are over `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -42,6 +44,10 @@ class IdleConnections:
         """A connection carries a request, or is gone."""
         self._idle.pop(connection, None)
 
+    def __contains__(self, connection: Connection) -> bool:
+        """Whether a connection is idle."""
+        return connection in self._idle
+
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, with an end to connections on which nothing happens; requests may end theirs (`ABORT_EXTENSION`)."""
@@ -52,9 +58,19 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
+        self._await_more()
+        self.idle.came(self, len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        super().data_received(data)
+        # Of a head or a body: who begins a request and does not go on is as idle as who sends nothing.
+        if self in self.idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self._await_more()
+
+    def _await_more(self) -> None:
         # Whatever comes ends the wait, as it does between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
-        self.idle.came(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client has gone."""
@@ -70,16 +86,25 @@ class Connection(HttpToolsProtocol):
         extensions: dict[str, Any] = {ABORT_EXTENSION: self.drop}
         self.scope["extensions"] = extensions
 
-    def on_headers_complete(self) -> None:
-        """A request's head is there."""
-        self.idle.works(self)
-        super().on_headers_complete()
+    def on_message_complete(self) -> None:
+        """A request is there, its body included."""
+        if not self.cycle.response_complete:
+            self.idle.works(self)
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """A request is answered."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.cycle.response_complete:
             self.idle.rests(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP; no application sees it, and the connection ends."""
+        info = ErrorInfo(message=msg, type="invalid_request_error", code="invalid_http")
+        body = ErrorResponse(error=info).model_dump_json().encode()
+        head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing has come for too long."""

@@ -134,15 +134,28 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
             400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type")
         )
     param = _path_of(first, error.body)
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = _reason(first, param)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
-        field, _, reason = reason.partition(": ")
+        field, reason = reason.split(": ", 1)
         param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
     message = f"{param}: {reason}" if param else reason
     return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param or None, code=code))
+
+
+def _reason(error: Mapping[str, Any], param: str) -> str:
+    """pydantic's own, but where it speaks of Python or of nothing that a client could find."""
+    kind = error["type"]
+    if kind == "missing" and not param:
+        return "a body is needed: a JSON object"
+    if kind == "model_attributes_type":
+        return "must be a JSON object" if param else "the body must be a JSON object"
+    if kind in ("too_short", "string_too_short") and error["ctx"]["min_length"] == 1:
+        return "must not be empty"
+    reason: str = error["msg"]
+    return reason.removeprefix("Value error, ")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -153,7 +166,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if pattern and message == HTTPStatus(error.status_code).phrase:
         message = pattern.format(method=request.method, path=request.scope["path"])
     if error.status_code == HTTPStatus.BAD_REQUEST and message == UNREADABLE_BODY:
-        code, message = "invalid_json", "the body is no valid JSON: it holds what cannot be read, such as a huge number"
+        code, message = (
+            "invalid_json",
+            "the body is no valid JSON: it holds what cannot be read, such as a huge number or text that is not UTF-8",
+        )
     info = ErrorInfo(message=message, type="invalid_request_error", code=code)
     return error_response(error.status_code, info, error.headers)
 

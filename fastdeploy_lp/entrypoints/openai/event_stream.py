@@ -53,13 +53,18 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
-        async with aclosing(self._events):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            self._watch.add(self)
-            try:
-                await unless_disconnected(self._write(send), receive)
-            finally:
-                self._watch.remove(self)
+        try:
+            async with aclosing(self._events):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                self._watch.add(self)
+                try:
+                    await unless_disconnected(self._write(send), receive)
+                finally:
+                    self._watch.remove(self)
+        finally:
+            # A generator that never began has nothing that would close them: the connection may be gone already.
+            for generation in self._generations:
+                generation.close()
 
     def drop(self) -> None:
         """End the request, and the connection where there is one."""

@@ -30,9 +30,10 @@ class ContentLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """`choices[].logprobs` of chat completions, one entry an output token."""
+    """`choices[].logprobs` of chat completions, one entry an output token; OpenAI's schema has refusals beside them."""
 
     content: list[ContentLogprob]
+    refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):

@@ -21,7 +21,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     new_call_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
-from fastdeploy_lp.entrypoints.openai.serving import text_reason
+from fastdeploy_lp.entrypoints.openai.serving import told_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput
 
 
@@ -71,7 +71,7 @@ class MessageReader:
             ),
             logprobs=chat_logprobs(completion.logprobs, self._request.num_logprobs or 0, self._tokenizer),
             finish_reason=self._finish_reason(completion.finish_reason) or "abort",
-            stop_reason=text_reason(completion.stop_reason),
+            stop_reason=told_reason(completion.stop_reason, self._request),
             token_ids=completion.token_ids if self._request.return_token_ids else None,
             logits_processors_trace=trace_body(completion.logits_processors_trace),
             logits_processors_shadow=shadow_body(completion.logits_processors_shadow),
@@ -91,7 +91,7 @@ class MessageReader:
             delta=self._delta(message),
             logprobs=chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer),
             finish_reason=self._finish_reason(delta.finish_reason),
-            stop_reason=text_reason(delta.stop_reason),
+            stop_reason=told_reason(delta.stop_reason, self._request),
             token_ids=unsent.token_ids if self._request.return_token_ids else None,
             logits_processors_trace=trace_body(unsent.logits_processors_trace),
             logits_processors_shadow=shadow_body(unsent.logits_processors_shadow) if finished else None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine_args import require_port
+from fastdeploy_lp.entrypoints.api_keys import keys_of_environment
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
@@ -17,10 +17,6 @@ DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
 DEFAULT_REQUEST_LOG_BYTES = 256 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
-
-
-def _keys_of_environment() -> list[str]:
-    return [key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key.strip()]
 
 
 @dataclass
@@ -34,7 +30,7 @@ class ServerArgs:
         default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
     )
     api_key: list[str] = field(
-        default_factory=_keys_of_environment,
+        default_factory=keys_of_environment,
         repr=False,
         metadata={
             "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",

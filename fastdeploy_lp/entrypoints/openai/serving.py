@@ -88,6 +88,7 @@ def usage_of(
     )
 
 
-def text_reason(stop_reason: int | str | None) -> str | None:
-    """The stop string that ended a choice; a token id is not shown."""
-    return stop_reason if isinstance(stop_reason, str) else None
+def told_reason(stop_reason: int | str | None, request: GenerationRequest) -> int | str | None:
+    """The stop string, or token of `stop_token_ids`, that ended a choice; the model's own end is no reason."""
+    asked_for = isinstance(stop_reason, str) or stop_reason in (request.stop_token_ids or ())
+    return stop_reason if asked_for else None

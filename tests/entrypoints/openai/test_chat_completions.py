@@ -196,6 +196,7 @@ def test_stop_token_ends_the_answer(client: openai.Client, golden_cases: list[Ca
     newline = golden_cases[PRIMES]["output_ids"][4]
     answer = ask(client, golden_cases[PRIMES]["messages"], **GREEDY, extra_body={"stop_token_ids": [newline]})
     assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_extra["stop_reason"] == newline
     assert (answer.choices[0].message.content or "").rstrip() == "1. 1"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 5

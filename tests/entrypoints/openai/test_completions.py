@@ -178,6 +178,7 @@ def test_stop_tokens_end_it(client: openai.Client, golden_cases: list[Case]) -> 
     token = case["output_ids"][5]
     answer = create(client, case["prompt_ids"], max_tokens=32, extra_body={"stop_token_ids": [token]})
     assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_extra["stop_reason"] == token
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 1 + case["output_ids"].index(token)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+import uvicorn
 from support.chat import HELLO, chunks, opened_stream, post, wait_for_text
 from support.server import ServerProcess, health, wait_until
 from support.supervised import LONG, supervised_server
+from uvicorn.server import ServerState
+
+from fastdeploy_lp.entrypoints.openai import connections
+from fastdeploy_lp.entrypoints.openai.connections import connection_class
 
 LIMIT, IDLE = 20, 100
 
@@ -33,7 +40,11 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:"], ids=["silent", "half a head"])
+HALF_A_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost:"
+HALF_A_BODY = HALF_A_HEAD + b" here\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, HALF_A_BODY], ids=["silent", "half a head", "half a body"])
 def test_more_idle_connections_than_may_stand_do_not_stop_service(server: ServerProcess, sent: bytes) -> None:
     with ExitStack() as stack:
         stream = stack.enter_context(opened_stream(server, {**LONG, "max_tokens": 2000}))
@@ -49,6 +60,39 @@ def test_more_idle_connections_than_may_stand_do_not_stop_service(server: Server
         wait_until(lambda: all(map(is_closed, idle[: IDLE - LIMIT])), 30)
         assert not is_closed(idle[-1])
         assert chunks(stream)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, HALF_A_BODY], ids=["silent", "half a head", "half a body"])
+def test_who_does_not_go_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.1)
+
+    async def run() -> bytes:
+        async def app(scope: object, receive: object, send: object) -> None:
+            await asyncio.Event().wait()
+
+        config = uvicorn.Config(app, http=connection_class(LIMIT), lifespan="off", log_config=None)
+        config.load()
+        protocol = config.http_protocol_class
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: protocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        async with listener:
+            reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+            writer.write(sent)
+            left = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+        return left
+
+    assert asyncio.run(run()) == b""
+
+
+def test_what_is_no_http_gets_an_openai_error(server: ServerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"content-length: {len(body)}".encode() in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 @pytest.mark.long

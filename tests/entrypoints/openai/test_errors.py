@@ -148,24 +148,41 @@ def test_context_overflow_tells_the_numbers(strict_server: ServerProcess) -> Non
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "reason"),
     [
-        b"",
-        b"{",
-        b'{"messages": [}',
-        b"[]",
-        b'"Hi"',
-        b"null",
-        b"5",
-        b"\xff\xfe",
-        b'{"messages": "\xff"}',
-        b"[" * 50_000,
-        b'{"temperature": ' + b"1" * 5000 + b"}",
+        (b"", "a body is needed"),
+        (b"{", "no valid JSON"),
+        (b'{"messages": [}', "no valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'"Hi"', "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b"5", "must be a JSON object"),
+        (b"\xff\xfe", "no valid JSON"),
+        (b'{"messages": "\xff"}', "UTF-8"),
+        (b"[" * 50_000, "nested"),
+        (b'{"temperature": ' + b"1" * 5000 + b"}", "huge number"),
     ],
-    ids=lambda content: repr(content[:24]),
+    ids=lambda value: repr(value[:24]),
 )
-def test_body_that_is_no_json_object_is_refused(strict_server: ServerProcess, content: bytes) -> None:
-    assert check_error(post(strict_server, content), 400)["param"] is None
+def test_body_that_is_no_json_object_is_refused(strict_server: ServerProcess, content: bytes, reason: str) -> None:
+    error = check_error(post(strict_server, content), 400)
+    assert error["param"] is None
+    assert reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("chat/completions", {**BODY, "response_format": "json"}, "response_format: must be a JSON object"),
+        ("completions", {"prompt": ""}, "prompt: must not be empty"),
+        ("completions", {"prompt": []}, "prompt: must not be empty"),
+        ("embeddings", {"input": ""}, "input: must not be empty"),
+    ],
+)
+def test_reasons_are_not_told_in_pythons_words(
+    strict_server: ServerProcess, path: str, body: dict[str, Any], message: str
+) -> None:
+    assert check_error(httpx.post(f"{strict_server.url}/v1/{path}", json=body), 400)["message"] == message
 
 
 @pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {}])

@@ -257,9 +257,8 @@ def test_what_the_operator_put_into_shadow_never_reaches_an_answer(server: Serve
         "faults": 0,
         "requests": 1,
     }
-    card = next(
-        card for card in httpx.get(f"{server.url}/v1/logits_processors").json()["data"] if card["name"] == SECOND
-    )
+    other, card = httpx.get(f"{server.url}/v1/logits_processors").json()["data"]
+    assert (other["always_in_shadow"], card["name"], card["always_in_shadow"]) == (False, SECOND, True)
     assert (card["argmax_invariant"], card["counters"]["requests"], card["shadow"]["state"]) == (False, 0, "ok")
     assert {name: card["shadow"][name] for name in COUNTED} == after
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from support.browser import Page, chromium
-from support.playground import CHAIN, CONTEXT, KEY, ROOT_PATH, ready
+from support.playground import CHAIN, CONTEXT, KEY, ROOT_PATH, TRIED, ready
 from support.server import ServerProcess
 from support.tiny import write_tiny_checkpoint
 
@@ -29,8 +29,9 @@ def served(checkpoint: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def locked(checkpoint: Path) -> Iterator[ServerProcess]:
-    """The playground of a server that wants a key, as a proxy may show it."""
-    options = ["--playground", "--api-key", KEY, "--root-path", ROOT_PATH, "--logits-processors", CHAIN[0]]
+    """The playground of a server that wants a key, as a proxy may show it, with a processor that it only tries."""
+    options = ["--playground", "--api-key", KEY, "--root-path", ROOT_PATH]
+    options += ["--logits-processors", CHAIN[0], f"{TRIED}={CHAIN[0]}", "--shadow", TRIED]
     with ServerProcess(*options, model=str(checkpoint)) as running:
         yield running
 

@@ -9,7 +9,22 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from support.browser import Page
-from support.playground import CHAIN, answered, ask, card, chips, errors, next_request, order, set_argument, unfold
+from support.playground import (
+    CHAIN,
+    KEY,
+    ROOT_PATH,
+    TRIED,
+    answered,
+    ask,
+    card,
+    chips,
+    errors,
+    next_request,
+    order,
+    ready,
+    set_argument,
+    unfold,
+)
 from support.server import ServerProcess
 
 pytestmark = pytest.mark.browser
@@ -137,6 +152,26 @@ def test_a_processor_in_shadow_is_counted_and_changes_nothing(page: Page, served
     assert "in shadow, it would be" in page.find(".inspector").text
     cards = httpx.get(f"{served.url}/v1/logits_processors").json()["data"]
     assert next(each["shadow"]["requests"] for each in cards if each["name"].startswith("Forced")) >= 1
+
+
+def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked: ServerProcess) -> None:
+    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
+    page.until(lambda: errors(page))
+    page.keys(KEY)
+    page.button("Use").click()
+    ready(page)
+    label = "Shadow: count what it would change"
+    within = unfold(page, TRIED)
+    box = page.field(label, within)
+    assert box.is_selected()
+    assert not box.is_enabled()
+    assert "--shadow" in page.find(f"#{box.get_attribute('aria-describedby')}").text
+    assert "in shadow" in page.find(f"{within} .disclosure").text
+    page.find(f"{within} [role=switch]").click()
+    assert entries(page) == [{"name": TRIED, "params": {}}]
+    other = unfold(page, CHAIN[0])
+    assert page.field(label, other).is_enabled()
+    assert "in shadow" not in page.find(f"{other} .disclosure").text
 
 
 def test_dragging_a_handle_changes_the_order_of_the_request(page: Page) -> None:

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.head import HeadMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
@@ -17,7 +18,7 @@ from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 
 def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
     """The application behind the layers that the options ask for."""
-    app = BodyLimitMiddleware(app, args.max_body_size)
+    app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size)
     keys = args.api_key
     if keys:
         # Browsers fetch pages without a key; what the playground asks of the API has one.

@@ -163,10 +163,11 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The generated message; `content` is null when it is nothing but calls."""
+    """The generated message; `content` is null when it is nothing but calls. `refusal` is there for OpenAI's schema."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning_content: Omitted[str] = None
     tool_calls: Omitted[list[ToolCall]] = None
 

@@ -31,7 +31,10 @@ class ShadowCounters(BaseModel):
 
 
 class ProcessorCard(BaseModel):
-    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known."""
+    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known.
+
+    `always_in_shadow`: the operator runs it in shadow for every request that would use it.
+    """
 
     name: str
     object: Literal["logits_processor"] = "logits_processor"
@@ -46,6 +49,7 @@ class ProcessorCard(BaseModel):
     last_error: str | None
     counters: ProcessorCounters
     shadow: ShadowCounters
+    always_in_shadow: bool
 
 
 class ProcessorList(BaseModel):

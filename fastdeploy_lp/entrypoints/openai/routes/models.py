@@ -15,13 +15,13 @@ def model_routes(engine: Engine) -> APIRouter:
     router = APIRouter(responses=failures(503))
     config = engine.fd_config.model_config
 
-    def card() -> ModelCard:
-        return ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)
+    # Made once: `created` tells since when there is the model, not when it was asked for.
+    card = ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)
 
     @router.get("/v1/models")
     async def models() -> ModelList:
         """The served model."""
-        return ModelList(data=[card()])
+        return ModelList(data=[card])
 
     # Ids may hold slashes.
     @router.get("/v1/models/{model_id:path}", responses=failures(404))
@@ -33,6 +33,6 @@ def model_routes(engine: Engine) -> APIRouter:
                 "model",
                 "model_not_found",
             )
-        return card()
+        return card
 
     return router

@@ -20,11 +20,15 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 def processor_routes(engine: Engine) -> APIRouter:
     """What the chain is, and its quarantine lifted."""
     router = APIRouter(responses=failures(503))
+    in_shadow = engine.fd_config.structured_outputs_config.shadow
+
+    def card(info: ProcessorInfo) -> ProcessorCard:
+        return _card(info, always_in_shadow=info.name in in_shadow)
 
     @router.get("/v1/logits_processors")
     async def logits_processors() -> ProcessorList:
         """The declared logits processors in the order of execution, with their parameters, state and counters."""
-        return ProcessorList(data=[_card(info) for info in engine.processors.describe()])
+        return ProcessorList(data=[card(info) for info in engine.processors.describe()])
 
     @router.post("/v1/logits_processors/{name}/reset", responses=failures(404))
     async def reset(name: str) -> ProcessorCard:
@@ -35,12 +39,12 @@ def processor_routes(engine: Engine) -> APIRouter:
             reason = f"no logits processor of the name {name!r} is declared; declared are {known}"
             raise NotFoundError(reason, None, "logits_processor_not_found")
         await engine.reset_processor(name)
-        return _card(next(info for info in engine.processors.describe() if info.name == name))
+        return card(next(info for info in engine.processors.describe() if info.name == name))
 
     return router
 
 
-def _card(info: ProcessorInfo) -> ProcessorCard:
+def _card(info: ProcessorInfo, *, always_in_shadow: bool) -> ProcessorCard:
     stats = info.stats
     counters = {name: getattr(stats, name) for name in ProcessorCounters.model_fields}
     return ProcessorCard(
@@ -56,4 +60,5 @@ def _card(info: ProcessorInfo) -> ProcessorCard:
         last_error=stats.last_error,
         counters=ProcessorCounters(**counters),
         shadow=ShadowCounters(**msgspec.structs.asdict(stats.shadow)),
+        always_in_shadow=always_in_shadow,
     )

@@ -9,6 +9,7 @@ export class ProcessorCard {
   constructor(info, server) {
     this.name = info.name;
     this.usual = info.order;
+    this.alwaysInShadow = info.always_in_shadow;
     this.form = info.parameters ? new SchemaForm(info.parameters, server) : new OpenForm();
     this.error = h("p", { class: "error", hidden: true });
     this._build(info);
@@ -27,12 +28,13 @@ export class ProcessorCard {
   }
 
   get settings() {
-    return { name: this.name, on: this.on, shadow: this.shadow.checked, params: this.form.value };
+    const shadow = this.shadow.checked && !this.alwaysInShadow;
+    return { name: this.name, on: this.on, shadow, params: this.form.value };
   }
 
   set settings({ on, shadow, params }) {
     this.on = Boolean(on);
-    this.shadow.checked = Boolean(shadow);
+    this.shadow.checked = this.alwaysInShadow || Boolean(shadow);
     this.form.value = params ?? {};
     this.clearErrors();
   }
@@ -40,7 +42,8 @@ export class ProcessorCard {
   /** As a request names it. */
   get entry() {
     const entry = { name: this.name, params: this.form.value };
-    if (this.shadow.checked) entry.shadow = true;
+    // What the operator has settled is nothing to ask for.
+    if (this.shadow.checked && !this.alwaysInShadow) entry.shadow = true;
     return entry;
   }
 
@@ -92,10 +95,12 @@ export class ProcessorCard {
     this.down = moveButton(info.name, "down", "↓");
     this.place = h("span", { class: "place" });
     const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, info.state);
+    const inShadow = this.alwaysInShadow ? h("span", { class: "badge" }, "in shadow") : null;
     this.disclosure = h(
       "button",
       { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
       ...shortened(info.name),
+      inShadow,
       quarantined,
     );
     this.disclosure.addEventListener("click", () => this._unfold(this.folded.hidden));
@@ -112,10 +117,20 @@ export class ProcessorCard {
       h("label", { for: this.shadow.id }, "Shadow: count what it would change"),
     );
     this.shadow.addEventListener("change", () => this._edited());
+    const whyInShadow = this.alwaysInShadow ? this._settleShadow(`${id}-why`) : null;
     const moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
-    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, moves);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, whyInShadow, moves);
     const head = [this.handle, this.place, this.disclosure, this.toggle];
     this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
+  }
+
+  /** Its toggle is the operator's; gives the reason that stands below it. */
+  _settleShadow(id) {
+    this.shadow.checked = true;
+    this.shadow.disabled = true;
+    this.shadow.setAttribute("aria-describedby", id);
+    const reason = "This server was started with --shadow for it: it only counts, and never changes an answer.";
+    return h("p", { class: "hint", id }, reason);
   }
 
   _unfold(open) {

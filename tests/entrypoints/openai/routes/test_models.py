@@ -14,7 +14,7 @@ def test_the_served_model_is_listed_and_found_by_its_id(strict_server: ServerPro
     (listed,) = httpx.get(f"{strict_server.url}/v1/models").json()["data"]
     found = httpx.get(f"{strict_server.url}/v1/models/smol").json()
     assert (listed["id"], listed["object"], listed["max_model_len"]) == ("smol", "model", 160)
-    assert {**found, "created": 0} == {**listed, "created": 0}
+    assert found == listed
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "smol/er", "a/b/c", "smol%20", "%00", "..%2Fsmol", "Smol"])

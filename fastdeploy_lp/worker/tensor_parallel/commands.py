@@ -1,4 +1,4 @@
-"""What ranks tell each other, as msgpack on pipes: the first one calls of the model's, the others whether they loaded."""
+"""What ranks say to each other on pipes, as msgpack: the first one calls of the model, the others that they loaded it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks say to each other on pipes, as msgpack: the first one calls of the model, the others that they loaded it."""
+"""What ranks say to each other on pipes, as msgpack: the first one calls of the model, the others that they loaded."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class ModelRegistry:
 
 
 def model_class(hf_config: dict[str, Any]) -> type[CausalLM]:
-    """The class for `config.json`'s `architectures`; raises ValueError for no list of names, and listing the known ones."""
+    """The class for `config.json`'s `architectures`; raises ValueError, listing the known ones."""
     return ModelRegistry.resolve(texts(hf_config, "architectures"))
 
 

@@ -18,10 +18,13 @@ from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
+from fastdeploy_lp.worker.row_stack import RowStack
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 
 FINAL = "final"
+# As many rows are made room for of each that is traced; there may be more.
+STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,9 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How much had been told: of each slot, and how many tensors and rows had been kept."""
+    """How much had been told of each slot, and how many rows had been kept."""
 
     told: dict[int, int]
-    tensors: int
     rows: int
 
 
@@ -56,7 +58,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         self._rows = rows
         self._counts = counts
         self._told: dict[int, list[_Stage]] = {slot: [] for slot in rows}
-        self._kept: list[Tensor] = []
+        self._kept = RowStack(ops, STAGES * len(rows))
         # Of each kept row its slot, and the slot's row before it.
         self._slots: list[int] = []
         self._before: list[int] = []
@@ -79,7 +81,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         slots = self.slots if slots is None else slots
         if slots:
             rows = np.array([self._rows[slot] for slot in slots], np.int64)
-            self._put(name, kind, slots, _copies(logits, rows), seconds)
+            self._put(name, kind, slots, logits, rows, seconds)
         self.start_clock()
 
     def was_processed(self, slot: int) -> bool:
@@ -90,16 +92,17 @@ class StepTrace(ChainTrace, DrawWatcher):
         """The chain begins; what was told of it before is void."""
         if self._chain_began is None:
             told = {slot: len(stages) for slot, stages in self._told.items()}
-            self._chain_began = _Mark(told, len(self._kept), len(self._slots))
+            self._chain_began = _Mark(told, len(self._slots))
             return
         mark = self._chain_began
         for slot, stages in self._told.items():
             del stages[mark.told[slot] :]
-        del self._kept[mark.tensors :], self._slots[mark.rows :], self._before[mark.rows :]
+        self._kept.cut(mark.rows)
+        del self._slots[mark.rows :], self._before[mark.rows :]
 
     def ran(self, name: str, slots: Sequence[int], rows: Int64s, logits: Tensor, seconds: float) -> None:
         """Copy the rows that a processor has left behind."""
-        self._put(name, PROCESSOR, slots, _copies(logits, rows), seconds)
+        self._put(name, PROCESSOR, slots, logits, rows, seconds)
 
     def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
         """Tell so."""
@@ -116,14 +119,15 @@ class StepTrace(ChainTrace, DrawWatcher):
         random = [slot for slot, row in self._rows.items() if draws.temperature[row] > 0]
         if random:
             rows = np.array([self._rows[slot] for slot in random], np.int64)
-            self._put(FINAL, SAMPLING, random, self._ops.filtered(_copies(logits, rows), draws.of(rows)), seconds)
+            kept = self._ops.filtered(paddle.gather(logits, to_device(rows)), draws.of(rows))
+            self._put(FINAL, SAMPLING, random, kept, np.arange(len(random)), seconds)
         for slot in self._rows:
             if slot not in random:
                 self._told[slot].append(_Stage(FINAL, SAMPLING, RAN, seconds, None))
-        kept = self._kept[0] if len(self._kept) == 1 else paddle.concat(self._kept)
-        self._kept = []
+        kept = self._kept.take()
         rows = np.array([self._rows[slot] for slot in self._slots], np.int64)
-        top = self._ops.logprobs(kept, _copies(tokens, rows), max(self._counts.values()), normalize=False)
+        chosen = paddle.gather(tokens, to_device(rows))
+        top = self._ops.logprobs(kept, chosen, max(self._counts.values()), normalize=False)
         found = self._ops.compare(kept, np.array(self._before, np.int64))
         numbers = [found.log_sums, found.entropies, found.moved, found.most_likely]
         return [top.values, top.tokens, top.ranks, *numbers]
@@ -142,17 +146,13 @@ class StepTrace(ChainTrace, DrawWatcher):
                     numbers = _greedy(int(tokens[self._rows[slot]]), _last(told))
                 told.append(StageTrace(stage.name, stage.kind, stage.status, stage.seconds, numbers))
 
-    def _put(self, name: str, kind: str, slots: Sequence[int], copies: Tensor, seconds: float) -> None:
-        self._kept.append(copies)
+    def _put(self, name: str, kind: str, slots: Sequence[int], logits: Tensor, rows: Int64s, seconds: float) -> None:
+        self._kept.push(logits, rows)
         for slot in slots:
             places = [stage.place for stage in self._told[slot] if stage.place is not None]
             self._before.append(places[-1] if places else -1)
             self._told[slot].append(_Stage(name, kind, RAN, seconds, len(self._slots)))
             self._slots.append(slot)
-
-
-def _copies(tensor: Tensor, rows: Int64s) -> Tensor:
-    return paddle.gather(tensor, to_device(rows))
 
 
 def _numbers(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_default_model_keeps_its_quality_on_prose(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    shutil.copy(quality.TEXTS / "prose.txt", texts)
+    done = ran("--precisions", "w8a8", "w8a16", "--texts", str(texts), "--json", str(tmp_path / "found.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "found.json").read_text())["missed"] == []
+
+
+@pytest.mark.long
 def test_the_default_model_keeps_its_quality_on_the_held_text(tmp_path: Path) -> None:
     done = ran("--precisions", "w8a8", "w8a16", "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stdout + done.stderr

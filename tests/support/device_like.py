@@ -31,6 +31,7 @@ class DeviceLikePlatform(CpuPlatform):
     name = "device-like"
     device_type = "cpu"
     runs_compiled_ops = False
+    computes_on_host = False
 
     def __init__(self) -> None:
         self.repeated = 0

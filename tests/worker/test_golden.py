@@ -33,7 +33,10 @@ def assert_golden(ran: dict[str, Ran], cases: Cases, name: str = "golden") -> No
     assert [ran[f"{name}-{i}"].token_ids for i in range(len(cases))] == [case["output_ids"] for case in cases]
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 17, 31, 64])
+BUDGETS = [1, 7, 17, *(pytest.param(budget, marks=pytest.mark.long) for budget in (2, 3, 16, 31, 64))]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
 def test_prompts_cut_anywhere(golden_cases: Cases, budget: int) -> None:
     ran = run_to_end(engine(max_num_batched_tokens=budget, max_num_seqs=8), golden_requests(golden_cases))
     assert_golden(ran, golden_cases)

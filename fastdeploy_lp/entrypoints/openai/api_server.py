@@ -30,7 +30,7 @@ from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
-from fastdeploy_lp.entrypoints.openai.connections import connection_class
+from fastdeploy_lp.entrypoints.openai.connections import IDLE_SECONDS, connection_class
 from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
 from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
@@ -115,6 +115,7 @@ def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         http=connection_class(args.max_connections),
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=LAST_BYTES_SECONDS,
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,

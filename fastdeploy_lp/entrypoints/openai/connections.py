@@ -13,8 +13,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # Files of this process that are no connections.
 OTHER_FILES = 256
-# For the first request of a connection to come, and for what is left of the last answer to be read.
-IDLE_SECONDS = 60.0
+# For the next request of a connection to come, and for what is left of the last answer to be read. Pools of clients and
+# proxies keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
+IDLE_SECONDS = 75
 ABORT_EXTENSION = "fastdeploy_lp.abort"
 
 

@@ -89,6 +89,14 @@ class CompiledRowOps(RowOps):
         )
         return RowLogprobs(values, tokens, ranks)
 
+    def copy_rows(self, logits: Tensor, rows: Int64s, into: Tensor, at: int) -> None:
+        """As the interface says."""
+        logits = _plain(logits)
+        size = logits.shape[-1] * logits.element_size()
+        source, target = logits.data_ptr(), into.data_ptr() + at * size
+        for place, row in enumerate(rows.tolist()):
+            ctypes.memmove(target + place * size, source + row * size, size)
+
     def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
         """As the interface says."""
         logits = _plain(logits)

@@ -77,6 +77,10 @@ class PaddleRowOps(RowOps):
             values = (values.astype("float64") - norm).astype("float32")
         return RowLogprobs(values, tokens, ranks)
 
+    def copy_rows(self, logits: Tensor, rows: Int64s, into: Tensor, at: int) -> None:
+        """As the interface says."""
+        into[at : at + len(rows)] = paddle.gather(logits, to_device(rows)).astype("float32")
+
     def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
         """As the interface says."""
         wide = logits.astype("float64")

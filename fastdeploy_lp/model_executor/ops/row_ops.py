@@ -136,6 +136,10 @@ class RowOps(ABC):
         """
 
     @abstractmethod
+    def copy_rows(self, logits: Tensor, rows: Int64s, into: Tensor, at: int) -> None:
+        """Copy these rows to `into`, contiguous float32 [*, vocab_size], from its row `at` on."""
+
+    @abstractmethod
     def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
         """The rows' distributions, and the total variation distance of row r from row `before[r]`, 0 if that is -1.
 

@@ -10,14 +10,16 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.platforms import current_platform
+
 
 def read_together(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Numpy arrays of the tensors' shapes, after a single wait for the device; float64 if there are several.
+    """Numpy arrays of the tensors' shapes, after a single wait for the device.
 
-    Their elements have to fit into a float64: token ids and single precision do.
+    Several come from a device as float64, so their elements have to fit into one: token ids and single precision do.
     """
-    if len(tensors) == 1:
-        return [tensors[0].numpy()]
+    if len(tensors) == 1 or current_platform().computes_on_host:
+        return [tensor.numpy() for tensor in tensors]
     joined = paddle.concat([tensor.astype("float64").reshape([-1]) for tensor in tensors]).numpy()
     ends = np.cumsum([tensor.size for tensor in tensors])
     parts = np.split(joined, ends[:-1])

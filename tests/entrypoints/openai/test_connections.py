@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -48,3 +49,16 @@ def test_more_idle_connections_than_may_stand_do_not_stop_service(server: Server
         wait_until(lambda: all(map(is_closed, idle[: IDLE - LIMIT])), 30)
         assert not is_closed(idle[-1])
         assert chunks(stream)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.long
+def test_clients_give_an_idle_connection_up_before_the_server_does(server: ServerProcess) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        # As long as common proxies keep theirs.
+        assert select.select([connection], [], [], 60)[0] == []
+        connection.sendall(request)
+        connection.settimeout(30)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")

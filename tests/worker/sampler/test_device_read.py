@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import paddle
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.device_like import device_like
 
 from fastdeploy_lp.worker.sampler.device_read import read_together
+
+
+@pytest.fixture(scope="module", autouse=True, params=["host", "device"])
+def platform(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "host":
+        yield
+        return
+    with device_like():
+        yield
+
 
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=3)
 

@@ -5,7 +5,7 @@
 
 #include "exports.h"
 #include "row_scan.h"
-#include "row_weights.h"
+#include "simd.h"
 
 namespace fdlp {
 namespace {
@@ -16,47 +16,55 @@ struct Distribution {
   double inverse;  // what makes probabilities of weights
 };
 
-typedef float HalfWide __attribute__((vector_size(kWide * sizeof(float))));
+// So many numbers are summed in single precision before they are added to a sum in double precision.
+constexpr int64_t kBlock = 64 * kLanes;
+// Logits further below the greatest do not count; without a limit, -inf times a weight of 0 would be NaN.
+constexpr float kLowest = -87.0f;
 
-// Fills `to` [size] with weights, 1 for the most likely token. Logits are clamped far below where they count: -inf times 0
-// is NaN.
-Distribution weigh(const float* row, int64_t size, double max, float* to) {
-  constexpr double kLowest = -700.0;
-  Doubles sums = {}, products = {};
-  int64_t at = 0;
-  for (; at + kWide <= size; at += kWide) {
-    Doubles below = widen(row + at) - max;
-    below = below > Doubles{} + kLowest ? below : Doubles{} + kLowest;
-    const Doubles weights = exp_of_negative(below);
-    sums += weights;
-    products += weights * below;
-    const HalfWide narrow = __builtin_convertvector(weights, HalfWide);
-    std::memcpy(to + at, &narrow, sizeof(narrow));
-  }
+double sum_of(Floats lanes) {
+  double total = 0.0;
+  for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
+  return total;
+}
+
+// Fills `to` [size] with weights, 1 for the most likely token.
+Distribution weigh(const float* row, int64_t size, float max, float* to) {
   double sum = 0.0, product = 0.0;
-  for (int64_t lane = 0; lane < kWide; ++lane) {
-    sum += sums[lane];
-    product += products[lane];
+  int64_t at = 0;
+  while (at + kLanes <= size) {
+    const int64_t end = std::min(at + kBlock, size);
+    Floats sums = {}, products = {};
+    for (; at + kLanes <= end; at += kLanes) {
+      const Floats below = maximum(load(row + at) - max, splat(kLowest));
+      const Floats weights = exp_nonpositive(below);
+      sums += weights;
+      products += weights * below;
+      store(to + at, weights);
+    }
+    sum += sum_of(sums);
+    product += sum_of(products);
   }
   for (; at < size; ++at) {
-    const double below = std::max(static_cast<double>(row[at]) - max, kLowest);
-    const double weight = std::exp(below);
-    to[at] = static_cast<float>(weight);
-    sum += weight;
-    product += weight * below;
+    const float below = std::max(row[at] - max, kLowest);
+    to[at] = std::exp(below);
+    sum += to[at];
+    product += to[at] * below;
   }
   return {max + std::log(sum), std::log(sum) - product / sum, 1.0 / sum};
 }
 
-double half_of_differences(const float* one, double one_inverse, const float* other, double other_inverse, int64_t size) {
-  Doubles lanes = {};
-  int64_t at = 0;
-  for (; at + kWide <= size; at += kWide) {
-    const Doubles a = widen(one + at) * one_inverse, b = widen(other + at) * other_inverse;
-    lanes += a > b ? a - b : b - a;
-  }
+double half_of_differences(const float* one, float one_inverse, const float* other, float other_inverse, int64_t size) {
   double sum = 0.0;
-  for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
+  int64_t at = 0;
+  while (at + kLanes <= size) {
+    const int64_t end = std::min(at + kBlock, size);
+    Floats lanes = {};
+    for (; at + kLanes <= end; at += kLanes) {
+      const Floats a = load(one + at) * one_inverse, b = load(other + at) * other_inverse;
+      lanes += maximum(a - b, b - a);
+    }
+    sum += sum_of(lanes);
+  }
   for (; at < size; ++at) sum += std::abs(one[at] * one_inverse - other[at] * other_inverse);
   return 0.5 * sum;
 }
@@ -90,6 +98,7 @@ FDLP_EXPORT void fdlp_compare_rows(const float* logits, int64_t rows, int64_t si
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t b = before[r];
     moved[r] = b < 0 ? 0.0
-                     : fdlp::half_of_differences(scratch + r * size, inverses[r], scratch + b * size, inverses[b], size);
+                     : fdlp::half_of_differences(scratch + r * size, static_cast<float>(inverses[r]), scratch + b * size,
+                                                 static_cast<float>(inverses[b]), size);
   }
 }

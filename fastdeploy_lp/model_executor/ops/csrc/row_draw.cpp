@@ -162,6 +162,10 @@ void keep_top_p(const Weigher& weigher, Scratch& gathered, double mass) {
 constexpr int kDepths = 3;
 constexpr double kDepth[kDepths] = {4.0, 10.0, -kNothingBelow};
 
+float bound_at(double depth, const Filters& filters, float max) {
+  return static_cast<float>(max - depth * filters.temperature);
+}
+
 // How much the tokens weigh whose logit is at least each of `bounds`, which fall.
 std::array<double, kDepths> weights_from(const Weigher& weigher, const float* row, int64_t size,
                                          const std::array<float, kDepths>& bounds) {
@@ -185,7 +189,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
 void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
   const Weigher weigher = weigher_of(filters, max);
   std::array<float, kDepths> bounds;
-  for (int d = 0; d < kDepths; ++d) bounds[d] = static_cast<float>(max - kDepth[d] * filters.temperature);
+  for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters, max);
   if (filters.top_k > 0) {
     for (float bound : bounds) {
       gather(weigher, row, size, bound, into);
@@ -212,28 +216,49 @@ int64_t draw_ranked(const Filters& filters, const float* row, int64_t size, floa
   return kept.tokens[at];
 }
 
+// The least logit of the tokens with a weight.
+float least_kept(const Scratch& gathered, float max) {
+  Doubles lanes = Doubles{} + static_cast<double>(max);
+  size_t at = 0;
+  for (; at + kWide <= gathered.count; at += kWide) {
+    Doubles weights;
+    std::memcpy(&weights, gathered.weights.data() + at, sizeof(weights));
+    const Doubles logits = widen(gathered.logits.data() + at);
+    lanes = (weights > 0.0) & (logits < lanes) ? logits : lanes;
+  }
+  float least = max;
+  for (int64_t lane = 0; lane < kWide; ++lane) least = std::min(least, static_cast<float>(lanes[lane]));
+  for (; at < gathered.count; ++at) least = gathered.weights[at] > 0.0 ? std::min(least, gathered.logits[at]) : least;
+  return least;
+}
+
 void filter_row(const Filters& filters, const float* row, int64_t size, float* to) {
   const RowScan scan = scan_row(row, size);
   if (filters.temperature == 0.0f || !scan.usable) {
     std::memcpy(to, row, size * sizeof(float));
     return;
   }
+  // Of the tokens that are kept, the last one in the ranking.
+  float last = kMinusInfinity;
+  int64_t last_token = size;
+  if (filters.ranks() || filters.min_p > 0.0f) {
+    Scratch& kept = scratch();
+    if (filters.ranks()) {
+      select(filters, row, size, scan.max, kept);
+    } else {
+      gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters, scan.max), kept);
+    }
+    last = least_kept(kept, scan.max);
+    size_t at = kept.count - 1;
+    while (kept.logits[at] != last || kept.weights[at] == 0.0) --at;
+    last_token = kept.tokens[at];
+  }
   const double inverse = 1.0 / filters.temperature;
-  if (!filters.ranks() && filters.min_p == 0.0f) {
-    for (int64_t token = 0; token < size; ++token) to[token] = static_cast<float>(row[token] * inverse);
-    return;
+  for (int64_t token = 0; token < size; ++token) {
+    const float scaled = static_cast<float>(row[token] * inverse);
+    to[token] = row[token] < last ? kMinusInfinity : scaled;
   }
-  Scratch& kept = scratch();
-  if (filters.ranks()) {
-    select(filters, row, size, scan.max, kept);
-  } else {
-    gather(weigher_of(filters, scan.max), row, size, static_cast<float>(scan.max + kNothingBelow * filters.temperature),
-           kept);
-  }
-  std::fill(to, to + size, kMinusInfinity);
-  for (size_t at = 0; at < kept.count; ++at) {
-    to[kept.tokens[at]] = kept.weights[at] > 0.0 ? static_cast<float>(kept.logits[at] * inverse) : kMinusInfinity;
-  }
+  for (int64_t token = last_token + 1; token < size; ++token) to[token] = row[token] == last ? kMinusInfinity : to[token];
 }
 
 }  // namespace

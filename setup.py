@@ -29,6 +29,7 @@ RUNTIME = [
     "safetensors>=0.5",
     "tokenizers>=0.21",
     "tqdm>=4.67",
+    "typing-extensions>=4.12",
     "uvicorn>=0.34",
     "uvloop>=0.21",
 ]

@@ -1,16 +1,14 @@
 """The options of the engine: one flat form that the command line, a YAML file and `LLM(...)` keyword arguments share.
 
-`EngineArgs.create_fd_config` reads the model's `config.json` and gives the structured form. Imports no Paddle.
+`settled_config.py` makes the structured form of them. Imports no Paddle.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from fastdeploy_lp.cache_size import settle_num_blocks
-from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
 from fastdeploy_lp.config import (
     DEFAULT_GUIDED_CACHE_SIZE,
     DEFAULT_GUIDED_MAX_BYTES,
@@ -23,22 +21,19 @@ from fastdeploy_lp.config import (
     DEFAULT_MEMORY_BUDGET,
     DEFAULT_POOLING_TYPE,
     DEFAULT_STEP_TIMEOUT,
-    CacheConfig,
-    ChatConfig,
     FDConfig,
-    GuidedDecodingConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    StructuredOutputsConfig,
-    SupervisionConfig,
 )
-from fastdeploy_lp.platforms import Platform, current_platform
+from fastdeploy_lp.option_values import (
+    require_at_least,
+    require_one_of,
+    require_port,
+    require_seconds,
+    require_share,
+    require_types,
+)
 from fastdeploy_lp.pooling_params import POOLING_TYPES
-from fastdeploy_lp.tensor_parallel import require_divisible
+from fastdeploy_lp.settled_config import DEFAULT_MAX_MODEL_LEN, settled_config
 
-DEFAULT_MAX_MODEL_LEN = 2048
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS = ("w8a8", "w8a16")
@@ -301,53 +296,61 @@ class EngineArgs:
     )
 
     def __post_init__(self) -> None:
+        self.model = _text_of_path(self.model)
+        self.chat_template = _text_of_path(self.chat_template)
+        self._require_choices()
+        self._require_lists()
+        require_types(self)
+        self._require_numbers()
+        for name in ("engine_worker_queue_port", "cache_queue_port"):
+            require_port(name, getattr(self, name), self.data_parallel_size)
+        self._require_what_goes_together()
+
+    def _require_choices(self) -> None:
+        for field_ in fields(self):
+            value, choices = getattr(self, field_.name), field_.metadata.get("choices")
+            if choices is not None and not (value is None and field_.default is None):
+                require_one_of(field_.name, value, choices)
+
+    def _require_lists(self) -> None:
         if not isinstance(self.logits_processors, (list, tuple)):
             raise ValueError(f"logits_processors: must be a list, not {self.logits_processors!r}")
         for index, spec in enumerate(self.logits_processors):
             if not isinstance(spec, (str, type)):
                 raise ValueError(f"logits_processors.{index}: {spec!r} is neither a name nor a class")
         self.logits_processors = list(self.logits_processors)
-        _require_one_of("logits_processors_on_error", self.logits_processors_on_error, ON_ERROR)
-        _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.quantization is not None:
-            _require_one_of("quantization", self.quantization, QUANTIZATIONS)
-        _require_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
-        _require_one_of("pooling_type", self.pooling_type, POOLING_TYPES)
+        if not isinstance(self.shadow, (list, tuple)) or not all(isinstance(name, str) for name in self.shadow):
+            raise ValueError(f"shadow: must be a list of names, not {self.shadow!r}")
+
+    def _require_numbers(self) -> None:
+        guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "data_parallel_size", *guided):
+            require_at_least(1, name, getattr(self, name))
+        budgets = ("logits_processors_max_faults", "logits_processors_memory_budget")
+        for name in ("max_waiting_requests", "max_worker_restarts", "max_trace_tokens", *budgets):
+            require_at_least(0, name, getattr(self, name))
+        for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
+            if getattr(self, name) is not None:
+                require_at_least(1, name, getattr(self, name))
+        for name in ("logits_processors_time_budget", "step_timeout", "log_stats_interval"):
+            require_seconds(name, getattr(self, name))
+        require_seconds("guided_decoding_timeout", self.guided_decoding_timeout, above_zero=True)
+        require_share("gpu_memory_utilization", self.gpu_memory_utilization)
+
+    def _require_what_goes_together(self) -> None:
         if self.skip_tokenizer_init:
             for name in ("chat_template", "tool_call_parser", "reasoning_parser"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
-        budgets = ("logits_processors_time_budget", "logits_processors_memory_budget")
-        for name in ("logits_processors_max_faults", *budgets):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must be 0 or more")
-        if self.on_worker_failure is not None:
-            _require_one_of("on_worker_failure", self.on_worker_failure, ON_WORKER_FAILURE)
-        if not 0 <= self.step_timeout < math.inf:
-            raise ValueError(f"step_timeout: {self.step_timeout!r} is not allowed; it must be 0 or more seconds")
-        if not 0 <= self.log_stats_interval < float("inf"):
-            raise ValueError("log_stats_interval: must be 0 or more seconds")
-        if not self.guided_decoding_timeout > 0:
-            raise ValueError(f"guided_decoding_timeout: {self.guided_decoding_timeout!r} is not above 0 seconds")
-        guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "data_parallel_size", *guided):
-            _require_at_least(1, name, getattr(self, name))
         if self.tensor_parallel_size > 1 and self.data_parallel_size > 1:
             raise ValueError("data_parallel_size: must be 1 with tensor_parallel_size; run several servers instead")
-        for name in ("max_waiting_requests", "max_worker_restarts", "max_trace_tokens"):
-            _require_at_least(0, name, getattr(self, name))
-        if not isinstance(self.shadow, (list, tuple)):
-            raise ValueError(f"shadow: must be a list of names, not {self.shadow!r}")
-        for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
-            if getattr(self, name) is not None:
-                _require_at_least(1, name, getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
-            share = self.gpu_memory_utilization
-            raise ValueError(f"gpu_memory_utilization: {share!r} is not allowed; it must be above 0 and at most 1")
-        for name in ("engine_worker_queue_port", "cache_queue_port"):
-            require_port(name, getattr(self, name), self.data_parallel_size)
         if self.cache_queue_port is not None and not self.enable_prefix_caching:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
+
+    @property
+    def processor_specs(self) -> list[str]:
+        """The SPECs of the declared logits processors."""
+        return [spec_of(given) for given in self.logits_processors]
 
     def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
         """Find the model (converting a GGUF file once) and settle every open default, the platform's wishes included.
@@ -355,117 +358,7 @@ class EngineArgs:
         Raises CheckpointError (a ValueError) for a model that cannot be used and ValueError for options that do not
         fit it or the platform.
         """
-        need_tokenizer = not self.skip_tokenizer_init
-        files = resolve_model(self.model, show_progress=show_progress, need_tokenizer=need_tokenizer)
-        settled = settled_by(current_platform(), self._fd_config(files))
-        require_divisible(settled.model_config.hf_config, settled.parallel_config.tensor_parallel_size)
-        return replace(settled, cache_config=self._with_blocks(files, settled))
-
-    def _fd_config(self, files: ModelFiles) -> FDConfig:
-        limits = read_limits(files)
-        max_model_len = self._settle_max_model_len(limits.max_model_len)
-        return FDConfig(
-            model_config=ModelConfig(
-                model=self.model,
-                directory=str(files.directory),
-                served_model_name=self.served_model_name or self.model,
-                vocab_size=limits.vocab_size,
-                max_model_len=max_model_len,
-                eos_token_ids=limits.eos_token_ids,
-                dtype=current_platform().model_dtype,
-                quantization=self.quantization,
-                hf_config=files.config,
-                logprobs_mode=self.logprobs_mode,
-                pooling_type=self.pooling_type,
-                skip_tokenizer_init=self.skip_tokenizer_init,
-            ),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_waiting_requests=self.max_waiting_requests,
-            ),
-            cache_config=CacheConfig(
-                self.block_size or current_platform().default_block_size,
-                num_blocks=0,
-                cache_queue_port=self.cache_queue_port,
-                dtype=self._settle_kv_cache_dtype(),
-                enable_prefix_caching=self.enable_prefix_caching,
-                gpu_memory_utilization=self.gpu_memory_utilization,
-            ),
-            parallel_config=ParallelConfig(
-                self.engine_worker_queue_port, self.tensor_parallel_size, self.data_parallel_size
-            ),
-            structured_outputs_config=StructuredOutputsConfig(
-                logits_processors=tuple(spec_of(given) for given in self.logits_processors),
-                on_error=self.logits_processors_on_error,
-                max_faults=self.logits_processors_max_faults,
-                time_budget=self.logits_processors_time_budget,
-                memory_budget=self.logits_processors_memory_budget,
-                vllm_compat=self.vllm_compat,
-                shadow=tuple(dict.fromkeys(self.shadow)),
-                max_trace_tokens=self.max_trace_tokens,
-            ),
-            chat_config=ChatConfig(
-                chat_template=_read_chat_template(self.chat_template),
-                trust_request_chat_template=self.trust_request_chat_template,
-                tool_call_parser=self.tool_call_parser,
-                enable_auto_tool_choice=self.enable_auto_tool_choice,
-                reasoning_parser=self.reasoning_parser,
-            ),
-            guided_decoding_config=GuidedDecodingConfig(
-                any_whitespace=not self.guided_decoding_disable_any_whitespace,
-                max_bytes=self.guided_decoding_max_bytes,
-                timeout=self.guided_decoding_timeout,
-                cache_size=self.guided_decoding_cache_size,
-            ),
-            supervision_config=SupervisionConfig(
-                restart=self.on_worker_failure == "restart",
-                step_timeout=self.step_timeout,
-                max_restarts=self.max_worker_restarts,
-            ),
-            observability_config=ObservabilityConfig(self.log_stats_interval),
-        )
-
-    def _with_blocks(self, files: ModelFiles, settled: FDConfig) -> CacheConfig:
-        cache = settled.cache_config
-        num_blocks = settle_num_blocks(
-            files,
-            block_size=cache.block_size,
-            max_model_len=settled.model_config.max_model_len,
-            max_num_seqs=settled.scheduler_config.max_num_seqs,
-            dtype=cache.dtype,
-            override=cache.num_blocks or self.num_gpu_blocks_override,
-            memory_share=self.gpu_memory_utilization,
-            ranks=settled.parallel_config.tensor_parallel_size,
-            workers=settled.parallel_config.data_parallel_size,
-        )
-        return replace(cache, num_blocks=num_blocks)
-
-    def _settle_kv_cache_dtype(self) -> str:
-        if self.kv_cache_dtype != "auto":
-            return self.kv_cache_dtype
-        return current_platform().kv_cache_dtype(self.quantization)
-
-    def _settle_max_model_len(self, model_limit: int) -> int:
-        if self.max_model_len is None:
-            return min(model_limit, DEFAULT_MAX_MODEL_LEN)
-        if self.max_model_len > model_limit:
-            raise ValueError(f"max_model_len: {self.max_model_len} is more than the model's own {model_limit}")
-        return self.max_model_len
-
-
-def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
-    """The configuration that `check_and_update_config` of the platform makes of this one, under the platform's name.
-
-    Raises ValueError when it gives no configuration back.
-    """
-    settled = platform.check_and_update_config(fd_config)
-    if not isinstance(settled, FDConfig):
-        given = type(settled).__name__
-        raise ValueError(
-            f"platform {platform.name}: check_and_update_config returned {given}; it must return the FDConfig"
-        )
-    return replace(settled, device_config=replace(settled.device_config, platform=platform.name))
+        return settled_config(self, show_progress=show_progress)
 
 
 def spec_of(given: str | type) -> str:
@@ -473,29 +366,5 @@ def spec_of(given: str | type) -> str:
     return given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
 
 
-def require_port(name: str, port: int | None, count: int = 1) -> None:
-    """Raise ValueError unless `port` is None or the first of `count` TCP port numbers."""
-    last = 65536 - count
-    if port is not None and not 1 <= port <= last:
-        behind = f", since {count} workers have ports behind each other" if count > 1 else ""
-        raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to {last}{behind}")
-
-
-def _read_chat_template(given: str | None) -> str | None:
-    """What a file holds; text that can be no path is a template itself, as in vLLM."""
-    if given is None or any(character in given for character in "{}\n"):
-        return given
-    try:
-        return Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template: cannot read {given}: {error}") from None
-
-
-def _require_at_least(least: int, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
-
-
-def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
+def _text_of_path(value: str | None) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

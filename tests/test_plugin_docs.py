@@ -16,7 +16,6 @@ from support.server import REPOSITORY
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp import ModelRegistry
-from fastdeploy_lp.engine_args import settled_by
 from fastdeploy_lp.entrypoints.cli.command import main
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
 from fastdeploy_lp.model_executor.models.registry import METHODS, model_class
@@ -26,6 +25,7 @@ from fastdeploy_lp.plugins.io_processor import IOProcessor
 from fastdeploy_lp.plugins.io_processor_source import find_io_processor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.plugins.stat_logger_source import installed_stat_loggers
+from fastdeploy_lp.settled_config import settled_by
 from fastdeploy_lp.stats import FinishedRequestStats, IterationStats, SchedulerStats
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.worker_base import WorkerBase

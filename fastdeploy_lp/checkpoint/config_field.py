@@ -46,3 +46,13 @@ def flag(config: Mapping[str, Any], field: str, *, default: bool = False) -> boo
     if not isinstance(value, bool):
         raise CheckpointError(f"{FILE}: {field} is {value!r}; it must be true or false")
     return value
+
+
+def texts(config: Mapping[str, Any], field: str) -> list[str]:
+    """The list of texts under `field`, empty where it is absent or null; raises CheckpointError for anything else."""
+    value = config.get(field)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise CheckpointError(f"{FILE}: {field} is {value!r}; it must be a list of texts")
+    return value

@@ -57,7 +57,7 @@ def declare_engine(
     load_general_plugins()
     current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
-    declared = load_processors([spec_of(given) for given in args.logits_processors], objects)
+    declared = load_processors(args.processor_specs, objects)
     names = [processor.name for processor in declared]
     for name in args.shadow:
         if name not in names:

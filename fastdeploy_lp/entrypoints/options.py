@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
+
+from fastdeploy_lp.option_values import without_none
 
 Options = TypeVar("Options")
 
@@ -123,7 +125,7 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     text = field.metadata["help"]
     if field.default not in (None, dataclasses.MISSING):
         text = f"{text} (default: {field.default})"
-    kind = _inner(hint)
+    kind = without_none(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": None, "help": text}
     if "choices" in field.metadata:
@@ -133,14 +135,8 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}
 
 
-def _inner(hint: Any) -> Any:
-    """The type without `| None`."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    return kinds[0] if get_origin(hint) is Union or type(hint).__name__ == "UnionType" else hint
-
-
 def _fits(value: Any, hint: Any) -> bool:
-    kind = _inner(hint)
+    kind = without_none(hint)
     if get_origin(kind) is list:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind is float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 HUGE_PAGE = 2 << 20
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "FLAGS_paddle_num_threads")
 
@@ -39,7 +40,7 @@ OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 
 class CpuPlatform(Platform):
-    """Every core that the process may run on computes; freed memory is kept for the next step."""
+    """Every core that the process may run on computes, as far as its control group's share of them reaches."""
 
     name = "cpu"
     runs_compiled_ops = True
@@ -54,7 +55,7 @@ class CpuPlatform(Platform):
 
     def worker_environment(self) -> dict[str, str]:
         """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""
-        cores = str(len(os.sched_getaffinity(0)))
+        cores = str(_usable_cores(CONTROL_GROUP))
         wanted = (
             dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | OPENMP_WAITING | _mkl_code_path(Path("/proc/cpuinfo"))
         )
@@ -62,19 +63,19 @@ class CpuPlatform(Platform):
 
     def rank_environment(self, ranks: int) -> dict[str, str]:
         """The cores, divided among the ranks; the caller's thread counts win."""
-        share = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+        share = str(max(1, _usable_cores(CONTROL_GROUP) // ranks))
         threads = {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
         return super().rank_environment(ranks) | threads
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
         """The worker's share of the cores, at least one; thread counts of the caller's environment win."""
-        cores = len(os.sched_getaffinity(0))
+        cores = _usable_cores(CONTROL_GROUP)
         share = str(max(cores // size + (rank < cores % size), 1))
         return {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
 
     def free_memory(self) -> int:
         """Main memory that is available without swapping, within the limit of the process's control group."""
-        return _available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+        return _available_memory(Path("/proc/meminfo"), CONTROL_GROUP)
 
     def view_of(self, host: NDArray[Any]) -> Tensor:
         """The array itself as a tensor: what is written to the one shows in the other."""
@@ -102,6 +103,17 @@ def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE
     return whole[start : start + size].view(dtype)
+
+
+def _usable_cores(cgroup: Path) -> int:
+    """Cores that the process may run on, or what its control group may use of them in whole cores, at least one.
+
+    A thread more would stop all of them, every time that the group has used its share of a period.
+    """
+    cores = len(os.sched_getaffinity(0))
+    limit = cgroup / "cpu.max"
+    quota, _, period = limit.read_text().strip().partition(" ") if limit.is_file() else ("max", "", "")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _available_memory(meminfo: Path, cgroup: Path) -> int:

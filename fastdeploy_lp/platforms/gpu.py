@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms.base import Platform
-from fastdeploy_lp.platforms.nvml import Nvml
+from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
 from fastdeploy_lp.platforms.pinned_ring import PinnedRing
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class GpuPlatform(Platform):
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
         """One of the visible devices for each worker; raises ValueError when there are fewer than workers."""
-        named = os.environ.get(DEVICES_VARIABLE)
-        devices = [str(index) for index in range(Nvml.device_count())] if named is None else named.split(",")
+        named = visible_devices()
+        devices = [str(index) for index in range(Nvml.device_count())] if named is None else named
         if len(devices) < size:
             raise ValueError(f"data_parallel_size: {size} workers need as many GPUs, and {len(devices)} are visible")
-        return {DEVICES_VARIABLE: devices[rank].strip()}
+        return {DEVICES_VARIABLE: devices[rank]}
 
     def free_memory(self) -> int:
         """Bytes that no process uses on the first visible device, asked of the driver without a CUDA context.
@@ -154,7 +154,8 @@ class GpuPlatform(Platform):
 
 
 def _head_dim(hf_config: dict[str, Any]) -> int:
-    return int(hf_config.get("head_dim") or hf_config["hidden_size"] // hf_config["num_attention_heads"])
+    heads = positive_int(hf_config, "num_attention_heads")
+    return positive_int(hf_config, "head_dim", positive_int(hf_config, "hidden_size") // heads)
 
 
 @functools.cache

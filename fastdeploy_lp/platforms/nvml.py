@@ -22,7 +22,7 @@ class Nvml:
     @classmethod
     def device_count(cls) -> int:
         """How many devices this process may see; 0 without a driver."""
-        visible = _visible_devices()
+        visible = visible_devices()
         try:
             present = cls()._count()
         except (OSError, RuntimeError):
@@ -36,7 +36,7 @@ class Nvml:
             library = cls()
         except OSError as error:
             raise RuntimeError(f"the GPU's free memory is not known: {error}") from None
-        visible = _visible_devices()
+        visible = visible_devices()
         return library._free(visible[0] if visible else "0")
 
     def _count(self) -> int:
@@ -59,7 +59,7 @@ class Nvml:
             raise RuntimeError(f"the GPU's driver answers {name} with status {status}")
 
 
-def _visible_devices() -> list[str] | None:
+def visible_devices() -> list[str] | None:
     """`CUDA_VISIBLE_DEVICES`, indices or UUIDs; None when it is not set and every device is visible."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:

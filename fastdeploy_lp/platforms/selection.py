@@ -63,7 +63,7 @@ def platform_of(loaded: LoadedPlugin) -> Platform | None:
         return None
     try:
         platform = _instance(path)
-    except Exception as error:  # a plugin's module may raise anything
+    except (Exception, SystemExit) as error:  # a plugin's class may raise anything
         raise failure(loaded.plugin, f"{loaded.plugin.value} gave no usable platform", error) from error
     return platform
 

@@ -48,6 +48,6 @@ def _module(name: str, path: str) -> Any:
         if name == absent or name.startswith(f"{absent}."):
             raise ValueError(f"{path!r}: there is no module {absent}") from None
         raise ValueError(f"{path!r}: importing {name} failed: {error}") from error
-    except Exception as error:  # a plugin's module may raise anything
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything
         text = " ".join(str(error).split())
         raise ValueError(f"{path!r}: importing {name} failed: {type(error).__name__}: {text}") from error

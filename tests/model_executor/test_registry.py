@@ -63,6 +63,12 @@ def test_the_first_known_architecture_counts(site: Path) -> None:
     assert model_class(asked).__name__ == "Mine"
 
 
+@pytest.mark.parametrize("given", [5, "LlamaForCausalLM", [["LlamaForCausalLM"]], {"LlamaForCausalLM": 1}, True])
+def test_architectures_that_are_no_list_of_names_are_told(given: object) -> None:
+    with pytest.raises(ValueError, match=r"config\.json: architectures is .*; it must be a list of texts"):
+        model_class({"architectures": given})
+
+
 def test_what_can_be_served_is_listed(site: Path) -> None:
     before = ModelRegistry.get_supported_archs()
     assert before == list(MODELS)

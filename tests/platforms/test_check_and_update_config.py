@@ -35,7 +35,7 @@ def settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FDC
     model = str(write_tiny_checkpoint(tmp_path))
 
     def settled(change: Change, **options: int) -> FDConfig:
-        monkeypatch.setattr("fastdeploy_lp.engine_args.current_platform", lambda: Changing(change))
+        monkeypatch.setattr("fastdeploy_lp.settled_config.current_platform", lambda: Changing(change))
         args = EngineArgs(model=model, **{"max_num_seqs": 2, "max_model_len": 64, **options})
         return args.create_fd_config(show_progress=False)
 

@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from fastdeploy_lp.platforms import CpuPlatform, Platform, current_platform
-from fastdeploy_lp.platforms.cpu import ALLOCATOR, THREAD_VARIABLES, _available_memory, _mkl_code_path
+from fastdeploy_lp.platforms.cpu import ALLOCATOR, THREAD_VARIABLES, _available_memory, _mkl_code_path, _usable_cores
 
 AVX512 = "avx2 avx512f avx512bw avx512vl"
 
@@ -44,7 +44,7 @@ def test_every_thread_variable_says_how_many_cores_the_process_may_use() -> None
     environment = CpuPlatform().worker_environment()
     assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "FLAGS_paddle_num_threads"} <= set(environment)
     for name in THREAD_VARIABLES:
-        assert environment[name] == str(len(os.sched_getaffinity(0)))
+        assert environment[name] == str(_usable_cores(Path("/sys/fs/cgroup")))
 
 
 def test_a_process_on_one_core_computes_with_one_thread() -> None:
@@ -55,6 +55,25 @@ def test_a_process_on_one_core_computes_with_one_thread() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("content", "cores"),
+    [("max 100000", 64), ("200000 100000", 2), ("399000 100000", 3), ("50000 100000", 1), ("9900000 100000", 64)],
+)
+def test_cores_stay_within_the_control_groups_share(
+    content: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `docker run --cpus` and limits of Kubernetes set it, on a machine of 64 cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert _usable_cores(tmp_path) == 64
+    (tmp_path / "cpu.max").write_text(f"{content}\n")
+    assert _usable_cores(tmp_path) == cores
+    monkeypatch.setattr("fastdeploy_lp.platforms.cpu.CONTROL_GROUP", tmp_path)
+    platform = CpuPlatform()
+    assert platform.worker_environment()["OMP_NUM_THREADS"] == str(cores)
+    assert platform.rank_environment(2)["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert platform.data_parallel_environment(0, 1)["OMP_NUM_THREADS"] == str(cores)
 
 
 def test_the_allocator_keeps_freed_memory() -> None:

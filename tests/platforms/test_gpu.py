@@ -13,7 +13,7 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.layers.attention import AttentionBackend
 from fastdeploy_lp.platforms import GpuPlatform, find_platform
-from fastdeploy_lp.platforms.nvml import Nvml, _visible_devices
+from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
 from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.worker_base import WorkerBase
 
@@ -50,13 +50,13 @@ def test_without_a_driver_there_are_no_devices_and_no_free_memory(monkeypatch: p
     ("value", "devices"),
     [(None, None), ("", []), ("-1", []), ("0", ["0"]), ("2,0", ["2", "0"]), (" GPU-8f1 , 1 ", ["GPU-8f1", "1"])],
 )
-def test_the_visible_devices_are_those_of_the_environment(
+def test_thevisible_devices_are_those_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, value: str | None, devices: list[str] | None
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert _visible_devices() == devices
+    assert visible_devices() == devices
 
 
 def test_asking_for_it_does_not_import_paddle() -> None:
@@ -103,6 +103,36 @@ def test_a_configuration_that_fits_stays_as_it_is() -> None:
 def test_what_the_operators_do_not_have_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GpuPlatform().check_and_update_config(fd_config(**given))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"num_attention_heads": None}, r"config\.json: num_attention_heads is missing"),
+        ({"head_dim": None, "hidden_size": "64"}, r"config\.json: hidden_size is '64'"),
+        ({"head_dim": [64]}, r"config\.json: head_dim is \[64\]"),
+    ],
+)
+def test_a_damaged_model_is_told_by_its_field(broken: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GpuPlatform().check_and_update_config(fd_config(**broken))
+
+
+@pytest.mark.parametrize(
+    ("value", "rank", "device"), [("3, 5", 0, "3"), ("3, 5", 1, "5"), ("GPU-8f1,GPU-9", 1, "GPU-9")]
+)
+def test_each_worker_has_one_of_the_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, value: str, rank: int, device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert GpuPlatform().data_parallel_environment(rank, 2) == {"CUDA_VISIBLE_DEVICES": device}
+
+
+@pytest.mark.parametrize("value", ["", "0", "0,", "0,-1"])
+def test_more_workers_than_visible_devices_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with pytest.raises(ValueError, match="data_parallel_size: 2 workers need as many GPUs"):
+        GpuPlatform().data_parallel_environment(1, 2)
 
 
 def test_defaults_are_those_that_it_allows() -> None:

@@ -40,11 +40,12 @@ def test_what_is_no_name_of_a_class(name: object) -> None:
         ("collections:namedtuple", "is no class but a function"),
         ("collections:deque", "must be a subclass of builtins:dict"),
         ("breaking:C", "importing breaking failed: ZeroDivisionError: division by zero"),
+        ("ending:C", "importing ending failed: SystemExit: no driver"),
         ("lacking:C", "importing lacking failed: No module named 'a_package_nobody_has'"),
     ],
 )
 def test_a_name_that_leads_to_no_such_class_says_why(site: Path, name: str, reason: str) -> None:
-    modules = {"breaking": "1 / 0", "lacking": "import a_package_nobody_has"}
+    modules = {"breaking": "1 / 0", "ending": "raise SystemExit('no driver')", "lacking": "import a_package_nobody_has"}
     install(site, "alpha", {}, modules=modules)
     with pytest.raises(ValueError) as caught:
         load_class(name, dict)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_lp.config import API_KEY_VARIABLE
-from fastdeploy_lp.engine_args import require_port
 from fastdeploy_lp.entrypoints.api_keys import keys_of_environment
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
+from fastdeploy_lp.option_values import require_one_of, require_port
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
@@ -112,8 +112,8 @@ class ServerArgs:
             raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
         if self.request_log_max_bytes < 1:
             raise ValueError("request_log_max_bytes: must be at least 1 byte")
-        _require_choice("log_level", self.log_level, LOG_LEVELS)
-        _require_choice("log_format", self.log_format, LOG_FORMATS)
+        require_one_of("log_level", self.log_level, LOG_LEVELS)
+        require_one_of("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
         if not all(key.strip() for key in self.api_key):
@@ -149,8 +149,3 @@ class ServerArgs:
                 context.load_verify_locations(self.ssl_ca_certs)
             except (ssl.SSLError, OSError) as error:
                 raise ValueError(f"ssl_ca_certs: {self.ssl_ca_certs} cannot be used: {error}") from None
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")

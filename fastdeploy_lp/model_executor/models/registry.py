@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from fastdeploy_lp.checkpoint.config_field import texts
 from fastdeploy_lp.plugins import Plugin, load_class, normalized_path, running_plugin
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class ModelRegistry:
 
 
 def model_class(hf_config: dict[str, Any]) -> type[CausalLM]:
-    """The class for `config.json`'s `architectures`; raises ValueError listing the known ones."""
-    return ModelRegistry.resolve(hf_config.get("architectures") or [])
+    """The class for `config.json`'s `architectures`; raises ValueError, listing the known ones."""
+    return ModelRegistry.resolve(texts(hf_config, "architectures"))
 
 
 def _path(model: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int
+from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int, texts
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 SWIGLU = ("silu", "swish")
@@ -34,11 +34,11 @@ def sliding_window(hf_config: dict[str, Any]) -> int | None:
 
     Raises CheckpointError for layers that are no attention over the context.
     """
-    kinds = hf_config.get("layer_types") or ["full_attention"]
+    kinds = texts(hf_config, "layer_types")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise CheckpointError(f"config.json: layer_types has {kind!r}, which is not supported")
-    slides = "layer_types" not in hf_config or "sliding_attention" in kinds
+    slides = not kinds or "sliding_attention" in kinds
     if not slides or hf_config.get("sliding_window") is None:
         return None
     return positive_int(hf_config, "sliding_window") if flag(hf_config, "use_sliding_window", default=True) else None

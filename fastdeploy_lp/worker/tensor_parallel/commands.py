@@ -1,4 +1,4 @@
-"""What the first rank tells the others, as msgpack on their pipes: each command is a call of the model's."""
+"""What ranks say to each other on pipes, as msgpack: the first one calls of the model, the others that they loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class RankStart(msgspec.Struct):
-    """The first frame: what is served, where this rank stands, and the class through which it talks."""
+    """The first frame: what is served, where this rank stands, and the class through which it talks.
+
+    reports: the descriptor on which the rank sends `RankLoaded`, once.
+    """
 
     fd_config: FDConfig
     place: RankPlace
     communicator_class: str
+    reports: int
+
+
+class RankLoaded(msgspec.Struct):
+    """A rank has its part of the model; or `error` says in a line why the checkpoint cannot be used."""
+
+    error: str | None = None
 
 
 class InitializeCache(msgspec.Struct, tag=True):

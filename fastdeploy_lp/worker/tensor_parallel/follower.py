@@ -13,17 +13,20 @@ from io import RawIOBase
 import msgspec
 import paddle
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.log_format import configure_from_environment
+from fastdeploy_lp.logits_processor import vllm_compat
 from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.plugins import load_class, load_general_plugins
-from fastdeploy_lp.worker.pipe import read_frame
+from fastdeploy_lp.worker.pipe import read_frame, write_frame
 from fastdeploy_lp.worker.tensor_parallel.commands import (
     Command,
     ComputeLogits,
     Forward,
     InitializeCache,
+    RankLoaded,
     RankStart,
     WarmUp,
 )
@@ -58,12 +61,28 @@ def _read_commands(pipe: RawIOBase, commands: queue.SimpleQueue[bytes]) -> None:
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
+    if start.fd_config.structured_outputs_config.vllm_compat:
+        vllm_compat.install()
     load_general_plugins()
     communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
-    model = load_causal_lm(start.fd_config, communicator=communicator)
+    model = _load(start, communicator)
     decoder = msgspec.msgpack.Decoder(Command)
     while True:
-        _obey(decoder.decode(commands.get()), model, communicator)
+        command = decoder.decode(commands.get())
+        if model is not None:
+            _obey(command, model, communicator)
+
+
+def _load(start: RankStart, communicator: Communicator) -> CausalLM | None:
+    """This rank's part; None for a checkpoint that cannot be used, of which the first rank tells."""
+    model, report = None, RankLoaded()
+    try:
+        model = load_causal_lm(start.fd_config, communicator=communicator)
+    except CheckpointError as error:
+        report = RankLoaded(str(error))
+    with open(start.reports, "wb") as pipe:
+        write_frame(pipe, msgspec.msgpack.encode(report))
+    return model
 
 
 def _obey(command: Command, model: CausalLM, communicator: Communicator) -> None:

@@ -11,15 +11,17 @@ import socket
 import subprocess
 import sys
 import threading
+from io import FileIO
 
 import msgspec
 
 from fastdeploy_lp import shared_memory
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.parallel.communicator import RankPlace
 from fastdeploy_lp.tensor_parallel import RANK_LOST
-from fastdeploy_lp.worker.pipe import write_frame
-from fastdeploy_lp.worker.tensor_parallel.commands import Command, RankStart
+from fastdeploy_lp.worker.pipe import read_frame, write_frame
+from fastdeploy_lp.worker.tensor_parallel.commands import Command, RankLoaded, RankStart
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,21 @@ class Ranks:
         self._why: str | None = None
         self._lost = threading.Event()
         self._stopped = threading.Event()
+        self._reports: list[FileIO] = []
         self._processes = [self._start(fd_config, communicator_class, rank) for rank in range(1, size)]
         atexit.register(self.stop)
+
+    def wait_until_loaded(self) -> None:
+        """Until every rank has its part of the model.
+
+        Raises CheckpointError with what one of them found wrong with it, and EOFError when one ends before.
+        """
+        found = [msgspec.msgpack.decode(read_frame(pipe), type=RankLoaded) for pipe in self._reports]
+        for pipe in self._reports:
+            pipe.close()
+        for loaded in found:
+            if loaded.error is not None:
+                raise CheckpointError(loaded.error)
 
     def tell(self, command: Command) -> None:
         """Send a command to every rank; raises BrokenPipeError when one is gone."""
@@ -80,12 +95,17 @@ class Ranks:
                 process.wait()
 
     def _start(self, fd_config: FDConfig, communicator_class: str, rank: int) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE)
+        reading, writing = os.pipe()
+        self._reports.append(FileIO(reading))
+        process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, pass_fds=[writing])
+        # The rank's end is then the last one, so that its death ends a wait for its report.
+        os.close(writing)
         place = RankPlace(rank, self.place.endpoints, self.place.master)
+        start = RankStart(fd_config, place, communicator_class, reports=writing)
         if process.stdin is not None:
             # A rank that has ended at once is told of by its watcher.
             with contextlib.suppress(BrokenPipeError):
-                write_frame(process.stdin, self._encoder.encode(RankStart(fd_config, place, communicator_class)))
+                write_frame(process.stdin, self._encoder.encode(start))
         threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
         return process
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from paddle import Tensor
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
@@ -26,9 +27,10 @@ from fastdeploy_lp.worker.tensor_parallel.ranks import Ranks
 
 
 def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
-    """The model of this worker: in this process, or shared with ranks that are started for it.
+    """The model of this worker: in this process, or shared with ranks that are started for it and have loaded it.
 
-    Raises CheckpointError (a ValueError) for a model that cannot be used.
+    Raises CheckpointError (a ValueError) for a model that cannot be used, on whichever rank, and RankLostError for a
+    rank that ends.
     """
     if fd_config.parallel_config.tensor_parallel_size == 1:
         return load_causal_lm(fd_config, show_progress=show_progress)
@@ -40,6 +42,8 @@ def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
     with _telling_of_a_lost_rank(ranks):
         communicator: Communicator = load_class(name, Communicator)(ranks.place)
     model = load_causal_lm(fd_config, communicator=communicator, show_progress=show_progress)
+    with _telling_of_a_lost_rank(ranks):
+        ranks.wait_until_loaded()
     return SharedModel(model, ranks, communicator)
 
 
@@ -87,6 +91,8 @@ class SharedModel:
 def _telling_of_a_lost_rank(ranks: Ranks) -> Iterator[None]:
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as error:
         ranks.raise_if_lost(error)
         raise

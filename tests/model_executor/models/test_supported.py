@@ -18,6 +18,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ({"sliding_window": 4096}, 4096),
         ({"sliding_window": 4096, "use_sliding_window": True}, 4096),
         ({"sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"sliding_window": 4096, "layer_types": None}, 4096),
         ({"sliding_window": 4096, "layer_types": [FULL, FULL]}, None),
         ({"sliding_window": 4096, "layer_types": [FULL, SLIDING]}, 4096),
         ({"sliding_window": 4096, "layer_types": [SLIDING], "use_sliding_window": False}, None),
@@ -47,6 +48,8 @@ def test_what_the_decoder_computes_is_taken(config: dict[str, Any]) -> None:
         ({"rope_parameters": {"partial_rotary_factor": 0.75}}, "partial_rotary_factor 0.75 is not supported"),
         ({"layer_types": [FULL, "linear_attention"]}, "layer_types has 'linear_attention'"),
         ({"sliding_window": -1}, "sliding_window is -1"),
+        ({"layer_types": 5}, "layer_types is 5; it must be a list of texts"),
+        ({"layer_types": [[FULL]]}, "layer_types is [['full_attention']]; it must be a list of texts"),
     ],
 )
 def test_another_computation_is_refused_by_the_name_of_its_field(config: dict[str, Any], reason: str) -> None:

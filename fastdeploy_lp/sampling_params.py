@@ -23,7 +23,9 @@ from fastdeploy_lp.request_limits import (
 )
 from fastdeploy_lp.trace_params import TraceParams
 
-MAX_SEED = 2**64 - 1
+# As vLLM has it.
+DRAWS_SEED = -1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_INTEGER = 2**63 - 1
 GREEDY_BELOW = 1e-5
 # Samplers compute with float32, in which smaller ones are 0, and of 0 nothing would be kept.
@@ -59,7 +61,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     min_tokens: no end-of-sequence token, stop token or stop string ends the output before it has so many tokens.
     logprobs: 0 to 20; give the log probability of each output token and of so many most likely ones. None for none.
     prompt_logprobs: 0 to 20; the same for the tokens of the prompt.
-    seed: 0 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one.
+    seed: -2**63 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one, and so
+        does -1, as in vLLM.
     max_tokens: output tokens at most; None goes on until the context is full.
     stop: strings that end the output and are cut off from it.
     stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens; their text is cut off.
@@ -122,7 +125,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         self._check_penalties()
         if self.seed is not None:
-            _check_integer("seed", self.seed, 0, MAX_SEED)
+            _check_integer("seed", self.seed, MIN_SEED, MAX_SEED)
+            # A negative one has the bits that it has as a signed integer.
+            self.seed = None if self.seed == DRAWS_SEED else self.seed & MAX_SEED
         self._check_lengths()
         self._check_token_lists()
         for name in ("logprobs", "prompt_logprobs"):

@@ -97,7 +97,7 @@ def test_values_within_the_limits_are_taken(field: str, value: Any) -> None:
         ("top_k", -2),
         ("top_k", 1.5),
         ("top_k", False),
-        ("seed", -1),
+        ("seed", -(2**63) - 1),
         ("seed", MAX_SEED + 1),
         ("seed", 1.0),
         ("seed", "7"),
@@ -249,3 +249,10 @@ def test_a_top_k_beyond_64_bits_is_refused_or_means_all(top_k: int) -> None:
     else:
         refused = "top_k: " if params.top_k in (0, 2**63 - 1) else ""
     assert refused.startswith("top_k: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [(-2, 2**64 - 2), (-(2**63), 2**63), (7, 7), (2**64 - 1, 2**64 - 1), (-1, None)]
+)
+def test_a_negative_seed_is_one_too_and_minus_one_is_none(given: int, taken: int | None) -> None:
+    assert SamplingParams(seed=given).seed == taken

@@ -52,7 +52,8 @@ test-clients: $(VENV)/dev.done $(VENV)/clients.done $(if $(NPM),$(VENV)/npm.done
 	FASTDEPLOY_LP_NEEDED_CLIENTS="python $(if $(NPM),npm)" $(BIN)/python -m pytest \
 	    tests/clients/test_frameworks.py tests/clients/test_node_client.py $(PYTEST_ARGS)
 
-# Ray beside our own environment, whose packages it finds through a file of paths: it brings gRPC and much else.
+# Ray beside our own environment, whose packages it finds through a file of paths: it brings gRPC and much else. What it
+# uses that is deprecated is its own business.
 $(VENV)/ray.done: setup.py | $(VENV)/dev.done
 	@echo "Setting up Ray Serve in $(VENV)/ray"
 	$(PYTHON) -m venv $(VENV)/ray
@@ -62,7 +63,7 @@ $(VENV)/ray.done: setup.py | $(VENV)/dev.done
 	@touch $@
 
 test-ray: $(VENV)/ray.done ## run replicas on Ray Serve: one is killed, all are updated, routers are compared
-	PYTHONPATH=$(CURDIR) $(VENV)/ray/bin/python -m pytest tests/reliability/test_ray_serve.py $(PYTEST_ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/ray/bin/python -m pytest -W default::DeprecationWarning tests/reliability/test_ray_serve.py $(PYTEST_ARGS)
 
 # The checks of accessibility are axe's, which comes from npm.
 $(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/dev.done

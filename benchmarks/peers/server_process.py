@@ -14,6 +14,7 @@ from types import TracebackType
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
+from fastdeploy_lp.platforms.environment import callers_environment
 from peers.contender import Contender, without_folders
 
 POLL_SECONDS = 0.2
@@ -65,7 +66,7 @@ class ServerProcess:
 
     def _start(self) -> None:
         command = [word.replace("{port}", str(self._port)) for word in self._contender.command]
-        environment = {**os.environ, **self._contender.environment}
+        environment = {**callers_environment(), **self._contender.environment}
         try:
             self._process = subprocess.Popen(
                 command, stdout=self._log, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.platforms.base import Platform
+from fastdeploy_lp.platforms.environment import callers_environment
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -59,19 +60,22 @@ class CpuPlatform(Platform):
         wanted = (
             dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | OPENMP_WAITING | _mkl_code_path(Path("/proc/cpuinfo"))
         )
-        return {name: os.environ.get(name, value) for name, value in wanted.items()}
+        given = callers_environment()
+        return {name: given.get(name, value) for name, value in wanted.items()}
 
     def rank_environment(self, ranks: int) -> dict[str, str]:
         """The cores, divided among the ranks; the caller's thread counts win."""
         share = str(max(1, _usable_cores(CONTROL_GROUP) // ranks))
-        threads = {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
+        given = callers_environment()
+        threads = {name: given.get(name, share) for name in THREAD_VARIABLES}
         return super().rank_environment(ranks) | threads
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
         """The worker's share of the cores, at least one; thread counts of the caller's environment win."""
         cores = _usable_cores(CONTROL_GROUP)
         share = str(max(cores // size + (rank < cores % size), 1))
-        return {name: os.environ.get(name, share) for name in THREAD_VARIABLES}
+        given = callers_environment()
+        return {name: given.get(name, share) for name in THREAD_VARIABLES}
 
     def free_memory(self) -> int:
         """Main memory that is available without swapping, within the limit of the process's control group."""

@@ -57,6 +57,20 @@ def test_a_process_on_one_core_computes_with_one_thread() -> None:
     assert ran.stdout.strip() == "1"
 
 
+@pytest.mark.parametrize(("given", "threads"), [({}, None), ({"OMP_NUM_THREADS": "1"}, "1")])
+def test_paddles_own_setting_is_not_taken_for_the_callers(given: dict[str, str], threads: str | None) -> None:
+    program = (
+        "import os, paddle; from fastdeploy_lp.platforms import current_platform; "
+        "print(os.environ['OMP_NUM_THREADS'], current_platform().worker_environment()['OMP_NUM_THREADS'])"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**plain, **given}
+    )
+    cores = str(_usable_cores(Path("/sys/fs/cgroup")))
+    assert ran.stdout.split() == ["1", threads or cores]
+
+
 @pytest.mark.parametrize(
     ("content", "cores"),
     [("max 100000", 64), ("200000 100000", 2), ("399000 100000", 3), ("50000 100000", 1), ("9900000 100000", 64)],

@@ -15,6 +15,8 @@ from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from fastdeploy_lp.platforms.environment import callers_environment
+
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
 API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
@@ -38,7 +40,7 @@ def server_command(*options: str, module: str = API_SERVER, python: str = sys.ex
 
 def server_environment() -> dict[str, str]:
     """Lets the server import the processors in `tests/support`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS), str(PLUGINS)])}
+    return {**callers_environment(), "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS), str(PLUGINS)])}
 
 
 class ServerProcess:

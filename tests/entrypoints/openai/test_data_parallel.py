@@ -21,6 +21,7 @@ from support.supervised import LONG, supervised_server
 
 from fastdeploy_lp.engine.metrics import PREFIX
 from fastdeploy_lp.platforms import CpuPlatform
+from fastdeploy_lp.platforms.environment import callers_environment
 
 SLOTS = 4
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 1, "seed": 5, "ignore_eos": True}
@@ -70,7 +71,7 @@ def test_there_are_two_workers_and_each_has_its_share_of_the_cores(server: Serve
     for pid in server.worker_pids:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         counts += [int(each.split(b"=")[1]) for each in environment if each.startswith(b"OMP_NUM_THREADS=")]
-    inherited = os.environ.get("OMP_NUM_THREADS")
+    inherited = callers_environment().get("OMP_NUM_THREADS")
     cores = int(CpuPlatform().worker_environment()["OMP_NUM_THREADS"])
     assert sum(counts) == (2 * int(inherited) if inherited else max(cores, 2))
 

@@ -43,7 +43,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add.add_argument("--costs", type=Path, default=COSTS, metavar="FILE", help="what to write")
     add = commands.add_parser("reality", help="a real server against the simulation of the same requests")
     add.add_argument("--costs", type=Path, default=COSTS, metavar="FILE", help="what calibrate wrote")
-    add.add_argument("--seconds", type=float, default=40.0, metavar="S", help="of each of three loads (default: 40)")
+    add.add_argument("--seconds", type=float, default=75.0, metavar="S", help="of each of three loads (default: 75)")
     add.add_argument("--output", type=Path, default=REALITY, metavar="FILE", help="what to write")
     add = commands.add_parser("scale", help="loads, policies and fleets of up to 1,000 replicas, and plots")
     add.add_argument("--costs", type=Path, default=COSTS, metavar="FILE", help="what calibrate wrote")

@@ -22,7 +22,7 @@ from fastdeploy_lp.platforms import current_platform
 from simulation.costs import Costs, ServerCosts, StepCosts, StepShape, fit
 from simulation.fleet import Fleet
 from simulation.load import send_in_turn, send_trace
-from simulation.replica import ReplicaConfig
+from simulation.replica import ReplicaConfig, Served
 from simulation.routing import RoundRobin
 from simulation.trace import Arrival
 
@@ -34,6 +34,10 @@ PROMPT, OUTPUT = 32, 96
 # Requests for one token, one after the other: what a request costs beside its step.
 SINGLE_PROMPTS = (32, 128, 256)
 SINGLES = 12
+# The same beside a few that go on.
+BACKGROUND, BACKGROUND_OUTPUT = 4, 480
+DISTURBING, DISTURBING_SECONDS = 9, 0.3
+TURNS = 4
 
 
 @dataclass
@@ -100,9 +104,24 @@ async def _measure_server(url: str, costs: StepCosts, *, quick: bool) -> ServerC
     per_step, per_token = np.linalg.lstsq(np.array(features), np.array(added), rcond=None)[0].tolist()
     if min(per_step, per_token) < 0:
         per_step, per_token = 0.0, max(0.0, statistics.fmean(a / f[1] for a, f in zip(added, features, strict=True)))
-    return ServerCosts(
-        await _per_request(url, costs, per_step + per_token, 1 if quick else SINGLES), per_step, per_token
-    )
+    alone = Costs(costs, ServerCosts(per_step=per_step, per_token=per_token))
+    idle = await _per_request(url, costs, per_step + per_token, 1 if quick else SINGLES)
+    busy = await _per_request_busy(url, alone, 1 if quick else TURNS)
+    return ServerCosts(idle, max(idle, busy), per_step, per_token)
+
+
+async def _per_request_busy(url: str, alone: Costs, turns: int) -> float:
+    """Requests for one token beside a few long ones: how much later than without a server their token comes."""
+    late = []
+    for turn in range(turns):
+        sent, samples = await send_trace(url, _disturbed(), 200 + turn)
+        played = {each.arrival.number: each for each in _played(sent, alone)}
+        for number, sample in enumerate(samples[BACKGROUND:], BACKGROUND):
+            if (ttft := sample.ttft) is not None:
+                late.append(ttft - played[number].ttft)
+    if not late:
+        raise BenchmarkError("no time to a first token was measured")
+    return statistics.median(late)
 
 
 async def _per_request(url: str, costs: StepCosts, beside: float, singles: int) -> float:
@@ -123,8 +142,19 @@ async def _per_request(url: str, costs: StepCosts, beside: float, singles: int) 
 
 def _tpot_alone(trace: list[Arrival], costs: StepCosts) -> float:
     """The median of the same requests if the worker had the machine to itself."""
-    fleet = Fleet(1, RoundRobin(1, 0), ReplicaConfig(), Costs.of_steps(costs))
-    return statistics.median(tpot for each in fleet.play(trace).served if (tpot := each.tpot) is not None)
+    return statistics.median(tpot for each in _played(trace, Costs.of_steps(costs)) if (tpot := each.tpot) is not None)
+
+
+def _played(trace: list[Arrival], costs: Costs) -> list[Served]:
+    return Fleet(1, RoundRobin(1, 0), ReplicaConfig(), costs).play(trace).served
+
+
+def _disturbed() -> list[Arrival]:
+    """Long requests from the beginning on, and beside them, one after the other, requests for one token."""
+    return [Arrival(number, 0.0, PROMPT, BACKGROUND_OUTPUT) for number in range(BACKGROUND)] + [
+        Arrival(BACKGROUND + number, (number + 1) * DISTURBING_SECONDS, SINGLE_PROMPTS[number % len(SINGLE_PROMPTS)], 1)
+        for number in range(DISTURBING)
+    ]
 
 
 def _wave(rows: int) -> list[Arrival]:

@@ -71,13 +71,15 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """What serving adds to a step computed alone, in seconds.
+    """What serving adds to a step computed alone, in seconds; client and API process have the worker's cores.
 
-    per_request: from a request's arrival until the worker has it, and back to the client. per_step, per_token: by how
-    much a step of the worker is longer beside the API process, which has the same cores.
+    per_request: from a request's arrival until the worker has it, and back to the client. per_request_busy: the same
+    while the worker computes, and whoever has something to do waits for a core. per_step, per_token: by how much a step
+    is longer.
     """
 
     per_request: float = 0.0
+    per_request_busy: float = 0.0
     per_step: float = 0.0
     per_token: float = 0.0
 

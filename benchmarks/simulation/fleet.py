@@ -42,7 +42,7 @@ class Fleet:
     ) -> None:
         if replicas < 1 or not 1 <= (sample or replicas) <= replicas:
             raise ValueError("sample: must be 1 … replicas, of which there is at least one")
-        self._policy, self._delay = policy, costs.server.per_request
+        self._policy = policy
         self.replicas = [Replica(config, costs, index, skip_ahead=skip_ahead) for index in range(sample or replicas)]
         # Time, replica, and either what it gets or None where its stretch ends, if it still ends then.
         self._events: list[tuple[float, int, int, Arrival | None]] = []
@@ -57,7 +57,7 @@ class Fleet:
                 replica = self._policy.choose(arrival)
                 if replica < len(self.replicas):
                     played.arrivals += 1
-                    self._push(arrival.time + self._delay, replica, arrival)
+                    self._push(arrival.time + self.replicas[replica].delay, replica, arrival)
             self._run_to(float("inf") if until is None else until, played)
         return played
 

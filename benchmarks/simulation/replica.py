@@ -184,6 +184,12 @@ class Replica:
         self._begin(ends)
         return ended
 
+    @property
+    def delay(self) -> float:
+        """What a request that comes now takes to be here, and its first token back."""
+        server = self._costs.server
+        return server.per_request if self._stretch is None else server.per_request_busy
+
     def _begin(self, now: float) -> None:
         for served in self._inbox:
             self._served[served.sequence.request_id] = served

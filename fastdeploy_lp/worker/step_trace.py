@@ -119,7 +119,9 @@ class StepTrace(ChainTrace, DrawWatcher):
         random = [slot for slot, row in self._rows.items() if draws.temperature[row] > 0]
         if random:
             rows = np.array([self._rows[slot] for slot in random], np.int64)
-            kept = self._ops.filtered(paddle.gather(logits, to_device(rows)), draws.of(rows))
+            drawn_from = paddle.empty([len(random), logits.shape[-1]], "float32")
+            self._ops.copy_rows(logits, rows, drawn_from, 0)
+            kept = self._ops.filtered(drawn_from, draws.of(rows))
             self._put(FINAL, SAMPLING, random, kept, np.arange(len(random)), seconds)
         for slot in self._rows:
             if slot not in random:

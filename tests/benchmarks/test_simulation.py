@@ -22,7 +22,7 @@ from support.sequences import request, tiny_engine
 
 from fastdeploy_lp.config import SchedulerConfig
 
-COSTS = Costs(StepCosts((1.0, 512.0), (0.01, 0.3), 1e-4, 1e-7), ServerCosts(0.003, 0.001, 1e-4))
+COSTS = Costs(StepCosts((1.0, 512.0), (0.01, 0.3), 1e-4, 1e-7), ServerCosts(0.003, 0.004, 0.001, 1e-4))
 # A step is a second, whatever it computes.
 SECOND = Costs.of_steps(StepCosts((1.0, 2.0), (1.0, 1.0), 0.0, 0.0))
 SMALL = ReplicaConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=24)

@@ -22,7 +22,7 @@ from simulation.trace import Arrival, Lengths, TraceShape
 from fastdeploy_lp.entrypoints.bench.load import Sample
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 
-COSTS = Costs(StepCosts((1.0, 512.0), (0.01, 0.3), 1e-4, 1e-7), ServerCosts(0.003, 0.001, 1e-4), model="a-model")
+COSTS = Costs(StepCosts((1.0, 512.0), (0.01, 0.3), 1e-4, 1e-7), ServerCosts(0.003, 0.004, 0.001, 1e-4), model="a-model")
 SIZES = replace(SMOKE_SIZES, seconds=4.0, hour=4.0)
 SHORT = TraceShape(5.0, Lengths(20.0, 0.8, 100), Lengths(20.0, 0.8, 100))
 

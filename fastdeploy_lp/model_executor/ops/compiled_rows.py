@@ -80,9 +80,9 @@ class CompiledRowOps(RowOps):
         logits = _plain(logits)
         rows, size = logits.shape
         count = min(count, size)
-        values = paddle.zeros([rows, count + 1], "float32")
-        tokens = paddle.zeros([rows, count + 1], "int64")
-        ranks = paddle.zeros([rows], "int64")
+        values = paddle.empty([rows, count + 1], "float32")
+        tokens = paddle.empty([rows, count + 1], "int64")
+        ranks = paddle.empty([rows], "int64")
         self._library.fdlp_row_logprobs(
             *(logits.data_ptr(), rows, size, chosen.data_ptr(), count, int(normalize)),
             *(each.data_ptr() for each in (values, tokens, ranks)),

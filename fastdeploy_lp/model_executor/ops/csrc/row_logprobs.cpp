@@ -1,4 +1,5 @@
 // Log probabilities of a token a row and of the row's most likely tokens.
+#include <algorithm>
 #include <cmath>
 
 #include "exports.h"
@@ -57,15 +58,20 @@ int64_t count_above(const float* row, int64_t size, float bound) {
 
 // For row r of logits [rows, size]: values and tokens [rows, 1 + count] start with `chosen[r]`, then come the `count` most
 // likely; ranks[r] is 1 plus the number of tokens with a greater logit than the chosen one. `normalize` 0 gives logits
-// themselves. A row whose chosen token is -1 is left as it is.
+// themselves. A row whose chosen token is -1 gets zeros.
 FDLP_EXPORT void fdlp_row_logprobs(const float* logits, int64_t rows, int64_t size, const int64_t* chosen, int64_t count,
                                    int normalize, float* values, int64_t* tokens, int64_t* ranks) {
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
   for (int64_t r = 0; r < rows; ++r) {
-    if (chosen[r] < 0) continue;
     const float* row = logits + r * size;
     float* row_values = values + r * (count + 1);
     int64_t* row_tokens = tokens + r * (count + 1);
+    if (chosen[r] < 0) {
+      std::fill(row_values, row_values + count + 1, 0.0f);
+      std::fill(row_tokens, row_tokens + count + 1, 0);
+      ranks[r] = 0;
+      continue;
+    }
     row_tokens[0] = chosen[r];
     row_values[0] = row[chosen[r]];
     if (count > 0) fdlp::top(row, size, count, row_values + 1, row_tokens + 1);

@@ -28,7 +28,7 @@ def note(llm):
 
 def interrupt_when_running(llm):
     def wait():
-        while not llm._engine._routes:
+        while not llm._engine.num_in_flight:
             pass
         os.kill(os.getpid(), signal.SIGINT)
 

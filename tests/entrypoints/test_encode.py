@@ -204,7 +204,7 @@ def test_prompts_that_a_processor_does_not_wait_for_are_aborted(engine: Engine) 
     assert (output.request_id, len(output.outputs)) == ("mine", 1)
     inner = engine.llm._engine
     assert inner is not None
-    assert inner._poolings == {}
+    assert inner.num_in_flight == 0
     assert engine.llm._running == {}
 
 

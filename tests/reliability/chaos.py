@@ -156,7 +156,8 @@ class ChaosRun:
 
 def own_log(server: ServerProcess) -> str:
     """What the server says, without what Paddle says of SIGSEGV, and without the faults that were asked for."""
-    return "\n".join(line for line in server.log.splitlines() if not line.startswith(("Traceback (most", "  ")))
+    expected = ("Traceback (most", "C++ Traceback (most", "  ")
+    return "\n".join(line for line in server.log.splitlines() if not line.startswith(expected))
 
 
 def read_metrics(server: ServerProcess) -> str:

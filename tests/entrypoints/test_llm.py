@@ -230,7 +230,7 @@ def test_prompt_that_cannot_be_continued_is_named(llm: LLM, prompt: Any, field: 
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"n": 0}, "n"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [""]}, "stop.0"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),

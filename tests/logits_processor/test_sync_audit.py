@@ -18,9 +18,16 @@ from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
 from fastdeploy_lp.logits_processor.testing.reads import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
+from fastdeploy_lp.platforms import CpuPlatform
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sampler import sampler
+
+
+@pytest.fixture(autouse=True)
+def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that have to wait for a device: where the host computes, tensors are read one by one."""
+    monkeypatch.setattr(CpuPlatform, "computes_on_host", False)
 
 
 class DeviceReadError(AssertionError):

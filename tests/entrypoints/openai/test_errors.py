@@ -51,7 +51,7 @@ MUTATIONS = 50
         ({"max_tokens": "1"}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"stop": [str(number) for number in range(100)]}, "stop"),

@@ -67,7 +67,7 @@ def test_reasoning_is_left_out_on_request(scripted_server: ServerProcess) -> Non
 
 def test_an_answer_without_reasoning_is_one_as_ever(scripted_server: ServerProcess) -> None:
     plain, parts = ask(scripted_server, "Yes. <think>"), streamed(scripted_server, "Yes. <think>")
-    assert plain["choices"][0]["message"] == {"role": "assistant", "content": "Yes. <think>"}
+    assert plain["choices"][0]["message"] == {"role": "assistant", "content": "Yes. <think>", "refusal": None}
     assert gathered(parts, "content") == "Yes. <think>"
     assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 

@@ -1,0 +1,117 @@
+"""`AsyncLLM` from its options to its end: nothing works before, and no worker is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat import MODEL
+from support.documents import DummyLogitsProcessor
+from support.server import process_exists, wait_until
+from support.tiny import write_tiny_checkpoint
+
+from fastdeploy_lp import AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
+from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
+
+PLAIN = SamplingParams(temperature=0, max_tokens=8)
+ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
+TARGET = 67
+
+
+def test_nothing_works_before_start() -> None:
+    async def use() -> None:
+        llm = AsyncLLM(MODEL, logits_processors=[DummyLogitsProcessor])
+        with pytest.raises(RuntimeError, match="start"):
+            await anext(llm.generate("Hello"))
+        with pytest.raises(RuntimeError, match="start"):
+            _ = llm.logits_processors
+        with pytest.raises(RuntimeError, match="start"):
+            await llm.reset_logits_processor("DummyLogitsProcessor")
+        llm.abort("nobody")
+        await llm.shutdown()
+
+    asyncio.run(use())
+
+
+def test_wrong_options_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="options are"):
+        AsyncLLM(MODEL, max_sequences=3)
+    with pytest.raises(ValueError, match="logits_processors: 'nope'"):
+        AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
+
+
+def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice() -> None:
+    class Local(DummyLogitsProcessor):
+        """A class that no module has."""
+
+    async def use() -> int:
+        llm = AsyncLLM(MODEL, logits_processors=[Local])
+        await llm.start()
+        await llm.start()
+        children = worker_pids()
+        assert len(children) == 1
+        forced = SamplingParams(max_tokens=3, extra_args={"target_token": TARGET})
+        *_, output = [each async for each in llm.generate("Hello", forced)]
+        assert output.outputs.token_ids == [TARGET] * 3
+        running = llm.generate("Hello", ENDLESS)
+        await anext(running)
+        await llm.shutdown()
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            async for _ in running:
+                pass
+        with pytest.raises(EngineDeadError):
+            await anext(llm.generate("Hello", PLAIN))
+        return children.pop()
+
+    before = children_of_this_process()
+
+    def worker_pids() -> set[int]:
+        return children_of_this_process() - before
+
+    worker = asyncio.run(use())
+    wait_until(lambda: not process_exists(worker), 5.0)
+
+
+def children_of_this_process() -> set[int]:
+    """Processes that this one started and that still run."""
+    task = Path(f"/proc/{os.getpid()}/task")
+    pids = {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
+    return {pid for pid in pids if process_exists(pid)}
+
+
+def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of two workers is ready when the other one fails."""
+    caplog.set_level(logging.INFO, "fastdeploy_lp")
+    told = tmp_path / "told"
+
+    class FailsInTheSecond(LogitsProcessor):
+        """Waits until the test has seen the first one."""
+
+        def __init__(self, fd_config: FDConfig) -> None:
+            if fd_config.parallel_config.data_parallel_rank:
+                wait_until(told.exists, 60.0)
+                raise ValueError("not this one")
+
+        def update_state(self, share_inputs: Any) -> None:
+            """Nothing to know."""
+
+        def apply(self, logits: Any) -> Any:
+            return logits
+
+    async def start() -> None:
+        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[FailsInTheSecond], data_parallel_size=2)
+        starting = asyncio.ensure_future(llm.start())
+        while not any("ready, model loaded" in record.message for record in caplog.records):
+            await asyncio.sleep(0.05)
+        told.touch()
+        with pytest.raises(EngineStartError, match="not this one"):
+            await starting
+
+    before = children_of_this_process()
+    asyncio.run(asyncio.wait_for(start(), 120))
+    assert children_of_this_process() == before

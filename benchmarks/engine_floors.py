@@ -30,10 +30,13 @@ Call = Callable[[], object]
 class Floors:
     """What steps are compared with: the products alone, by us and by oneDNN, and reading memory."""
 
-    def __init__(self, job: Job, dims: Dimensions, kv_bytes_per_token: int, skipped: list[str]) -> None:
+    def __init__(
+        self, job: Job, dims: Dimensions, weight_bits: list[int], kv_bytes_per_token: int, skipped: list[str]
+    ) -> None:
         self._kv_bytes_per_token, self._skipped = kv_bytes_per_token, skipped
         self._digits = ACTIVATION_DIGITS[job.quantization]
-        self._shapes = step_shapes(dims)
+        # Without compiled operators the model tells none, and there is nothing to compare with.
+        self._shapes = step_shapes(dims, weight_bits) if weight_bits else []
         self._ours: OurProducts | None = None
         self._onednn_library: Path | None = None
         try:
@@ -88,13 +91,14 @@ class Floors:
             return None
 
 
-def step_shapes(dims: Dimensions) -> list[Shape]:
-    """The matrix products of one decode step, in order."""
+def step_shapes(dims: Dimensions, weight_bits: list[int]) -> list[Shape]:
+    """The matrix products of one decode step, in order; `weight_bits` says how the model's weights are packed."""
     heads = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
     layer = [
-        Shape(dims.hidden_size, heads),
-        Shape(dims.num_heads * dims.head_dim, dims.hidden_size),
-        Shape(dims.hidden_size, 2 * dims.intermediate_size),
-        Shape(dims.intermediate_size, dims.hidden_size),
+        (dims.hidden_size, heads),
+        (dims.num_heads * dims.head_dim, dims.hidden_size),
+        (dims.hidden_size, 2 * dims.intermediate_size),
+        (dims.intermediate_size, dims.hidden_size),
     ]
-    return [*layer * dims.num_layers, Shape(dims.hidden_size, dims.vocab_size)]
+    sizes = [*layer * dims.num_layers, (dims.hidden_size, dims.vocab_size)]
+    return [Shape(*size, bits) for size, bits in zip(sizes, weight_bits, strict=True)]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
 from fastdeploy_lp.model_executor.ops.structs import LinearStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
@@ -35,10 +36,11 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """One matrix product of a step: [rows, in_features] times [in_features, out_features]."""
+    """One matrix product of a step: [rows, in_features] times [in_features, out_features], its weights in `bits`."""
 
     in_features: int
     out_features: int
+    bits: int
 
 
 def compile_native(directory: Path) -> Path:
@@ -125,7 +127,7 @@ class Products(Protocol):
 class OurProducts:
     """The products by the package's own kernels, every one with packed weights of its own.
 
-    `digits` is 0 for float32, 1 or 2 for 8-bit weights with activations of so many 8-bit digits. All products of one
+    `digits` is 0 for float32, 1 or 2 for packed weights with activations of so many 8-bit digits. All products of one
     shape share activations and result; quantizing the activations is no part of `multiply`. `ops` is the package's
     library, `library` the path that `compile_native` gave.
     """
@@ -133,9 +135,8 @@ class OurProducts:
     def __init__(self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int) -> None:
         self._library, self._ops, self._digits = ctypes.CDLL(str(library)), ops, digits
         self._shapes = shapes
-        ops.fdlp_packed_bytes.restype = ctypes.c_int64
         random = np.random.default_rng(0)
-        self.weights = {shape: _random_matrix(random, shape.out_features, shape.in_features) for shape in shapes}
+        self.weights = {shape: _random_weight(random, shape) for shape in shapes}
         packed = {shape: self._pack(shape, weight) for shape, weight in self.weights.items()}
         self._packed = [_copy(packed[shape]) for shape in shapes]
 
@@ -149,10 +150,10 @@ class OurProducts:
         return OurRows(self._library, self._shapes, self._packed, self._digits, rows)
 
     def _pack(self, shape: Shape, weight: NDArray[np.float32]) -> NDArray[np.uint8]:
-        int8 = self._digits > 0
-        packed = mapped_zeros(self._ops.fdlp_packed_bytes(shape.in_features, shape.out_features, int8), "uint8")
-        self._ops.fdlp_pack(_pointer(packed), _pointer(weight), shape.in_features, shape.out_features, int8)
-        return packed
+        packed = PackedWeight.of(self._ops, weight, quantized=self._digits > 0)
+        if packed.bits != shape.bits:
+            raise ValueError(f"weights of {shape} were packed in {packed.bits} bits")
+        return packed.data
 
 
 class OurRows:
@@ -171,7 +172,7 @@ class OurRows:
         self._structs = (ProductStruct * len(shapes))(
             *(
                 ProductStruct(
-                    LinearStruct(shape.in_features, shape.out_features, digits, weight.ctypes.data, None),
+                    LinearStruct(shape.in_features, shape.out_features, digits, shape.bits, weight.ctypes.data, None),
                     prepared[shape],
                     self.outputs[shape].ctypes.data,
                 )
@@ -250,6 +251,15 @@ def stream_bytes() -> int:
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     kib = [int(path.read_text().strip().removesuffix("K")) for path in sizes]
     return max(STREAM_BYTES, 8 * 1024 * max(kib, default=0))
+
+
+def _random_weight(random: np.random.Generator, shape: Shape) -> NDArray[np.float32]:
+    """Weights that are packed in the shape's bits: for 4, of 16 levels that every group of inputs has."""
+    if shape.bits != 4:
+        return _random_matrix(random, shape.out_features, shape.in_features)
+    levels = random.integers(0, 16, (shape.out_features, shape.in_features))
+    levels[:, ::GROUP], levels[:, 1::GROUP] = 0, 15
+    return (levels * np.float32(1 / 16) - np.float32(0.5)).astype(np.float32)
 
 
 def _random_matrix(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.float32]:

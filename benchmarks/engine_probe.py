@@ -55,6 +55,11 @@ class StepProbe:
         self.seconds.clear()
 
     @property
+    def weight_bits(self) -> list[int]:
+        """Bits of a weight in each product of the model that computed the last pass."""
+        return [] if self._model is None else self._model.weight_bits
+
+    @property
     def decoding(self) -> int:
         """Rows of the last pass if each was one token of a sequence that has a token before it, else 0."""
         single = all(len(chunk.token_ids) == 1 and chunk.start > 0 for chunk in self.chunks)

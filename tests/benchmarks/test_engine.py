@@ -64,15 +64,15 @@ def tiny_job(harnesses: Path, **sizes: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32])
-@pytest.mark.parametrize("digits", [0, 1, 2])
-def test_our_products(library: Path, digits: int, rows: int) -> None:
+@pytest.mark.parametrize(("digits", "bits"), [(0, 32), (1, 8), (1, 4), (2, 8), (2, 4)])
+def test_our_products(library: Path, digits: int, bits: int, rows: int) -> None:
     """Every product comes out, sizes that fill neither groups nor panels included, with one copy of weights each."""
     ops = compiled_ops()
     assert ops is not None
-    shapes = [Shape(64, 96), Shape(40, 50), Shape(64, 96)]
+    shapes = [Shape(64, 96, bits), Shape(40, 50, bits), Shape(64, 96, bits)]
     products = native.OurProducts(library, ops, shapes, digits)
     assert products.weight_bytes == sum(
-        ops.fdlp_packed_bytes(shape.in_features, shape.out_features, digits > 0) for shape in shapes
+        ops.fdlp_packed_bytes(shape.in_features, shape.out_features, bits) for shape in shapes
     )
     of_rows = products.rows(rows)
     of_rows.multiply()
@@ -90,7 +90,7 @@ def test_onednn_products(harnesses: Path, int8: bool) -> None:
     """oneDNN computes the products themselves, and 8-bit ones exactly."""
     libdnnl = Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"
     compiled = native.compile_onednn(harnesses, Path(os.environ[ONEDNN]), libdnnl)
-    shapes = [Shape(64, 96), Shape(40, 50), Shape(64, 96)]
+    shapes = [Shape(64, 96, 8), Shape(40, 50, 8), Shape(64, 96, 8)]
     products = native.OneDnnRows(compiled, shapes, 5, int8=int8)
     products.multiply()
     for shape in shapes:
@@ -128,7 +128,7 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         native.compile_native(tmp_path)
     skipped: list[str] = []
     dims = Dimensions.from_hf_config(tiny_fd_config().model_config.hf_config)
-    without = floors.Floors(tiny_job(tmp_path), dims, 64, skipped)
+    without = floors.Floors(tiny_job(tmp_path), dims, [32] * (4 * dims.num_layers + 1), 64, skipped)
     assert without.products(1) == {}
     assert without.reading(1, 8) == ({}, 0)
     assert without.weight_bytes is None
@@ -144,8 +144,8 @@ def test_no_onednn_headers(tmp_path: Path) -> None:
 def test_shapes_of_a_step() -> None:
     """SmolLM2-135M: four products a layer and the head, with all of its weights but the norms."""
     dims = Dimensions(30, 576, 1536, 9, 3, 64, 49152, 1e-5, tie_word_embeddings=True)
-    shapes = floors.step_shapes(dims)
-    assert len(shapes) == 121
+    shapes = floors.step_shapes(dims, [4] * 120 + [8])
+    assert [shape.bits for shape in shapes] == [4] * 120 + [8]
     assert sum(shape.in_features * shape.out_features for shape in shapes) == 134_515_008 - 61 * 576
 
 
@@ -236,7 +236,8 @@ def test_memory(measured: Any) -> None:
     memory = measured.memory
     assert 0 < memory.peak_rss_loaded <= memory.peak_rss
     assert memory.kv_cache_per_token == 2 * dims.num_layers * dims.num_kv_heads * dims.head_dim * 4
-    unpadded = sum(4 * shape.in_features * shape.out_features for shape in floors.step_shapes(dims))
+    shapes = floors.step_shapes(dims, [32] * (4 * dims.num_layers + 1))
+    unpadded = sum(4 * shape.in_features * shape.out_features for shape in shapes)
     assert memory.weights_read_by_a_step >= unpadded
 
 

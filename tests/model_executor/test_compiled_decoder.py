@@ -30,12 +30,13 @@ from support.decoders import (
     schedules,
     settings_of_a_run,
     shapes,
+    sixteen_levels,
     thrifty_schedules,
 )
 from support.reference_decoder import LEVELS, quantized_weight, reference_hidden, reference_logits
 from support.server import server_environment
 
-from fastdeploy_lp.model_executor.decoder_weights import FloatArray
+from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
 from fastdeploy_lp.model_executor.models.decoder import Executor
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
@@ -123,6 +124,29 @@ def test_a_bias_on_one_projection_alone_is_added_to_it(name: str, quantization: 
     (ours,) = run_alone(compiled_decoder(shape, setting), seats)
     expected = reference_logits(shape.weights(), shape.dimensions, seats.tokens[0], quantization=quantization)
     assert_near(ours, expected, setting)
+
+
+def test_weights_that_4_bits_hold_are_kept_in_4_bits() -> None:
+    assert compiled_decoder(Shape(four_bits=True), Setting("w8a8")).weight_bits == [4] * 8 + [8]
+    assert compiled_decoder(Shape(), Setting("w8a8")).weight_bits == [8] * 9
+    assert compiled_decoder(Shape(four_bits=True), Setting()).weight_bits == [32] * 9
+
+
+@pytest.mark.parametrize("rows", [1, 6, 13])
+def test_4_bits_change_no_bit_of_a_result(rows: int) -> None:
+    """One row of the head that needs 8 bits makes all of it take 8, which the others must not notice."""
+    shape, setting = Shape(hidden=75), Setting("w8a8")
+    random = np.random.default_rng(rows)
+    hidden = random.standard_normal((rows, 75), np.float32)
+    few = sixteen_levels(random, shape.vocab, 75)
+    many = few.copy()
+    many[-1] = random.standard_normal(75)
+    with_few, with_many = (
+        compiled_decoder(shape, setting, dataclasses.replace(shape.weights(), lm_head=LinearWeights(weight)))
+        for weight in (few, many)
+    )
+    assert (with_few.weight_bits[-1], with_many.weight_bits[-1]) == (4, 8)
+    assert_same_bits([head_of(with_few, hidden)[:, :-1]], [head_of(with_many, hidden)[:, :-1]])
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w8a16"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support.decoders import sixteen_levels
 from support.reference_decoder import GROUP, LEVELS, quantized_activations, quantized_weight
 from support.tiny import tiny_fd_config
 
@@ -17,22 +18,20 @@ from fastdeploy_lp.model_executor.decoder_weights import FloatArray
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight, quantize_dequantize
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import model_class
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
 
 # Half floats end at 65504; a weight beyond that has no place in any checkpoint.
 WIDEST = 60000.0
 SIZES = [(1, 1), (1, 31), (33, 32), (40, 33), (16, 64), (70, 72), (3, 97)]
 
 
-def unpacked(ops: ctypes.CDLL, weight: FloatArray) -> FloatArray:
-    """What the compiled operators make of the weights once they are packed."""
-    out_features, in_features = weight.shape
-    ops.fdlp_packed_bytes.restype = ctypes.c_int64
-    packed = np.zeros(ops.fdlp_packed_bytes(in_features, out_features, 1), np.uint8)
-    ops.fdlp_pack(address(packed), address(weight), in_features, out_features, 1)
+def unpacked(ops: ctypes.CDLL, weight: FloatArray) -> tuple[int, FloatArray]:
+    """In how many bits the compiled operators pack the weights, and what they make of them once they are packed."""
+    packed = PackedWeight.of(ops, weight, quantized=True)
     found = np.full_like(weight, np.nan)
-    for row in range(out_features):
-        ops.fdlp_unpack_int8_row(address(found[row]), address(packed), in_features, row)
-    return found
+    for row in range(len(weight)):
+        ops.fdlp_unpack_row(address(found[row]), address(packed.data), packed.bits, weight.shape[1], row)
+    return packed.bits, found
 
 
 def address(array: np.ndarray) -> ctypes.c_void_p:
@@ -74,7 +73,8 @@ def test_packed_weights_stand_for_the_numbers_that_the_paddle_path_computes_with
     weight = special_weights()[name]
     # Adding zero takes the sign off zeros, the one thing in which they may differ.
     expected = dequantized_weight(weight) + np.float32(0)
-    np.testing.assert_array_equal(unpacked(ops, weight).view(np.uint32), expected.view(np.uint32))
+    _, found = unpacked(ops, weight)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @settings(max_examples=60)
@@ -82,7 +82,8 @@ def test_packed_weights_stand_for_the_numbers_that_the_paddle_path_computes_with
 def test_any_packed_weights_do(weight: FloatArray, ops: ctypes.CDLL) -> None:
     # Adding zero takes the sign off zeros, the one thing in which they may differ.
     expected = dequantized_weight(weight) + np.float32(0)
-    np.testing.assert_array_equal(unpacked(ops, weight).view(np.uint32), expected.view(np.uint32))
+    _, found = unpacked(ops, weight)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", special_weights())
@@ -102,6 +103,22 @@ def test_a_weight_moves_by_little_more_than_half_a_step(weight: FloatArray) -> N
         # it, by 1/2048 of the spread; below their normal range they keep a fixed distance of 2**-24.
         bound = spread / 255 / 2 + (np.abs(group.min(axis=1)) + spread) / 2048 + 256 * 2.0**-25
         assert (moved[:, start : start + GROUP].max(axis=1) <= bound * 1.001).all()
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 32), (33, 34), (40, 96), (70, 75)])
+def test_weights_of_16_levels_take_4_bits_and_lose_nothing(
+    out_features: int, in_features: int, ops: ctypes.CDLL
+) -> None:
+    weight = sixteen_levels(np.random.default_rng(0), out_features, in_features)
+    bits, found = unpacked(ops, weight)
+    assert bits == 4
+    np.testing.assert_array_equal(found, dequantized_weight(weight))
+    np.testing.assert_allclose(found, weight, rtol=0, atol=1e-3 * np.abs(weight).max())
+    # Any other level in between needs more.
+    weight[-1, 2] += np.float32(0.3) * (weight[-1, :32].max() - weight[-1, :32].min()) / 15
+    bits, found = unpacked(ops, weight)
+    assert bits == 8
+    np.testing.assert_array_equal(found, dequantized_weight(weight))
 
 
 def test_the_levels_of_4_bit_blocks_are_kept_almost_exactly() -> None:

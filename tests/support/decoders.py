@@ -34,7 +34,10 @@ ROPE_THETA = 10000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a random decoder and which optional parts it has; `seed` draws its weights."""
+    """The sizes of a random decoder and which optional parts it has; `seed` draws its weights.
+
+    four_bits: its projections are such as 4-bit GGUF blocks hold, the head aside.
+    """
 
     head_dim: int = 16
     kv_heads: int = 2
@@ -46,6 +49,7 @@ class Shape:
     biased: frozenset[str] = frozenset()
     qk_norm: bool = False
     tied: bool = False
+    four_bits: bool = False
     seed: int = 0
 
     @property
@@ -90,9 +94,23 @@ class Shape:
         )
 
     def _linear(self, random: np.random.Generator, name: str, out: int, into: int) -> LinearWeights:
-        weight = random.standard_normal((out, into), np.float32) / np.float32(into**0.5)
+        if self.four_bits and name != "lm_head":
+            weight = sixteen_levels(random, out, into) / np.float32(into**0.5)
+        else:
+            weight = random.standard_normal((out, into), np.float32) / np.float32(into**0.5)
         bias = random.standard_normal(out, np.float32)
         return LinearWeights(weight, bias if name in self.biased else None)
+
+
+def sixteen_levels(random: np.random.Generator, out_features: int, in_features: int) -> FloatArray:
+    """Weights as 4-bit GGUF blocks (Q4_1) hold them: 16 levels from the least to the greatest of each group of 32."""
+    blocks = -(-in_features // 32)
+    levels = random.integers(0, 16, (out_features, blocks, 32))
+    levels[:, :, 0], levels[:, :, 1] = 0, 15
+    scale = random.uniform(0.1, 0.3, (out_features, blocks, 1)).astype(np.float16).astype(np.float32)
+    minimum = random.uniform(-3, -0.5, (out_features, blocks, 1)).astype(np.float16).astype(np.float32)
+    weight = (minimum + scale * levels).reshape(out_features, -1)[:, :in_features]
+    return np.ascontiguousarray(weight, np.float32)
 
 
 def _norm(random: np.random.Generator, size: int) -> FloatArray:
@@ -223,6 +241,7 @@ def shapes() -> st.SearchStrategy[Shape]:
             )
         ),
         qk_norm=st.booleans(),
+        four_bits=st.booleans(),
         tied=st.booleans(),
         seed=st.integers(0, 2**16),
     )

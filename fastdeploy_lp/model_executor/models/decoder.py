@@ -62,6 +62,11 @@ class DecoderForCausalLM(ABC):
         Raises WeightsError (a ValueError) naming a tensor, or CheckpointError naming a field of `config.json`.
         """
 
+    @property
+    def weight_bits(self) -> list[int]:
+        """Bits of a weight in each matrix product of a pass, the head last; empty where Paddle's operators compute."""
+        return self._executor.weight_bits if isinstance(self._executor, CompiledDecoder) else []
+
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
         self._executor.initialize_cache(num_blocks)

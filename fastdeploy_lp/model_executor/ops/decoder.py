@@ -19,6 +19,7 @@ from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, 
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
 from fastdeploy_lp.model_executor.ops.structs import CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms.cpu import mapped_zeros
@@ -67,6 +68,13 @@ class CompiledDecoder:
             layers=(LayerStruct * len(layers))(*layers),
         )
 
+    @property
+    def weight_bits(self) -> list[int]:
+        """See `DecoderForCausalLM.weight_bits`."""
+        layers = [self._model.layers[index] for index in range(self._model.num_layers)]
+        linears = [linear for layer in layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [linear.bits for linear in [*linears, self._model.head]]
+
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
         model, cache = self._model, self._model.cache
@@ -114,19 +122,9 @@ class CompiledDecoder:
 
     def _linear(self, weights: LinearWeights) -> LinearStruct:
         out_features, in_features = weights.weight.shape
-        self._ops.fdlp_packed_bytes.restype = ctypes.c_int64
-        packed = mapped_zeros(self._ops.fdlp_packed_bytes(in_features, out_features, self._digits > 0), "uint8")
-        address = self._keep(packed)
-        source = np.ascontiguousarray(weights.weight)
-        self._ops.fdlp_pack(
-            ctypes.c_void_p(address),
-            source.ctypes.data_as(ctypes.c_void_p),
-            in_features,
-            out_features,
-            self._digits > 0,
-        )
+        packed = PackedWeight.of(self._ops, weights.weight, quantized=self._digits > 0)
         bias = None if weights.bias is None else self._keep(weights.bias)
-        return LinearStruct(in_features, out_features, self._digits, address, bias)
+        return LinearStruct(in_features, out_features, self._digits, packed.bits, self._keep(packed.data), bias)
 
     def _embedding(self, embedding: FloatArray) -> FloatArray:
         return dequantized_weight(embedding) if self._digits else embedding

@@ -13,6 +13,7 @@ class LinearStruct(ctypes.Structure):
         ("in_features", c_int32),
         ("out_features", c_int32),
         ("digits", c_int32),
+        ("bits", c_int32),
         ("packed", c_void_p),
         ("bias", c_void_p),
     )

@@ -31,14 +31,16 @@ class Ahead {
         next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : thread_;
     }
 
-    // This thread begins a panel whose rows come in `tiles`, in a task of `per_task` panels. It will most likely go on with the task that
-    // is left when every thread has taken one, or with the product after this one. Gives where that begins; null when nothing follows.
-    const char* begin_panel(const Linear& layer, const Linear* after, int panel, int per_task, int tiles) {
+    // This thread begins a panel whose rows come in `tiles`. It goes on with the panel behind it or, at the end of its share, with the
+    // product after this one. Gives where that begins; null when nothing follows.
+    const char* begin_panel(const Linear& layer, const Linear* after, int panel, int tiles) {
         of_panel_ = {};
-        int next = (panel + 1) % per_task != 0 ? panel + 1 : panel + 1 + per_task * (threads_ - 1);
         const Linear* from = &layer;
-        if (next >= layer.panels()) from = after, next -= layer.panels();
-        if (from == nullptr || next >= from->panels()) return nullptr;
+        int next = panel + 1;
+        if (next >= Share::of(layer.panels(), thread_, threads_).end) {
+            if (after == nullptr) return nullptr;
+            from = after, next = Share::of(after->panels(), thread_, threads_).first;
+        }
         const char* begin = from->panel(next);
         if (tiles > 1) {
             of_panel_ = {begin, begin + from->panel_bytes()};

@@ -5,6 +5,8 @@
 // length and the cache alone, with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
 #pragma once
 
+#include <type_traits>
+
 #include "linear.h"
 
 // Mirrored by `CacheStruct` in decoder.py.
@@ -18,14 +20,11 @@ struct Cache {
     int64_t value_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * block_size * value_width(); }
 };
 
-template <class Element>
-inline void put_element(Element* to, float x);
-template <>
-inline void put_element(float* to, float x) { *to = x; }
-template <>
-inline void put_element(uint16_t* to, float x) {
-    // Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
-    *to = float_to_half(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
+inline Floats as_element(const float*, Floats x) { return x; }
+// Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
+inline Floats as_element(const uint16_t*, Floats x) {
+    const Floats most = splat(65504.0f);
+    return select(x > most, most, select(x < -most, -most, x));
 }
 
 template <class Element>
@@ -33,8 +32,14 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
                      const float* value) {
     Element* k = keys + cache.key_at(block, head) + offset;
     Element* v = values + cache.value_at(block, head) + static_cast<int64_t>(offset) * cache.value_width();
-    for (int d = 0; d < cache.head_dim; ++d) put_element(k + d * cache.key_width(), key[d]);
-    for (int d = 0; d < cache.head_dim; ++d) put_element(v + d, value[d]);
+    for (int d = 0; d < cache.head_dim; d += kLanes) {
+        const int left = cache.head_dim - d;
+        Element narrow[kLanes];
+        store(narrow, as_element(narrow, load_first(key + d, left)));
+        for (int i = 0; i < kLanes && i < left; ++i) k[(d + i) * cache.key_width()] = narrow[i];
+        // Behind the last of a value's numbers lies what fills its row up.
+        store(v + d, as_element(v, load_first(value + d, left)));
+    }
 }
 
 constexpr int kMaxAttentionRows = 6;
@@ -65,6 +70,22 @@ inline void prefetch_first_keys(const Cache& cache, const void* keys, const int3
     for (int b = 0; b < blocks && b < 4; ++b) prefetch(static_cast<const char*>(keys) + cache.key_at(table[b], head) * size, bytes);
 }
 
+// Of strips `first` … `first` + Strips - 1; a strip's scores do not depend on those beside it.
+template <int Rows, int Strips, class Element>
+void score_strips_from(const Cache& cache, const Element* keys, const int32_t* table, int first, int head, const float* const* queries,
+                       float* scores, int64_t stride) {
+    const int width = cache.key_width(), per_block = width / kLanes;
+    const Element* strips[Strips];
+    for (int i = 0; i < Strips; ++i)
+        strips[i] = keys + cache.key_at(table[(first + i) / per_block], head) + (first + i) % per_block * kLanes;
+    Floats sums[Rows][Strips];
+    score_strips<Rows, Strips>(strips, width, cache.head_dim, queries, sums);
+    for (int i = 0; i < Strips; ++i) {
+        const int block = (first + i) / per_block, at = (first + i) % per_block * kLanes, left = cache.block_size - at;
+        for (int r = 0; r < Rows; ++r) store_first(scores + r * stride + block * cache.block_size + at, sums[r][i], left);
+    }
+}
+
 // scores[r][position] = query r · key, for all positions of `blocks` blocks.
 template <int Rows, class Element>
 void score(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head,
@@ -74,32 +95,32 @@ void score(const Cache& cache, const Element* keys, const Element* values, const
     const int64_t key_bytes = static_cast<int64_t>(cache.head_dim) * width * sizeof(Element);
     const int64_t value_bytes = static_cast<int64_t>(cache.block_size) * cache.value_width() * sizeof(Element);
     for (int first = 0; first < count; first += kStrips) {
-        const Element* strips[kStrips];
-        for (int i = 0; i < kStrips; ++i) {
-            // Beyond the last strip, the last once more: computed, not kept.
-            const int strip = first + i < count ? first + i : count - 1;
-            strips[i] = keys + cache.key_at(table[strip / per_block], head) + strip % per_block * kLanes;
-        }
         // Blocks lie anywhere, which the processor's own prefetching cannot foresee.
         for (int next = (first + kStrips) / per_block; next < blocks && next * per_block < first + 2 * kStrips; ++next)
             prefetch(keys + cache.key_at(table[next], head), key_bytes);
         for (int now = first / per_block; now < blocks && now * per_block < first + kStrips; ++now)
             prefetch(values + cache.value_at(table[now], head), value_bytes);
-        Floats sums[Rows][kStrips];
-        score_strips<Rows, kStrips>(strips, width, cache.head_dim, queries, sums);
-        for (int i = 0; i < kStrips && first + i < count; ++i) {
-            const int block = (first + i) / per_block, at = (first + i) % per_block * kLanes, left = cache.block_size - at;
-            for (int r = 0; r < Rows; ++r)
-                std::memcpy(scores + r * stride + block * cache.block_size + at, &sums[r][i],
-                            sizeof(float) * (left < kLanes ? left : kLanes));
+        const auto from = [&](auto strips) {
+            score_strips_from<Rows, decltype(strips)::value>(cache, keys, table, first, head, queries, scores, stride);
+        };
+        switch (count - first) {
+            case 1: from(std::integral_constant<int, 1>{}); break;
+            case 2: from(std::integral_constant<int, 2>{}); break;
+            case 3: from(std::integral_constant<int, kStrips < 3 ? kStrips : 3>{}); break;
+            default: from(std::integral_constant<int, kStrips>{});
         }
     }
 }
 
 // In place: the first `length` scores become e^(score - max), the rest up to `end` 0; gives 1 / their sum.
 inline float soften(float* scores, int length, int end) {
-    for (int i = length; i < round_up(end, kLanes); ++i) scores[i] = -__builtin_inff();
-    Floats most = splat(-__builtin_inff());
+    const Floats nothing = splat(-__builtin_inff());
+    const int whole = length / kLanes * kLanes;
+    if (whole < length) {
+        const Ints seen = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} < length - whole;
+        store(scores + whole, select(seen, load(scores + whole), nothing));
+    }
+    Floats most = nothing;
     for (int i = 0; i < length; i += kLanes) most = maximum(most, load(scores + i));
     const Floats top = splat(largest(most));
     Floats total = {};
@@ -109,7 +130,7 @@ inline float soften(float* scores, int length, int end) {
         store(scores + i, p);
         total += p;
     }
-    for (int i = length; i < end; ++i) scores[i] = 0.0f;
+    for (int i = round_up(length, kLanes); i < end; i += kLanes) store(scores + i, Floats{});
     return 1.0f / sum(total);
 }
 
@@ -141,12 +162,9 @@ void mix(const Cache& cache, const Element* values, const int32_t* table, int le
                 }
             }
         }
-        for (int r = 0; r < Rows; ++r) {
-            float out[kChunk];
-            for (int i = 0; i < 4; ++i) store(out + i * kLanes, sums[r][i] * splat(scale[r]));
-            const int left = cache.head_dim - from;
-            std::memcpy(outs[r] + from, out, sizeof(float) * (left < kChunk ? left : kChunk));
-        }
+        for (int r = 0; r < Rows; ++r)
+            for (int i = 0; i < vectors; ++i)
+                store_first(outs[r] + from + i * kLanes, sums[r][i] * splat(scale[r]), cache.head_dim - from - i * kLanes);
     }
 }
 

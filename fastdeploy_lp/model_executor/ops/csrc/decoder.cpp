@@ -80,7 +80,13 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
 
 void rotate(float* x, const float* cos, const float* sin, int head_dim) {
     const int half = head_dim / 2;
-    for (int d = 0; d < half; ++d) {
+    int d = 0;
+    for (; d + kLanes <= half; d += kLanes) {
+        const Floats a = load(x + d), b = load(x + half + d), c = load(cos + d), s = load(sin + d);
+        store(x + d, a * c - b * s);
+        store(x + half + d, b * c + a * s);
+    }
+    for (; d < half; ++d) {
         const float a = x[d], b = x[half + d];
         x[d] = a * cos[d] - b * sin[d];
         x[half + d] = b * cos[d] + a * sin[d];
@@ -162,7 +168,7 @@ void Decoder::embed(const Pass& pass, int token) const {
     if (m_.embedding != nullptr)
         std::memcpy(to, m_.embedding + static_cast<int64_t>(id) * m_.hidden_size, sizeof(float) * m_.hidden_size);
     else
-        linear_int8::unpack_row(to, static_cast<const uint8_t*>(m_.head.packed), m_.hidden_size, id);
+        packed_weights::unpack_row(to, static_cast<const uint8_t*>(m_.head.packed), m_.head.bits, m_.hidden_size, id);
 }
 
 void Decoder::normalize(const Pass& pass, const float* weight, const Linear& into, int token) const {
@@ -266,12 +272,10 @@ void Decoder::add_product(const Pass& pass, const Product& product, const Activa
 void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Ahead& ahead) const {
     const int from = pair * kPanel, to = from + kPanel < m_.intermediate_size ? from + kPanel : m_.intermediate_size;
     for (int panel = 2 * pair; panel < 2 * pair + 2 && panel < layer.gate_up.panels(); ++panel)
-        multiply_panel({layer.gate_up, &layer.down, 2}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats gate, Floats up) {
-            float out[kLanes];
-            store(out, silu(gate) * up);
-            const int column = panel * kLanes, left = m_.intermediate_size - column;
-            std::memcpy(pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column, out,
-                        sizeof(float) * (left < kLanes ? left : kLanes));
+        multiply_panel({layer.gate_up, &layer.down}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats gate, Floats up) {
+            const int column = panel * kLanes;
+            float* to = pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column;
+            store_first(to, silu(gate) * up, m_.intermediate_size - column);
         });
     for (int row = 0; row < pass.batch.tokens; ++row) pass.gated.prepare(layer.down, row, from, to);
 }
@@ -295,8 +299,7 @@ void Decoder::forward(const Batch& batch, float* hidden) {
                     for (int head = 0; head < m_.cache.kv_heads; ++head) rotate_and_cache(pass, layer, token, head);
                 });
             team.run(attention_tasks, [&](int task) {
-                // The other threads take the tasks in between.
-                prefetch_task(pass, layer, task + team.threads());
+                prefetch_task(pass, layer, task + 1);
                 attend_task(pass, layer, task, rotate_first, scores);
             });
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
@@ -328,16 +331,8 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
         team.run(m_.head.panels(), [&](int panel) {
             multiply_panel({m_.head, nullptr}, x, rows, panel, ahead, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
-                const int left = m_.vocab_size - panel * kPanel;
-                if (left >= kPanel) {
-                    store(to, low);
-                    store(to + kLanes, high);
-                } else {
-                    float both[kPanel];
-                    store(both, low);
-                    store(both + kLanes, high);
-                    std::memcpy(to, both, sizeof(float) * left);
-                }
+                store_first(to, low, m_.vocab_size - panel * kPanel);
+                store_first(to + kLanes, high, m_.vocab_size - panel * kPanel - kLanes);
             });
         });
     });
@@ -345,25 +340,37 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
 
 }  // namespace
 
-FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, int int8) {
-    return int8 ? linear_int8::packed_bytes(in, out) : linear_float::packed_floats(in, out) * static_cast<int64_t>(sizeof(float));
+// The bits in which weights [out][in] are packed once they are quantized: 4 if that loses nothing, else 8.
+FDLP_EXPORT int fdlp_packed_bits(const float* weights, int in, int out) {
+    const int panels = (out + kPanel - 1) / kPanel;
+    std::atomic<bool> fits{true};
+#pragma omp parallel for
+    for (int panel = 0; panel < panels; ++panel)
+        if (fits.load(std::memory_order_relaxed) && !packed_weights::panel_fits_4_bits(weights, in, out, panel)) fits = false;
+    return fits ? 4 : 8;
+}
+
+// `bits` of a weight: 32, 8 or 4.
+FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, int bits) {
+    if (bits == 32) return linear_float::packed_floats(in, out) * static_cast<int64_t>(sizeof(float));
+    return (out + kPanel - 1) / kPanel * packed_weights::panel_bytes(bits, in);
 }
 
 // weights [out][in] float32 → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
-FDLP_EXPORT void fdlp_pack(void* packed, const float* weights, int in, int out, int int8) {
+FDLP_EXPORT void fdlp_pack(void* packed, const float* weights, int in, int out, int bits) {
     const int panels = (out + kPanel - 1) / kPanel;
 #pragma omp parallel for
     for (int panel = 0; panel < panels; ++panel) {
-        if (int8)
-            linear_int8::pack_panel(static_cast<uint8_t*>(packed), weights, in, out, panel);
-        else
+        if (bits == 32)
             linear_float::pack_panel(static_cast<float*>(packed), weights, in, out, panel);
+        else
+            packed_weights::pack_panel(static_cast<uint8_t*>(packed), bits, weights, in, out, panel);
     }
 }
 
-// Row `row` of a matrix packed to int8 as the floats [in] that it stands for.
-FDLP_EXPORT void fdlp_unpack_int8_row(float* to, const void* packed, int in, int row) {
-    linear_int8::unpack_row(to, static_cast<const uint8_t*>(packed), in, row);
+// Row `row` of a matrix packed in 8 or 4 bits as the floats [in] that it stands for.
+FDLP_EXPORT void fdlp_unpack_row(float* to, const void* packed, int bits, int in, int row) {
+    packed_weights::unpack_row(to, static_cast<const uint8_t*>(packed), bits, in, row);
 }
 
 FDLP_EXPORT void* fdlp_decoder_new(const Model* model) { return new Decoder(*model); }

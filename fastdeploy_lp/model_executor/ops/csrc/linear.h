@@ -6,21 +6,22 @@
 #include "team.h"
 
 constexpr int kPanel = linear_float::kPanel;
-static_assert(kPanel == linear_int8::kPanel, "callers count panels of one width");
+static_assert(kPanel == packed_weights::kPanel, "callers count panels of one width");
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // Mirrored by `LinearStruct` in decoder.py.
 struct Linear {
     int32_t in, out;
-    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with 8-bit weights
+    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with packed weights
+    int32_t bits;    // of a packed weight: 8 or 4; 32 for float32
     const void* packed;
     const float* bias;  // [out] or null
 
     int panels() const { return (out + kPanel - 1) / kPanel; }
     // What a product reads of a panel in one step along `in`.
-    int64_t step_bytes() const { return digits > 0 ? linear_int8::kGroupBytes : kPanel * static_cast<int64_t>(sizeof(float)); }
-    int64_t panel_bytes() const { return digits > 0 ? linear_int8::panel_bytes(in) : in * step_bytes(); }
+    int64_t step_bytes() const { return digits > 0 ? packed_weights::group_bytes(bits) : kPanel * static_cast<int64_t>(sizeof(float)); }
+    int64_t panel_bytes() const { return digits > 0 ? packed_weights::panel_bytes(bits, in) : in * step_bytes(); }
     const char* panel(int index) const { return static_cast<const char*>(packed) + index * panel_bytes(); }
 };
 
@@ -56,17 +57,28 @@ struct PanelAhead {
     }
 };
 
+// Rows `first` … `first` + Rows - 1 times one panel.
+template <int Rows, class Ahead>
+void multiply_rows(const Linear& layer, const Activations& x, int first, int panel, Ahead& ahead, Floats (*sums)[2]) {
+    if (layer.digits == 0)
+        return linear_float::multiply<Rows>(x.values + static_cast<int64_t>(first) * layer.in, layer.in,
+                                            reinterpret_cast<const float*>(layer.panel(panel)), layer.in, ahead, sums);
+    const auto packed = reinterpret_cast<const uint8_t*>(layer.panel(panel));
+    const int groups = linear_int8::groups_of(layer.in);
+    const linear_int8::Activations rows = x.quantized(layer, first);
+    if constexpr (Rows <= linear_int8::max_tile(1))
+        if (layer.digits == 1)
+            return layer.bits == 8 ? linear_int8::multiply<Rows, 1, 8>(rows, groups, packed, ahead, sums)
+                                   : linear_int8::multiply<Rows, 1, 4>(rows, groups, packed, ahead, sums);
+    if constexpr (Rows <= linear_int8::max_tile(2))
+        return layer.bits == 8 ? linear_int8::multiply<Rows, 2, 8>(rows, groups, packed, ahead, sums)
+                               : linear_int8::multiply<Rows, 2, 4>(rows, groups, packed, ahead, sums);
+}
+
 template <int Rows, class Ahead, class Store>
 void multiply_tile(const Linear& layer, const Activations& x, int first, int panel, Ahead& ahead, const Store& put) {
     Floats sums[Rows][2];
-    if (layer.digits > 0) {
-        const uint8_t* packed = reinterpret_cast<const uint8_t*>(layer.panel(panel));
-        const auto multiply = layer.digits == 1 ? linear_int8::multiply<Rows, 1, Ahead> : linear_int8::multiply<Rows, 2, Ahead>;
-        multiply(x.quantized(layer, first), linear_int8::groups_of(layer.in), packed, ahead, sums);
-    } else {
-        linear_float::multiply<Rows>(x.values + static_cast<int64_t>(first) * layer.in, layer.in,
-                                     reinterpret_cast<const float*>(layer.panel(panel)), layer.in, ahead, sums);
-    }
+    multiply_rows<Rows>(layer, x, first, panel, ahead, sums);
     if (layer.bias != nullptr) {
         float bias[kPanel] = {};
         const int column = panel * kPanel;
@@ -88,11 +100,10 @@ void multiply_tile(const Linear& layer, const Activations& x, int first, int row
     }
 }
 
-// A product and the one after it, or null; `per_task` panels are multiplied by the same thread.
+// A product and the one after it, or null.
 struct Product {
     const Linear& layer;
     const Linear* after;
-    int per_task = 1;
 };
 
 // One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
@@ -100,7 +111,7 @@ template <class Ahead, class Store>
 void multiply_panel(const Product& product, const Activations& x, int rows, int panel, Ahead& ahead, const Store& put) {
     const Linear& layer = product.layer;
     const int most = layer.digits > 0 ? linear_int8::max_tile(layer.digits) : linear_float::kMaxTile;
-    const char* next = ahead.begin_panel(layer, product.after, panel, product.per_task, (rows + most - 1) / most);
+    const char* next = ahead.begin_panel(layer, product.after, panel, (rows + most - 1) / most);
     const PanelAhead panel_ahead{layer.panel(panel) + layer.panel_bytes(), next};
     for (int row = 0, height; row < rows; row += height) {
         // Tiles of equal height: a last tile of one row would read the panel for little.

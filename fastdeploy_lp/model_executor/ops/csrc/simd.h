@@ -11,6 +11,7 @@ constexpr int kLanes = 16;
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint8_t Bytes __attribute__((vector_size(64)));
 
 static inline Floats load(const float* from) {
     Floats v;
@@ -18,7 +19,28 @@ static inline Floats load(const float* from) {
     return v;
 }
 
+static inline Bytes load(const uint8_t* from) {
+    Bytes v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
 static inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+
+// The first `n` of them, none or all if there are fewer or more than a vector holds; zeros behind.
+static inline Floats load_first(const float* from, int n) {
+    if (n >= kLanes) return load(from);
+    Floats v = {};
+    if (n > 0) std::memcpy(&v, from, sizeof(float) * n);
+    return v;
+}
+
+static inline void store_first(float* to, Floats v, int n) {
+    if (n >= kLanes)
+        store(to, v);
+    else if (n > 0)
+        std::memcpy(to, &v, sizeof(float) * n);
+}
 
 // Spelled out: `Floats{} + x` would be an addition, since it makes -0 a 0.
 static inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -27,7 +49,14 @@ static inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Float
 
 static inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
 
-static inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+// a where a > b, else b, also where one is NaN.
+static inline Floats maximum(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
 
 // Fixed order of additions, so that a sum has the same bits wherever it is taken.
 static inline float sum(Floats v) {
@@ -41,17 +70,54 @@ static inline float sum(Floats v) {
 static inline float largest(Floats v) {
     float lane[kLanes];
     store(lane, v);
-    for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
     return lane[0];
 }
 
+static inline int32_t sum(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += v[i];
+    return total;
+#endif
+}
+
+static inline int32_t largest(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
+}
+
+// To the nearest integers, halves to even ones; |v| is below 2^31.
+static inline Ints round_to_ints(Floats v) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)v);
+#else
+    Ints rounded;
+    for (int i = 0; i < kLanes; ++i) rounded[i] = static_cast<int32_t>(__builtin_rintf(v[i]));
+    return rounded;
+#endif
+}
+
+// The lowest 8 bits of each.
+static inline void store_bytes(int8_t* to, Ints v) {
+    typedef int8_t Narrow __attribute__((vector_size(kLanes)));
+    const Narrow narrow = __builtin_convertvector(v, Narrow);
+    std::memcpy(to, &narrow, sizeof narrow);
+}
+
 // The largest |x[i]| of 32; NaN if one is NaN. The bits of numbers without sign are ordered like the numbers, with NaN above infinity.
-static inline float largest_magnitude_of_32(const float* x) {
+static inline float largest_magnitude(Floats low, Floats high) {
     const Ints without_sign = Ints{} + 0x7fffffff;
-    const Ints low = (Ints)load(x) & without_sign, high = (Ints)load(x + kLanes) & without_sign;
-    const Ints both = low > high ? low : high;
-    int32_t most = 0;
-    for (int i = 0; i < kLanes; ++i) most = both[i] > most ? both[i] : most;
+    const Ints a = (Ints)low & without_sign, b = (Ints)high & without_sign;
+    const int32_t most = largest(a > b ? a : b);
     float found;
     std::memcpy(&found, &most, sizeof found);
     return found;
@@ -84,6 +150,15 @@ static inline uint16_t float_to_half(float x) {
     uint16_t h;
     std::memcpy(&h, &value, sizeof h);
     return h;
+}
+
+static inline void store(uint16_t* half, Floats v) {
+#if defined(__AVX512F__)
+    const __m256i narrow = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(half, &narrow, sizeof narrow);
+#else
+    for (int i = 0; i < kLanes; ++i) half[i] = float_to_half(v[i]);
+#endif
 }
 
 static inline Floats load(const uint16_t* half) {

@@ -11,6 +11,8 @@
 
 #include <atomic>
 #include <climits>
+#include <cstdint>
+#include <vector>
 
 // Where the threads meet at the end of a phase. A phase takes microseconds, so they watch for its end for a moment. Whoever waits longer
 // sleeps: another thread has lost its core to another process, and the kernel moves it to a core that is idle, not to one that is watching.
@@ -55,7 +57,18 @@ class Barrier {
     alignas(64) std::atomic<int> sleepers_{0};
 };
 
-// The tasks of a phase are handed out one by one, so that a thread that lost its core for a while holds nobody up for long.
+// Of `count` tasks, those that are `thread`'s own: a stretch, so that what one thread reads lies together.
+struct Share {
+    int first, end;
+
+    static Share of(int count, int thread, int threads) { return {at(count, thread, threads), at(count, thread + 1, threads)}; }
+
+   private:
+    static int at(int count, int thread, int threads) { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
+};
+
+// Each thread does its own share of a phase's tasks and then what others have left, so that a thread that lost its core for a while holds
+// nobody up for long. Taking a task of one's own costs next to nothing; a counter for all of them would move from core to core each time.
 class Team {
    public:
     // `walk` is called on every thread with a Member of its own and has to make the same calls of `run` on each.
@@ -64,9 +77,16 @@ class Team {
 
    private:
     friend class Member;
+    struct alignas(64) Taken {
+        // Of this thread's share. That of the next phase is cleared during this one, when everybody has left the phase before it, which
+        // used it last but one.
+        std::atomic<int> in_phase[3] = {};
+    };
+
+    explicit Team(int threads) : taken_(threads) {}
+
     Barrier barrier_;
-    // The counter of the next phase is cleared during this one, when everybody has left the phase before it, which used it last but one.
-    std::atomic<int> next_[3] = {};
+    std::vector<Taken> taken_;
 };
 
 class Member {
@@ -79,9 +99,16 @@ class Member {
     // Calls task(0) … task(count - 1), each once on some thread, and returns when all are done.
     template <class Task>
     void run(int count, const Task& task) {
-        team_.next_[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
-        std::atomic<int>& next = team_.next_[phase_ % 3];
-        for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) task(i);
+        team_.taken_[thread_].in_phase[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
+        for (int i = 0; i < threads_; ++i) {
+            const int owner = (thread_ + i) % threads_;
+            const Share share = Share::of(count, owner, threads_);
+            std::atomic<int>& taken = team_.taken_[owner].in_phase[phase_ % 3];
+            while (share.first + taken.load(std::memory_order_relaxed) < share.end) {
+                const int next = share.first + taken.fetch_add(1, std::memory_order_relaxed);
+                if (next < share.end) task(next);
+            }
+        }
         ++phase_;
         team_.barrier_.wait(threads_);
     }
@@ -94,7 +121,7 @@ class Member {
 
 template <class Walk>
 void Team::forward(const Walk& walk) {
-    Team team;
+    Team team(omp_get_max_threads());
 #pragma omp parallel
     {
         Member member(team, omp_get_thread_num(), omp_get_num_threads());

@@ -15,9 +15,8 @@ FDLP_EXPORT void bench_prepare(const BenchProduct* product, int rows) {
 }
 
 FDLP_EXPORT void bench_multiply(const BenchProduct* products, int count, int rows) {
-    const std::vector<int32_t> no_blocks;
     Team::forward([&](Member& team) {
-        Ahead ahead({}, no_blocks, team.thread(), team.threads());
+        Ahead ahead({}, {}, team.thread(), team.threads());
         for (int i = 0; i < count; ++i) {
             const BenchProduct& p = products[i];
             const int64_t stride = round_up(p.layer.out, kPanel);

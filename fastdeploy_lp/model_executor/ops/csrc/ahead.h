@@ -2,33 +2,34 @@
 // the last rows are through; by then the next panel is there, and the next layer's keys and values, which lie anywhere.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "attention.h"
 
-// A stretch of memory, asked for a few lines at a time.
+// A stretch of memory, asked for a few lines at a time; the last time maybe some behind its end as well, which costs less than to look.
 struct Stretch {
     const char *at = nullptr, *end = nullptr;
 
+    bool left() const { return at < end; }
     void ask(int64_t bytes) {
-        const int64_t now = end - at < bytes ? end - at : bytes;
-        prefetch(at, now);
-        at += now;
+        prefetch(at, bytes);
+        at += bytes;
     }
 };
 
 class Ahead {
    public:
-    // `blocks`: of all contexts; each thread takes its share of them.
-    Ahead(const Cache& cache, const std::vector<int32_t>& blocks, int thread, int threads)
-        : blocks_(blocks), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
+    // `blocks`: of the contexts that this thread will attend to.
+    Ahead(const Cache& cache, std::vector<int32_t> blocks, int thread, int threads)
+        : blocks_(std::move(blocks)), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
           value_bytes_(cache.value_at(1, 0) * cache.element_bytes()) {}
 
     // From now on this layer's keys and values; null for none.
     void read_cache(const void* keys, const void* values) {
         keys_ = static_cast<const char*>(keys), values_ = static_cast<const char*>(values);
         of_cache_ = {};
-        next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : thread_;
+        next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : 0;
     }
 
     // This thread begins a panel whose rows come in `tiles`. It goes on with the panel behind it or, at the end of its share, with the
@@ -50,9 +51,8 @@ class Ahead {
     }
 
     void ask(const void*, int64_t) {
-        of_panel_.ask(per_step_);
-        if (of_cache_.at == of_cache_.end && !next_range()) return;
-        of_cache_.ask(kCacheBytes);
+        if (of_panel_.left()) of_panel_.ask(per_step_);
+        if (of_cache_.left() || next_range()) of_cache_.ask(kCacheBytes);
     }
 
    private:
@@ -64,11 +64,11 @@ class Ahead {
         const bool key = next_ % 2 == 0;
         const char* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
         of_cache_ = {from, from + (key ? key_bytes_ : value_bytes_)};
-        next_ += threads_;
+        ++next_;
         return true;
     }
 
-    const std::vector<int32_t>& blocks_;
+    std::vector<int32_t> blocks_;
     int thread_, threads_;
     int64_t key_bytes_, value_bytes_, next_ = 0, per_step_ = 0;
     const char *keys_ = nullptr, *values_ = nullptr;

@@ -109,16 +109,16 @@ class Decoder {
    private:
     struct Pass {
         const Batch& batch;
-        float* residual;
-        float* qkv;
-        float* scores;
-        Activations normed, attended, gated;
         int residual_stride, qkv_stride;
+        float *residual, *qkv;
+        float* scores;  // of each thread
+        float* pairs;   // of each thread: what a pair of panels gives, [tokens][32]
+        Activations normed, attended, gated;
         std::vector<int32_t> task_sequence, task_first_query;
-        std::vector<int32_t> blocks;  // of all contexts
     };
 
     Pass prepare(const Batch& batch);
+    std::vector<int32_t> blocks_of(const Pass& pass, Share tasks) const;
     void embed(const Pass& pass, int token) const;
     void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
     void rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const;
@@ -128,25 +128,25 @@ class Decoder {
     void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
     void project(const Pass& pass, const Layer& layer, int panel, Ahead& ahead) const;
     void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Ahead& ahead) const;
-    void gate(const Pass& pass, const Layer& layer, int pair, Ahead& ahead) const;
+    void gate(const Pass& pass, const Layer& layer, int pair, int thread, Ahead& ahead) const;
     int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
     int group() const { return m_.num_heads / m_.cache.kv_heads; }
     bool heads_are_groups() const { return group() * m_.cache.head_dim % linear_int8::kGroup == 0; }
 
     Model m_;
     std::vector<Layer> layers_;
-    Buffer residual_, qkv_, scores_;
+    Buffer residual_, qkv_, scores_, pairs_;
     ActivationBuffer normed_, attended_, gated_, head_input_;
 };
 
 Decoder::Pass Decoder::prepare(const Batch& batch) {
-    Pass pass{batch, nullptr, nullptr, nullptr, {}, {}, {}, round_up(m_.hidden_size, kPanel), 0, {}, {}, {}};
     const int heads = m_.num_heads + 2 * m_.cache.kv_heads;
-    pass.qkv_stride = round_up(heads * m_.cache.head_dim, kPanel);
+    Pass pass{batch, round_up(m_.hidden_size, kPanel), round_up(heads * m_.cache.head_dim, kPanel)};
     const int64_t tokens = batch.tokens;
     pass.residual = residual_.of<float>(tokens * pass.residual_stride);
     pass.qkv = qkv_.of<float>(tokens * pass.qkv_stride);
     pass.scores = scores_.of<float>(omp_get_max_threads() * kMaxAttentionRows * score_stride());
+    pass.pairs = pairs_.of<float>(omp_get_max_threads() * tokens * kPanel);
     pass.normed = normed_.of(tokens, m_.hidden_size);
     pass.attended = attended_.of(tokens, m_.num_heads * m_.cache.head_dim);
     pass.gated = gated_.of(tokens, m_.intermediate_size);
@@ -156,10 +156,21 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
             pass.task_sequence.push_back(s);
             pass.task_first_query.push_back(first);
         }
-        const int32_t* table = batch.block_tables + static_cast<int64_t>(s) * batch.table_width;
-        pass.blocks.insert(pass.blocks.end(), table, table + batch.positions[end - 1] / m_.cache.block_size + 1);
     }
     return pass;
+}
+
+// Of all contexts that these attention tasks read.
+std::vector<int32_t> Decoder::blocks_of(const Pass& pass, Share tasks) const {
+    std::vector<int32_t> blocks;
+    int last = -1;
+    for (int task = tasks.first; task < tasks.end; ++task) {
+        const int sequence = pass.task_sequence[task / m_.cache.kv_heads];
+        if (sequence == std::exchange(last, sequence)) continue;
+        const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
+        blocks.insert(blocks.end(), table, table + pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1] / m_.cache.block_size + 1);
+    }
+    return blocks;
 }
 
 void Decoder::embed(const Pass& pass, int token) const {
@@ -241,7 +252,10 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool r
         attend_queries<float>(pass, layer, sequence, head, first, end, scores);
     const int width = group() * m_.cache.head_dim;
     for (int token = first; token < end && heads_are_groups(); ++token)
-        pass.attended.prepare(layer.o, token, head * width, (head + 1) * width);
+        {
+        const int column = head * width;
+        pass.attended.prepare(layer.o, token, column, pass.attended.values + static_cast<int64_t>(token) * layer.o.in + column, width);
+    }
 }
 
 void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) const {
@@ -268,16 +282,17 @@ void Decoder::add_product(const Pass& pass, const Product& product, const Activa
     });
 }
 
-// A pair of panels gives 32 columns: a group of the next product's activations.
-void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Ahead& ahead) const {
-    const int from = pair * kPanel, to = from + kPanel < m_.intermediate_size ? from + kPanel : m_.intermediate_size;
-    for (int panel = 2 * pair; panel < 2 * pair + 2 && panel < layer.gate_up.panels(); ++panel)
-        multiply_panel({layer.gate_up, &layer.down}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats gate, Floats up) {
-            const int column = panel * kLanes;
-            float* to = pass.gated.values + static_cast<int64_t>(row) * m_.intermediate_size + column;
-            store_first(to, silu(gate) * up, m_.intermediate_size - column);
+// A pair of panels gives 32 columns: a group of the next product's activations, which takes them from here if it is quantized.
+void Decoder::gate(const Pass& pass, const Layer& layer, int pair, int thread, Ahead& ahead) const {
+    const int tokens = pass.batch.tokens, first = pair * kPanel, stride = layer.down.digits > 0 ? kPanel : m_.intermediate_size;
+    const int columns = m_.intermediate_size - first < kPanel ? m_.intermediate_size - first : kPanel;
+    float* out = layer.down.digits > 0 ? pass.pairs + static_cast<int64_t>(thread) * tokens * kPanel : pass.gated.values + first;
+    for (int half = 0; half * kLanes < columns; ++half)
+        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, ahead, [&](int row, Floats gate, Floats up) {
+            store_first(out + static_cast<int64_t>(row) * stride + half * kLanes, silu(gate) * up, columns - half * kLanes);
         });
-    for (int row = 0; row < pass.batch.tokens; ++row) pass.gated.prepare(layer.down, row, from, to);
+    for (int row = 0; row < tokens; ++row)
+        pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
 }
 
 void Decoder::forward(const Batch& batch, float* hidden) {
@@ -287,7 +302,8 @@ void Decoder::forward(const Batch& batch, float* hidden) {
     const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
         float* scores = pass.scores + team.thread() * kMaxAttentionRows * score_stride();
-        Ahead ahead(m_.cache, pass.blocks, team.thread(), team.threads());
+        const Share attended = Share::of(attention_tasks, team.thread(), team.threads());
+        Ahead ahead(m_.cache, blocks_of(pass, attended), team.thread(), team.threads());
         team.run(batch.tokens, [&](int token) { embed(pass, token); });
         for (size_t index = 0; index < layers_.size(); ++index) {
             const Layer& layer = layers_[index];
@@ -306,7 +322,7 @@ void Decoder::forward(const Batch& batch, float* hidden) {
             ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, ahead); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
-            team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, ahead); });
+            team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, team.thread(), ahead); });
             team.run(layer.down.panels(), [&](int panel) {
                 add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, ahead);
             });
@@ -320,14 +336,13 @@ void Decoder::forward(const Batch& batch, float* hidden) {
 
 void Decoder::logits(const float* hidden, int rows, float* out) {
     const Activations x = head_input_.of(rows, m_.hidden_size);
-    const std::vector<int32_t> no_blocks;
     Team::forward([&](Member& team) {
         team.run(rows, [&](int row) {
             const int64_t from = static_cast<int64_t>(row) * m_.hidden_size;
             std::memcpy(x.values + from, hidden + from, sizeof(float) * m_.hidden_size);
             x.prepare(m_.head, row);
         });
-        Ahead ahead(m_.cache, no_blocks, team.thread(), team.threads());
+        Ahead ahead(m_.cache, {}, team.thread(), team.threads());
         team.run(m_.head.panels(), [&](int panel) {
             multiply_panel({m_.head, nullptr}, x, rows, panel, ahead, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;

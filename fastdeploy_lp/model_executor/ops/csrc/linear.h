@@ -25,25 +25,23 @@ struct Linear {
     const char* panel(int index) const { return static_cast<const char*>(packed) + index * panel_bytes(); }
 };
 
-// Rows of activations as a layer of either precision takes them; `values` [rows][in] are always there, the rest after `prepare`.
+// Rows of activations as a layer of either precision takes them: `values` [rows][in] in float32, else what `prepare` makes of them.
 struct Activations {
     float* values;
     int8_t* q;
     float *scale, *total;
 
-    void prepare(const Linear& layer, int row) const { prepare(layer, row, 0, layer.in); }
+    void prepare(const Linear& layer, int row) const { prepare(layer, row, 0, values + static_cast<int64_t>(row) * layer.in, layer.in); }
 
-    // Columns `from` … `to` - 1 alone, where `from` begins a group and `to` begins another or ends the row.
-    void prepare(const Linear& layer, int row, int from, int to) const {
-        if (layer.digits == 0) return;
-        linear_int8::quantize_groups(values + static_cast<int64_t>(row) * layer.in, layer.in, layer.digits, quantized(layer, row),
-                                     from / linear_int8::kGroup, linear_int8::groups_of(to));
+    // `n` columns alone, from `column` on, where a group begins; they end with a group or the row.
+    void prepare(const Linear& layer, int row, int column, const float* columns, int n) const {
+        if (layer.digits > 0) linear_int8::quantize_groups(columns, n, layer.digits, quantized(layer, row, column / linear_int8::kGroup));
     }
 
-    // From row `first` on.
-    linear_int8::Activations quantized(const Linear& layer, int first) const {
-        const int64_t groups = linear_int8::groups_of(layer.in);
-        return {q + first * groups * linear_int8::kGroup * layer.digits, scale + first * groups, total + first * groups};
+    // From a group of row `first` on.
+    linear_int8::Activations quantized(const Linear& layer, int first, int group = 0) const {
+        const int64_t at = static_cast<int64_t>(first) * linear_int8::groups_of(layer.in) + group;
+        return {q + at * linear_int8::kGroup * layer.digits, scale + at, total + at};
     }
 };
 

@@ -56,10 +56,10 @@ inline void quantize_group(const float* x, int8_t* q, float* scale, float* total
     *total = *scale * static_cast<float>(sum(sums));
 }
 
-// Groups `first` … `last` - 1 of a row.
-inline void quantize_groups(const float* x, int in, int digits, Activations row, int first, int last) {
-    for (int g = first; g < last; ++g) {
-        const int left = in - g * kGroup;
+// `n` activations, from where a group begins on; `row` is where those of that group belong.
+inline void quantize_groups(const float* x, int n, int digits, Activations row) {
+    for (int g = 0; g < groups_of(n); ++g) {
+        const int left = n - g * kGroup;
         const float* group = x + g * kGroup;
         float filled[kGroup] = {};
         if (left < kGroup) group = static_cast<const float*>(std::memcpy(filled, group, sizeof(float) * left));
@@ -95,7 +95,9 @@ template <int Rows, int Digits, int Bits, class Ahead>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahead& ahead, Floats (*sums)[2]) {
     constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(Bits);
     constexpr int kPairs = packed_weights::kLines / 2;
-    Floats out[Rows][2] = {};
+    Floats out[Rows][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) out[r][0] = out[r][1] = Floats{};
     for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
         ahead.ask(panel + kGroupsAhead * kGroupBytes, kGroupBytes);
         const packed_weights::HalfGroup<Bits> halves[2] = {{panel}, {panel + kGroupBytes / 2}};
@@ -126,6 +128,7 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahe
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) sums[r][0] = out[r][0], sums[r][1] = out[r][1];
 }
 

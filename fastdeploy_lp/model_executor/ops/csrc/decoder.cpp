@@ -250,12 +250,9 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool r
         attend_queries<uint16_t>(pass, layer, sequence, head, first, end, scores);
     else
         attend_queries<float>(pass, layer, sequence, head, first, end, scores);
-    const int width = group() * m_.cache.head_dim;
+    const int width = group() * m_.cache.head_dim, column = head * width;
     for (int token = first; token < end && heads_are_groups(); ++token)
-        {
-        const int column = head * width;
         pass.attended.prepare(layer.o, token, column, pass.attended.values + static_cast<int64_t>(token) * layer.o.in + column, width);
-    }
 }
 
 void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) const {
@@ -302,8 +299,8 @@ void Decoder::forward(const Batch& batch, float* hidden) {
     const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
         float* scores = pass.scores + team.thread() * kMaxAttentionRows * score_stride();
-        const Share attended = Share::of(attention_tasks, team.thread(), team.threads());
-        Ahead ahead(m_.cache, blocks_of(pass, attended), team.thread(), team.threads());
+        const Share to_attend = Share::of(attention_tasks, team.thread(), team.threads());
+        Ahead ahead(m_.cache, blocks_of(pass, to_attend), team.thread(), team.threads());
         team.run(batch.tokens, [&](int token) { embed(pass, token); });
         for (size_t index = 0; index < layers_.size(); ++index) {
             const Layer& layer = layers_[index];

@@ -76,6 +76,19 @@ static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
     std::memcpy(&four, a, sizeof four);
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)q, _mm512_set1_epi32(four));
+#elif defined(__AVX2__)
+    // Products of two neighbours are added in 16 bits, which hold them only of seven bits at a time.
+    const __m256i factors = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1), top = _mm256_set1_epi8(-128);
+    __m256i halves[2], sums[2];
+    std::memcpy(halves, &q, sizeof halves);
+    std::memcpy(sums, &acc, sizeof sums);
+    for (int i = 0; i < 2; ++i) {
+        const __m256i low = _mm256_maddubs_epi16(_mm256_andnot_si256(top, halves[i]), factors);
+        const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(top, halves[i]), factors);
+        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones)));
+    }
+    std::memcpy(&acc, sums, sizeof acc);
+    return acc;
 #else
     for (int lane = 0; lane < kLanes; ++lane)
         for (int i = 0; i < 4; ++i) acc[lane] += static_cast<int32_t>(q[4 * lane + i]) * a[i];

@@ -117,9 +117,7 @@ struct HalfGroup {
             *low = load(at + pair * kLine);
             *high = load(at + (kLines / 2 + pair) * kLine);
         } else {
-            const Bytes both = load(at + pair * kLine);
-            *low = both & 15;
-            *high = both >> 4;
+            split_digits(load(at + pair * kLine), low, high);
         }
     }
     // What one of a line's numbers is worth.

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -113,6 +113,25 @@ static inline void store_bytes(int8_t* to, Ints v) {
     std::memcpy(to, &narrow, sizeof narrow);
 }
 
+// The low and the high 4 bits of each.
+static inline void split_digits(Bytes both, Bytes* low, Bytes* high) {
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    // Spelled out, since GCC takes vectors of two registers apart for this.
+    const __m256i digit = _mm256_set1_epi8(15);
+    __m256i from[2], lows[2], highs[2];
+    std::memcpy(from, &both, sizeof from);
+    for (int i = 0; i < 2; ++i) {
+        lows[i] = _mm256_and_si256(from[i], digit);
+        highs[i] = _mm256_and_si256(_mm256_srli_epi16(from[i], 4), digit);
+    }
+    std::memcpy(low, lows, sizeof lows);
+    std::memcpy(high, highs, sizeof highs);
+#else
+    *low = both & 15;
+    *high = both >> 4;
+#endif
+}
+
 // The largest |x[i]| of 32; NaN if one is NaN. The bits of numbers without sign are ordered like the numbers, with NaN above infinity.
 static inline float largest_magnitude(Floats low, Floats high) {
     const Ints without_sign = Ints{} + 0x7fffffff;
@@ -156,6 +175,13 @@ static inline void store(uint16_t* half, Floats v) {
 #if defined(__AVX512F__)
     const __m256i narrow = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(half, &narrow, sizeof narrow);
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m256 wide[2];
+    std::memcpy(wide, &v, sizeof wide);
+    for (int i = 0; i < 2; ++i) {
+        const __m128i narrow = _mm256_cvtps_ph(wide[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        std::memcpy(half + 8 * i, &narrow, sizeof narrow);
+    }
 #else
     for (int i = 0; i < kLanes; ++i) half[i] = float_to_half(v[i]);
 #endif
@@ -164,6 +190,12 @@ static inline void store(uint16_t* half, Floats v) {
 static inline Floats load(const uint16_t* half) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(half)));
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m256 wide[2];
+    for (int i = 0; i < 2; ++i) wide[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + 8 * i)));
+    Floats v;
+    std::memcpy(&v, wide, sizeof v);
+    return v;
 #else
     Floats v;
     for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(half[i]);

@@ -104,13 +104,17 @@ class Shape:
 
 def sixteen_levels(random: np.random.Generator, out_features: int, in_features: int) -> FloatArray:
     """Weights as 4-bit GGUF blocks (Q4_1) hold them: 16 levels from the least to the greatest of each group of 32."""
-    blocks = -(-in_features // 32)
-    levels = random.integers(0, 16, (out_features, blocks, 32))
-    levels[:, :, 0], levels[:, :, 1] = 0, 15
-    scale = random.uniform(0.1, 0.3, (out_features, blocks, 1)).astype(np.float16).astype(np.float32)
-    minimum = random.uniform(-3, -0.5, (out_features, blocks, 1)).astype(np.float16).astype(np.float32)
-    weight = (minimum + scale * levels).reshape(out_features, -1)[:, :in_features]
-    return np.ascontiguousarray(weight, np.float32)
+    groups = []
+    for start in range(0, in_features, 32):
+        shape = (out_features, min(32, in_features - start))
+        levels = random.integers(0, 16, shape)
+        # The ends lie anywhere: columns that are extreme in every row would make the outputs alike.
+        ends = random.permuted(np.broadcast_to(np.arange(shape[1]), shape), axis=1)[:, :2]
+        np.put_along_axis(levels, ends, np.array([0, 15])[: ends.shape[1]], axis=1)
+        scale = random.uniform(0.1, 0.3, (out_features, 1)).astype(np.float16)
+        minimum = random.uniform(-3, -0.5, (out_features, 1)).astype(np.float16)
+        groups.append(minimum.astype(np.float32) + scale.astype(np.float32) * levels.astype(np.float32))
+    return np.concatenate(groups, axis=1)
 
 
 def _norm(random: np.random.Generator, size: int) -> FloatArray:

@@ -117,7 +117,7 @@ struct HalfGroup {
             *low = load(at + pair * kLine);
             *high = load(at + (kLines / 2 + pair) * kLine);
         } else {
-            split_digits(load(at + pair * kLine), low, high);
+            split_nibbles(load(at + pair * kLine), low, high);
         }
     }
     // What one of a line's numbers is worth.

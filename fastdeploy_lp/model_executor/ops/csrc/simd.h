@@ -114,7 +114,7 @@ static inline void store_bytes(int8_t* to, Ints v) {
 }
 
 // The low and the high 4 bits of each.
-static inline void split_digits(Bytes both, Bytes* low, Bytes* high) {
+static inline void split_nibbles(Bytes both, Bytes* low, Bytes* high) {
 #if defined(__AVX2__) && !defined(__AVX512BW__)
     // Spelled out, since GCC takes vectors of two registers apart for this.
     const __m256i digit = _mm256_set1_epi8(15);

@@ -23,6 +23,7 @@ from engine_report import Job
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops import compiled_ops
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
 Call = Callable[[], object]
 
@@ -31,12 +32,17 @@ class Floors:
     """What steps are compared with: the products alone, by us and by oneDNN, and reading memory."""
 
     def __init__(
-        self, job: Job, dims: Dimensions, weight_bits: list[int], kv_bytes_per_token: int, skipped: list[str]
+        self,
+        job: Job,
+        dims: Dimensions,
+        weight_formats: list[WeightFormat],
+        kv_bytes_per_token: int,
+        skipped: list[str],
     ) -> None:
         self._kv_bytes_per_token, self._skipped = kv_bytes_per_token, skipped
         self._digits = ACTIVATION_DIGITS[job.quantization]
         # Without compiled operators the model tells none, and there is nothing to compare with.
-        self._shapes = step_shapes(dims, weight_bits) if weight_bits else []
+        self._shapes = step_shapes(dims, weight_formats) if weight_formats else []
         self._ours: OurProducts | None = None
         self._onednn_library: Path | None = None
         try:
@@ -91,8 +97,8 @@ class Floors:
             return None
 
 
-def step_shapes(dims: Dimensions, weight_bits: list[int]) -> list[Shape]:
-    """The matrix products of one decode step, in order; `weight_bits` says how the model's weights are packed."""
+def step_shapes(dims: Dimensions, weight_formats: list[WeightFormat]) -> list[Shape]:
+    """The matrix products of one decode step, in order; `weight_formats` says how the model's weights are packed."""
     heads = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
     layer = [
         (dims.hidden_size, heads),
@@ -101,4 +107,4 @@ def step_shapes(dims: Dimensions, weight_bits: list[int]) -> list[Shape]:
         (dims.intermediate_size, dims.hidden_size),
     ]
     sizes = [*layer * dims.num_layers, (dims.hidden_size, dims.vocab_size)]
-    return [Shape(*size, bits) for size, bits in zip(sizes, weight_bits, strict=True)]
+    return [Shape(*size, packed) for size, packed in zip(sizes, weight_formats, strict=True)]

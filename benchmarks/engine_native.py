@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
-from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.structs import LinearStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
@@ -36,11 +37,11 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """One matrix product of a step: [rows, in_features] times [in_features, out_features], its weights in `bits`."""
+    """One matrix product of a step: [rows, in_features] times [in_features, out_features], its weights in `format`."""
 
     in_features: int
     out_features: int
-    bits: int
+    format: WeightFormat
 
 
 def compile_native(directory: Path) -> Path:
@@ -151,8 +152,8 @@ class OurProducts:
 
     def _pack(self, shape: Shape, weight: NDArray[np.float32]) -> NDArray[np.uint8]:
         packed = PackedWeight.of(self._ops, weight, quantized=self._digits > 0)
-        if packed.bits != shape.bits:
-            raise ValueError(f"weights of {shape} were packed in {packed.bits} bits")
+        if packed.format != shape.format:
+            raise ValueError(f"weights of {shape} were packed as {packed.format.name}")
         return packed.data
 
 
@@ -172,7 +173,7 @@ class OurRows:
         self._structs = (ProductStruct * len(shapes))(
             *(
                 ProductStruct(
-                    LinearStruct(shape.in_features, shape.out_features, digits, shape.bits, weight.ctypes.data, None),
+                    LinearStruct(shape.in_features, shape.out_features, digits, shape.format, weight.ctypes.data, None),
                     prepared[shape],
                     self.outputs[shape].ctypes.data,
                 )
@@ -254,12 +255,15 @@ def stream_bytes() -> int:
 
 
 def _random_weight(random: np.random.Generator, shape: Shape) -> NDArray[np.float32]:
-    """Weights that are packed in the shape's bits: for 4, of 16 levels that every group of inputs has."""
-    if shape.bits != 4:
-        return _random_matrix(random, shape.out_features, shape.in_features)
-    levels = random.integers(0, 16, (shape.out_features, shape.in_features))
-    levels[:, ::GROUP], levels[:, 1::GROUP] = 0, 15
-    return (levels * np.float32(1 / 16) - np.float32(0.5)).astype(np.float32)
+    """Weights that are packed in the shape's format: of 16 or 255 levels that every group of inputs has, or 16 bits."""
+    if shape.format in (WeightFormat.LEVELS4, WeightFormat.LEVELS8):
+        least, most = (0, 15) if shape.format is WeightFormat.LEVELS4 else (-127, 127)
+        levels = random.integers(least, most + 1, (shape.out_features, shape.in_features))
+        levels[:, ::GROUP], levels[:, 1::GROUP] = least, most
+        return (levels * np.float32(1 / 16)).astype(np.float32)
+    weight = _random_matrix(random, shape.out_features, shape.in_features)
+    narrow = {WeightFormat.BFLOAT16: ml_dtypes.bfloat16, WeightFormat.FLOAT16: np.float16}.get(shape.format, np.float32)
+    return weight.astype(narrow).astype(np.float32)
 
 
 def _random_matrix(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ import paddle
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.sampler import Sampler
@@ -55,9 +56,9 @@ class StepProbe:
         self.seconds.clear()
 
     @property
-    def weight_bits(self) -> list[int]:
-        """Bits of a weight in each product of the model that computed the last pass."""
-        return [] if self._model is None else self._model.weight_bits
+    def weight_formats(self) -> list[WeightFormat]:
+        """Of each product of the model that computed the last pass."""
+        return [] if self._model is None else self._model.weight_formats
 
     @property
     def decoding(self) -> int:

@@ -132,7 +132,7 @@ def measure(job: Job, fd_config: FDConfig) -> Measured:
         prefill = measure_prefill(bench, skipped)
         reads = count_reads(bench)
         peak = _peak_rss()
-        floors = Floors(job, bench.dims, probe.weight_bits, bench.kv_bytes_per_token, skipped)
+        floors = Floors(job, bench.dims, probe.weight_formats, bench.kv_bytes_per_token, skipped)
         decode = measure_decode(bench, floors, skipped)
         processors = measure_processors(bench) if job.processors else None
         guided = measure_guided(bench) if job.guided else None

@@ -22,6 +22,7 @@ from fastdeploy_lp.model_executor.layers.quantization import dequantized_weight,
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops import compiled_ops
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 from fastdeploy_lp.worker.sampler import Sampler
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -41,6 +42,9 @@ def load_scripts() -> dict[str, ModuleType]:
 scripts: Any = load_scripts()
 engine, floors, native, probe, report, run = scripts.values()
 Shape, Timing = native.Shape, report.Timing
+LEVELS4, LEVELS8 = WeightFormat.LEVELS4, WeightFormat.LEVELS8
+# Digits of activations, and weights that they are multiplied by.
+PRODUCTS = [(0, packed) for packed in WeightFormat] + [(1, LEVELS8), (1, LEVELS4), (2, LEVELS8), (2, LEVELS4)]
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +68,15 @@ def tiny_job(harnesses: Path, **sizes: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32])
-@pytest.mark.parametrize(("digits", "bits"), [(0, 32), (1, 8), (1, 4), (2, 8), (2, 4)])
-def test_our_products(library: Path, digits: int, bits: int, rows: int) -> None:
+@pytest.mark.parametrize(("digits", "packed"), PRODUCTS)
+def test_our_products(library: Path, digits: int, packed: WeightFormat, rows: int) -> None:
     """Every product comes out, sizes that fill neither groups nor panels included, with one copy of weights each."""
     ops = compiled_ops()
     assert ops is not None
-    shapes = [Shape(64, 96, bits), Shape(40, 50, bits), Shape(64, 96, bits)]
+    shapes = [Shape(64, 96, packed), Shape(40, 50, packed), Shape(64, 96, packed)]
     products = native.OurProducts(library, ops, shapes, digits)
     assert products.weight_bytes == sum(
-        ops.fdlp_packed_bytes(shape.in_features, shape.out_features, bits) for shape in shapes
+        ops.fdlp_packed_bytes(shape.in_features, shape.out_features, packed) for shape in shapes
     )
     of_rows = products.rows(rows)
     of_rows.multiply()
@@ -90,7 +94,7 @@ def test_onednn_products(harnesses: Path, int8: bool) -> None:
     """oneDNN computes the products themselves, and 8-bit ones exactly."""
     libdnnl = Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"
     compiled = native.compile_onednn(harnesses, Path(os.environ[ONEDNN]), libdnnl)
-    shapes = [Shape(64, 96, 8), Shape(40, 50, 8), Shape(64, 96, 8)]
+    shapes = [Shape(64, 96, LEVELS8), Shape(40, 50, LEVELS8), Shape(64, 96, LEVELS8)]
     products = native.OneDnnRows(compiled, shapes, 5, int8=int8)
     products.multiply()
     for shape in shapes:
@@ -144,8 +148,8 @@ def test_no_onednn_headers(tmp_path: Path) -> None:
 def test_shapes_of_a_step() -> None:
     """SmolLM2-135M: four products a layer and the head, with all of its weights but the norms."""
     dims = Dimensions(30, 576, 1536, 9, 3, 64, 49152, 1e-5, tie_word_embeddings=True)
-    shapes = floors.step_shapes(dims, [4] * 120 + [8])
-    assert [shape.bits for shape in shapes] == [4] * 120 + [8]
+    shapes = floors.step_shapes(dims, [LEVELS4] * 120 + [LEVELS8])
+    assert [shape.format for shape in shapes] == [LEVELS4] * 120 + [LEVELS8]
     assert sum(shape.in_features * shape.out_features for shape in shapes) == 134_515_008 - 61 * 576
 
 

@@ -30,14 +30,15 @@ from support.decoders import (
     schedules,
     settings_of_a_run,
     shapes,
-    sixteen_levels,
     thrifty_schedules,
 )
 from support.reference_decoder import LEVELS, quantized_weight, reference_hidden, reference_logits
 from support.server import server_environment
+from support.stored_weights import STORED
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
 from fastdeploy_lp.model_executor.models.decoder import Executor
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 pytestmark = pytest.mark.usefixtures("ops")
@@ -126,27 +127,30 @@ def test_a_bias_on_one_projection_alone_is_added_to_it(name: str, quantization: 
     assert_near(ours, expected, setting)
 
 
-def test_weights_that_4_bits_hold_are_kept_in_4_bits() -> None:
-    assert compiled_decoder(Shape(four_bits=True), Setting("w8a8")).weight_bits == [4] * 8 + [8]
-    assert compiled_decoder(Shape(), Setting("w8a8")).weight_bits == [8] * 9
-    assert compiled_decoder(Shape(four_bits=True), Setting()).weight_bits == [32] * 9
+@pytest.mark.parametrize("stored", sorted(STORED))
+def test_weights_lie_in_the_shortest_format_that_holds_them(stored: str) -> None:
+    assert set(compiled_decoder(Shape(stored=stored), Setting()).weight_formats) == {STORED[stored]}
+    levels = STORED[stored] if STORED[stored] is WeightFormat.LEVELS4 else WeightFormat.LEVELS8
+    assert set(compiled_decoder(Shape(stored=stored), Setting("w8a8")).weight_formats) == {levels}
 
 
-@pytest.mark.parametrize("rows", [1, 6, 13])
-def test_4_bits_change_no_bit_of_a_result(rows: int) -> None:
-    """One row of the head that needs 8 bits makes all of it take 8, which the others must not notice."""
-    shape, setting = Shape(hidden=75), Setting("w8a8")
+@pytest.mark.parametrize("rows", [1, 4, 6, 10, 11, 33])
+@pytest.mark.parametrize("quantization", PRECISIONS)
+@pytest.mark.parametrize("stored", sorted(set(STORED) - {"float32"}))
+def test_formats_change_no_bit_of_a_result(stored: str, quantization: str | None, rows: int) -> None:
+    """One row of the head that needs a longer format makes all of it take that, which the others must not notice."""
+    shape, setting = Shape(hidden=75, stored=stored), Setting(quantization)
     random = np.random.default_rng(rows)
     hidden = random.standard_normal((rows, 75), np.float32)
-    few = sixteen_levels(random, shape.vocab, 75)
-    many = few.copy()
-    many[-1] = random.standard_normal(75)
-    with_few, with_many = (
-        compiled_decoder(shape, setting, dataclasses.replace(shape.weights(), lm_head=LinearWeights(weight)))
-        for weight in (few, many)
-    )
-    assert (with_few.weight_bits[-1], with_many.weight_bits[-1]) == (4, 8)
-    assert_same_bits([head_of(with_few, hidden)[:, :-1]], [head_of(with_many, hidden)[:, :-1]])
+    weights = shape.weights()
+    assert weights.lm_head is not None
+    longer = weights.lm_head.weight.copy()
+    longer[-1] = random.standard_normal(75)
+    as_it_is = compiled_decoder(shape, setting, weights)
+    lengthened = compiled_decoder(shape, setting, dataclasses.replace(weights, lm_head=LinearWeights(longer)))
+    assert as_it_is.weight_formats[0] == lengthened.weight_formats[0]
+    assert lengthened.weight_formats[-1] is (WeightFormat.LEVELS8 if quantization else WeightFormat.FLOAT32)
+    assert_same_bits([head_of(as_it_is, hidden)[:, :-1]], [head_of(lengthened, hidden)[:, :-1]])
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w8a16"])

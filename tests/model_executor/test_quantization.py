@@ -10,28 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from support.decoders import sixteen_levels
 from support.reference_decoder import GROUP, LEVELS, quantized_activations, quantized_weight
+from support.stored_weights import STORED, as_stored
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight, quantize_dequantize
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import model_class
-from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
 
 # Half floats end at 65504; a weight beyond that has no place in any checkpoint.
 WIDEST = 60000.0
 SIZES = [(1, 1), (1, 31), (33, 32), (40, 33), (16, 64), (70, 72), (3, 97)]
 
 
-def unpacked(ops: ctypes.CDLL, weight: FloatArray) -> tuple[int, FloatArray]:
-    """In how many bits the compiled operators pack the weights, and what they make of them once they are packed."""
-    packed = PackedWeight.of(ops, weight, quantized=True)
+def unpacked(ops: ctypes.CDLL, weight: FloatArray, *, quantized: bool = True) -> tuple[WeightFormat, FloatArray]:
+    """How the compiled operators pack the weights, and what they make of them once they are packed."""
+    packed = PackedWeight.of(ops, weight, quantized=quantized)
     found = np.full_like(weight, np.nan)
     for row in range(len(weight)):
-        ops.fdlp_unpack_row(address(found[row]), address(packed.data), packed.bits, weight.shape[1], row)
-    return packed.bits, found
+        ops.fdlp_unpack_row(address(found[row]), address(packed.data), packed.format, weight.shape[1], row)
+    return packed.format, found
 
 
 def address(array: np.ndarray) -> ctypes.c_void_p:
@@ -57,7 +57,8 @@ def special_weights() -> dict[str, FloatArray]:
         "denormal steps": normal * np.float32(1e-4),
         "denormal numbers": normal * np.float32(1e-40),
         "far from zero": normal + np.float32(1000),
-        "4-bit blocks": (random.integers(0, 16, (40, 70)) * np.float32(0.0123) - np.float32(0.07)).astype(np.float32),
+        "16 levels of no half float": np.float32(0.0123) * random.integers(0, 16, normal.shape, np.int8),
+        "blocks with and without": np.concatenate([as_stored(normal, kind) for kind in sorted(STORED)]),
     }
 
 
@@ -105,28 +106,54 @@ def test_a_weight_moves_by_little_more_than_half_a_step(weight: FloatArray) -> N
         assert (moved[:, start : start + GROUP].max(axis=1) <= bound * 1.001).all()
 
 
+BLOCKS = sorted(set(STORED) - {"float32", "bfloat16", "float16"})
+
+
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 32), (33, 34), (40, 96), (70, 75)])
-def test_weights_of_16_levels_take_4_bits_and_lose_nothing(
-    out_features: int, in_features: int, ops: ctypes.CDLL
+@pytest.mark.parametrize("stored", BLOCKS)
+def test_weights_of_gguf_blocks_lose_nothing(
+    stored: str, out_features: int, in_features: int, ops: ctypes.CDLL
 ) -> None:
-    weight = sixteen_levels(np.random.default_rng(0), out_features, in_features)
-    bits, found = unpacked(ops, weight)
-    assert bits == 4
-    np.testing.assert_array_equal(found, dequantized_weight(weight))
-    np.testing.assert_allclose(found, weight, rtol=0, atol=1e-3 * np.abs(weight).max())
-    # Any other level in between needs more.
-    weight[-1, np.argsort(weight[-1, :32])[16]] += (
-        np.float32(0.3) * (weight[-1, :32].max() - weight[-1, :32].min()) / 15
-    )
-    bits, found = unpacked(ops, weight)
-    assert bits == 8
-    np.testing.assert_array_equal(found, dequantized_weight(weight))
+    weight = np.random.default_rng(0).standard_normal((out_features, in_features), np.float32)
+    weight = as_stored(weight + np.float32(0.5), stored)
+    np.testing.assert_array_equal(dequantized_weight(weight), weight)
+    for quantized in (False, True):
+        shortest, found = unpacked(ops, weight, quantized=quantized)
+        assert shortest is STORED[stored]
+        np.testing.assert_array_equal(found, weight)
 
 
-def test_the_levels_of_4_bit_blocks_are_kept_almost_exactly() -> None:
-    weight = special_weights()["4-bit blocks"]
-    moved = np.abs(dequantized_weight(weight) - weight)
-    assert moved.max() <= 0.05 * 0.0123
+@pytest.mark.parametrize("stored", BLOCKS)
+def test_one_weight_between_the_levels_of_its_block_makes_a_longer_format(stored: str, ops: ctypes.CDLL) -> None:
+    weight = as_stored(np.random.default_rng(0).standard_normal((40, 96), np.float32), stored)
+    middle = np.argsort(weight[-1, :32])[16]
+    weight[-1, middle] += np.float32(0.3) * (weight[-1, :32].max() - weight[-1, :32].min()) / 15
+    shortest, found = unpacked(ops, weight, quantized=False)
+    assert shortest is WeightFormat.FLOAT32
+    np.testing.assert_array_equal(found, weight)
+    shortest, found = unpacked(ops, weight, quantized=True)
+    assert shortest is WeightFormat.LEVELS8
+    np.testing.assert_array_equal(found, dequantized_weight(weight))
+    # Whoever shares a matrix with that group is as exact as before.
+    np.testing.assert_array_equal(found[:-1], weight[:-1])
+
+
+@given(weight=weights_of_any_kind, stored=st.sampled_from(("float32", "float16", "bfloat16")))
+def test_weights_that_are_not_quantized_are_packed_as_they_are(
+    weight: FloatArray, stored: str, ops: ctypes.CDLL
+) -> None:
+    # Adding zero takes the sign off zeros, which levels do not keep.
+    weight = as_stored(weight, stored) + np.float32(0)
+    shortest, found = unpacked(ops, weight, quantized=False)
+    assert shortest.bits <= STORED[stored].bits
+    np.testing.assert_array_equal(found.view(np.uint32), weight.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", special_weights())
+def test_special_weights_too(name: str, ops: ctypes.CDLL) -> None:
+    weight = special_weights()[name] + np.float32(0)
+    _, found = unpacked(ops, weight, quantized=False)
+    np.testing.assert_array_equal(found.view(np.uint32), weight.view(np.uint32))
 
 
 def test_a_group_that_is_not_filled_does_not_depend_on_what_would_have_filled_it() -> None:

@@ -25,6 +25,7 @@ from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from support.stored_weights import STORED, as_stored
 
 PRECISIONS = (None, "w8a8", "w8a16")
 CACHE_DTYPES = ("float32", "float16")
@@ -36,7 +37,7 @@ ROPE_THETA = 10000.0
 class Shape:
     """The sizes of a random decoder and which optional parts it has; `seed` draws its weights.
 
-    four_bits: its projections are such as 4-bit GGUF blocks hold, the head aside.
+    stored: as what the checkpoint holds its matrices, a key of `STORED`.
     """
 
     head_dim: int = 16
@@ -49,7 +50,7 @@ class Shape:
     biased: frozenset[str] = frozenset()
     qk_norm: bool = False
     tied: bool = False
-    four_bits: bool = False
+    stored: str = "float32"
     seed: int = 0
 
     @property
@@ -69,7 +70,7 @@ class Shape:
     def weights(self) -> DecoderWeights:
         """The weights that `seed` stands for, as a checkpoint would give them."""
         random = np.random.default_rng(self.seed)
-        embedding = random.standard_normal((self.vocab, self.hidden), np.float32)
+        embedding = as_stored(random.standard_normal((self.vocab, self.hidden), np.float32), self.stored)
         return DecoderWeights(
             embedding=embedding,
             layers=[self._layer(random) for _ in range(self.layers)],
@@ -94,27 +95,9 @@ class Shape:
         )
 
     def _linear(self, random: np.random.Generator, name: str, out: int, into: int) -> LinearWeights:
-        if self.four_bits and name != "lm_head":
-            weight = sixteen_levels(random, out, into) / np.float32(into**0.5)
-        else:
-            weight = random.standard_normal((out, into), np.float32) / np.float32(into**0.5)
+        weight = as_stored(random.standard_normal((out, into), np.float32) / np.float32(into**0.5), self.stored)
         bias = random.standard_normal(out, np.float32)
         return LinearWeights(weight, bias if name in self.biased else None)
-
-
-def sixteen_levels(random: np.random.Generator, out_features: int, in_features: int) -> FloatArray:
-    """Weights as 4-bit GGUF blocks (Q4_1) hold them: 16 levels from the least to the greatest of each group of 32."""
-    groups = []
-    for start in range(0, in_features, 32):
-        shape = (out_features, min(32, in_features - start))
-        levels = random.integers(0, 16, shape)
-        # The ends lie anywhere: columns that are extreme in every row would make the outputs alike.
-        ends = random.permuted(np.broadcast_to(np.arange(shape[1]), shape), axis=1)[:, :2]
-        np.put_along_axis(levels, ends, np.array([0, 15])[: ends.shape[1]], axis=1)
-        scale = random.uniform(0.1, 0.3, (out_features, 1)).astype(np.float16)
-        minimum = random.uniform(-3, -0.5, (out_features, 1)).astype(np.float16)
-        groups.append(minimum.astype(np.float32) + scale.astype(np.float32) * levels.astype(np.float32))
-    return np.concatenate(groups, axis=1)
 
 
 def _norm(random: np.random.Generator, size: int) -> FloatArray:
@@ -245,7 +228,7 @@ def shapes() -> st.SearchStrategy[Shape]:
             )
         ),
         qk_norm=st.booleans(),
-        four_bits=st.booleans(),
+        stored=st.sampled_from(sorted(STORED)),
         tied=st.booleans(),
         seed=st.integers(0, 2**16),
     )

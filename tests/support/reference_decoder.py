@@ -55,15 +55,30 @@ def quantized_weight(weight: NDArray[np.float32]) -> Array:
     out = np.empty(weight.shape)
     for row, column in np.ndindex(weight.shape[0], -(-weight.shape[1] // GROUP)):
         at = slice(column * GROUP, (column + 1) * GROUP)
-        group = weight[row, at]
-        low, high = group.min(), group.max()
-        scale = float(np.float16((high - low) / np.float32(255)))
-        minimum = float(np.float16(low))
-        steps = np.zeros(len(group))
-        if scale > 0:
-            steps = np.rint((group - np.float32(minimum)) / np.float32(scale)).clip(0, 255).astype(np.float64)
-        out[row, at] = minimum + scale * steps
+        out[row, at] = quantized_group(weight[row, at])
     return out
+
+
+def quantized_group(group: NDArray[np.float32]) -> Array:
+    """With the scale of the GGUF block that holds the group as it is, if there is one, else 255 steps."""
+    low, high = group.min(), group.max()
+    most = max(low, high, key=lambda end: (abs(end), -end))
+    eight_bits = np.float32(np.float16(abs(most) / np.float32(127)))
+    steps = [
+        ((high - low) / np.float32(15), low),
+        (most / np.float32(-8), most),
+        ((high - low) / np.float32(31), low),
+        (most / np.float32(-16), most),
+        (eight_bits, np.float32(-128) * eight_bits),
+        ((high - low) / np.float32(255), low),
+    ]
+    for scale, minimum in steps:
+        scale, minimum = np.float32(np.float16(scale)), np.float32(np.float16(minimum))
+        levels = np.rint((group - minimum) / scale).clip(0, 255) if scale != 0 else np.zeros_like(group)
+        taken: Array = float(minimum) + float(scale) * levels.astype(np.float64)
+        if np.array_equal(taken.astype(np.float32), group):
+            break
+    return taken
 
 
 def quantized_activations(x: Array, levels: float) -> Array:

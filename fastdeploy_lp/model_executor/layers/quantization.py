@@ -2,11 +2,13 @@
 
 A weight is minimum + scale * q with q in 0 … 255, for each output feature and group, scale and minimum as half floats.
 An activation is scale * a with a in -127 … 127 (w8a8) or -32512 … 32512 (w8a16: two 8-bit digits), for each row and
-group, found while it runs: a row's result does not depend on its batch, and nothing has to be calibrated. Groups of 32
-with a minimum hold the levels of 4-bit GGUF blocks almost exactly.
+group, found while it runs: a row's result does not depend on its batch, and nothing has to be calibrated. Groups that
+come from GGUF blocks of 32 with one scale (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) get that scale back and lose nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import paddle
@@ -26,12 +28,34 @@ def dequantized_weight(weight: FloatArray) -> FloatArray:
     out_features, in_features = weight.shape
     # Filling with the last column adds no new extreme to its group.
     groups = np.pad(weight, ((0, 0), (0, -in_features % GROUP)), mode="edge").reshape(out_features, -1, GROUP)
-    low = groups.min(axis=2, keepdims=True)
-    scale = ((groups.max(axis=2, keepdims=True) - low) / np.float32(255)).astype(np.float16).astype(np.float32)
-    low = low.astype(np.float16).astype(np.float32)
-    steps = np.divide(groups - low, scale, out=np.zeros_like(groups), where=scale > 0)
-    rounded = low + scale * np.clip(np.rint(steps), 0, 255)
+    low, high = groups.min(axis=2, keepdims=True), groups.max(axis=2, keepdims=True)
+    rounded = _in_steps(groups, low, (high - low) / np.float32(255))
+    for minimum, scale in _steps_of_blocks(low, high):
+        exact = (_in_steps(groups, minimum, scale) == groups).all(axis=2, keepdims=True)
+        rounded = np.where(exact, groups, rounded)
     return np.ascontiguousarray(rounded.reshape(out_features, -1)[:, :in_features], np.float32)
+
+
+def _in_steps(groups: FloatArray, minimum: FloatArray, scale: FloatArray) -> FloatArray:
+    """The nearest of 256 steps, counted with minimum and scale as they are stored."""
+    # What half floats cannot hold gives infinities and no number that equals a weight.
+    with np.errstate(over="ignore", invalid="ignore"):
+        minimum, scale = (part.astype(np.float16).astype(np.float32) for part in (minimum, scale))
+        steps = np.divide(groups - minimum, scale, out=np.zeros_like(groups), where=scale != 0)
+        stepped: FloatArray = minimum + scale * np.clip(np.rint(steps), 0, 255)
+    return stepped
+
+
+def _steps_of_blocks(low: FloatArray, high: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Minimum and scale of GGUF blocks with these extremes."""
+    extreme: FloatArray = np.where(high > -low, high, low)
+    yield low, (high - low) / np.float32(15)  # Q4_1
+    yield extreme, extreme / np.float32(-8)  # Q4_0
+    yield low, (high - low) / np.float32(31)  # Q5_1
+    yield extreme, extreme / np.float32(-16)  # Q5_0
+    with np.errstate(over="ignore"):
+        scale = (np.abs(extreme) / np.float32(127)).astype(np.float16).astype(np.float32)
+    yield np.float32(-128) * scale, scale  # Q8_0
 
 
 def quantize_dequantize(x: Tensor, digits: int) -> Tensor:

@@ -16,6 +16,7 @@ from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.models.supported import require_supported
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
@@ -63,9 +64,9 @@ class DecoderForCausalLM(ABC):
         """
 
     @property
-    def weight_bits(self) -> list[int]:
-        """Bits of a weight in each matrix product of a pass, the head last; empty where Paddle's operators compute."""
-        return self._executor.weight_bits if isinstance(self._executor, CompiledDecoder) else []
+    def weight_formats(self) -> list[WeightFormat]:
+        """Of each matrix product of a pass, the head last; empty where Paddle's operators compute."""
+        return self._executor.weight_formats if isinstance(self._executor, CompiledDecoder) else []
 
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""

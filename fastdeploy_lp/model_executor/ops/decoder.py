@@ -15,11 +15,11 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.layers.linear import bias_or_zeros, merged
-from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
-from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight
+from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.structs import CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms.cpu import mapped_zeros
@@ -47,9 +47,8 @@ class CompiledDecoder:
         half = fd_config.cache_config.dtype == "float16"
         cache = CacheStruct(self._block_size, dims.num_kv_heads, dims.head_dim, half)
         layers = [self._layer(layer) for layer in weights.layers]
-        head = self._linear(weights.lm_head or LinearWeights(weights.embedding))
-        # With a tied head in 8 bits, embeddings are its rows; one table less to hold.
-        shared = self._digits > 0 and weights.lm_head is None
+        embedding = self._linear(LinearWeights(weights.embedding))
+        head = embedding if weights.lm_head is None else self._linear(weights.lm_head)
         self._model = ModelStruct(
             num_layers=len(layers),
             hidden_size=dims.hidden_size,
@@ -62,18 +61,18 @@ class CompiledDecoder:
             cache=cache,
             cos=self._keep(tables.cos),
             sin=self._keep(tables.sin),
-            embedding=None if shared else self._keep(self._embedding(weights.embedding)),
+            embedding=embedding,
             norm=self._keep(weights.norm),
             head=head,
             layers=(LayerStruct * len(layers))(*layers),
         )
 
     @property
-    def weight_bits(self) -> list[int]:
-        """See `DecoderForCausalLM.weight_bits`."""
+    def weight_formats(self) -> list[WeightFormat]:
+        """See `DecoderForCausalLM.weight_formats`."""
         layers = [self._model.layers[index] for index in range(self._model.num_layers)]
         linears = [linear for layer in layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        return [linear.bits for linear in [*linears, self._model.head]]
+        return [WeightFormat(linear.format) for linear in [*linears, self._model.head]]
 
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
@@ -124,10 +123,7 @@ class CompiledDecoder:
         out_features, in_features = weights.weight.shape
         packed = PackedWeight.of(self._ops, weights.weight, quantized=self._digits > 0)
         bias = None if weights.bias is None else self._keep(weights.bias)
-        return LinearStruct(in_features, out_features, self._digits, packed.bits, self._keep(packed.data), bias)
-
-    def _embedding(self, embedding: FloatArray) -> FloatArray:
-        return dequantized_weight(embedding) if self._digits else embedding
+        return LinearStruct(in_features, out_features, self._digits, packed.format, self._keep(packed.data), bias)
 
     def _keep(self, array: NDArray[Any]) -> int:
         kept = np.ascontiguousarray(array)

@@ -7,13 +7,13 @@ from ctypes import POINTER, c_float, c_int32, c_void_p
 
 
 class LinearStruct(ctypes.Structure):
-    """`Linear`: sizes, precision, packed weights, bias or null."""
+    """`Linear`: sizes, precision, `WeightFormat`, packed weights, bias or null."""
 
     _fields_ = (
         ("in_features", c_int32),
         ("out_features", c_int32),
         ("digits", c_int32),
-        ("bits", c_int32),
+        ("format", c_int32),
         ("packed", c_void_p),
         ("bias", c_void_p),
     )
@@ -57,7 +57,7 @@ class ModelStruct(ctypes.Structure):
         ("cache", CacheStruct),
         ("cos", c_void_p),
         ("sin", c_void_p),
-        ("embedding", c_void_p),
+        ("embedding", LinearStruct),
         ("norm", c_void_p),
         ("head", LinearStruct),
         ("layers", POINTER(LayerStruct)),

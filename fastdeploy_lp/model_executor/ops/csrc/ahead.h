@@ -9,7 +9,7 @@
 
 // A stretch of memory, asked for a few lines at a time; the last time maybe some behind its end as well, which costs less than to look.
 struct Stretch {
-    const char *at = nullptr, *end = nullptr;
+    const uint8_t *at = nullptr, *end = nullptr;
 
     bool left() const { return at < end; }
     void ask(int64_t bytes) {
@@ -27,14 +27,14 @@ class Ahead {
 
     // From now on this layer's keys and values; null for none.
     void read_cache(const void* keys, const void* values) {
-        keys_ = static_cast<const char*>(keys), values_ = static_cast<const char*>(values);
+        keys_ = static_cast<const uint8_t*>(keys), values_ = static_cast<const uint8_t*>(values);
         of_cache_ = {};
         next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : 0;
     }
 
-    // This thread begins a panel whose rows come in `tiles`. It goes on with the panel behind it or, at the end of its share, with the
+    // This thread begins a panel and will call `ask` so many times before it is through. It goes on with the panel behind it or, at the end of its share, with the
     // product after this one. Gives where that begins; null when nothing follows.
-    const char* begin_panel(const Linear& layer, const Linear* after, int panel, int tiles) {
+    const uint8_t* begin_panel(const Linear& layer, const Linear* after, int panel, int asks) {
         of_panel_ = {};
         const Linear* from = &layer;
         int next = panel + 1;
@@ -42,16 +42,16 @@ class Ahead {
             if (after == nullptr) return nullptr;
             from = after, next = Share::of(after->panels(), thread_, threads_).first;
         }
-        const char* begin = from->panel(next);
-        if (tiles > 1) {
+        const uint8_t* begin = from->panel(next);
+        if (asks > 0) {
             of_panel_ = {begin, begin + from->panel_bytes()};
-            per_step_ = ((layer.step_bytes() + 63) / 64 + tiles - 2) / (tiles - 1) * 64;
+            per_ask_ = (from->panel_bytes() / 64 + asks - 1) / asks * 64;
         }
         return begin;
     }
 
-    void ask(const void*, int64_t) {
-        if (of_panel_.left()) of_panel_.ask(per_step_);
+    void ask(const uint8_t*, int64_t) {
+        if (of_panel_.left()) of_panel_.ask(per_ask_);
         if (of_cache_.left() || next_range()) of_cache_.ask(kCacheBytes);
     }
 
@@ -62,7 +62,7 @@ class Ahead {
         if (next_ >= static_cast<int64_t>(2 * blocks_.size())) return false;
         const int64_t block = blocks_[next_ / 2];
         const bool key = next_ % 2 == 0;
-        const char* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
+        const uint8_t* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
         of_cache_ = {from, from + (key ? key_bytes_ : value_bytes_)};
         ++next_;
         return true;
@@ -70,7 +70,7 @@ class Ahead {
 
     std::vector<int32_t> blocks_;
     int thread_, threads_;
-    int64_t key_bytes_, value_bytes_, next_ = 0, per_step_ = 0;
-    const char *keys_ = nullptr, *values_ = nullptr;
+    int64_t key_bytes_, value_bytes_, next_ = 0, per_ask_ = 0;
+    const uint8_t *keys_ = nullptr, *values_ = nullptr;
     Stretch of_panel_, of_cache_;
 };

@@ -1,5 +1,6 @@
 // A whole pre-norm decoder (Llama, Qwen2, Qwen3 and their like) as one operator: a step crosses from Python once, not once a layer.
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -20,7 +21,7 @@ struct Model {
     float eps, attention_scale;
     Cache cache;
     const float *cos, *sin;  // [max_context][head_dim / 2]
-    const float* embedding;  // [vocab_size][hidden_size], or null: rows are then taken from `head`
+    Linear embedding;  // [vocab_size][hidden_size]: never multiplied by; it may be the head
     const float* norm;
     Linear head;
     const Layer* layers;
@@ -111,31 +112,42 @@ class Decoder {
         const Batch& batch;
         int residual_stride, qkv_stride;
         float *residual, *qkv;
-        float* scores;  // of each thread
-        float* pairs;   // of each thread: what a pair of panels gives, [tokens][32]
+        float *scores, *pairs, *panels;  // of all threads, see Own
         Activations normed, attended, gated;
         std::vector<int32_t> task_sequence, task_first_query;
     };
+    // Of one thread.
+    struct Own {
+        Ahead ahead;
+        float* scores;  // of up to kMaxAttentionRows queries
+        float* pair;    // what a pair of panels gives, [tokens][32]
+        float* panel;   // one as floats
+    };
 
     Pass prepare(const Batch& batch);
+    Own own(const Pass& pass, const Member& team) const;
     std::vector<int32_t> blocks_of(const Pass& pass, Share tasks) const;
     void embed(const Pass& pass, int token) const;
     void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
     void rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const;
-    void attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, float* scores) const;
+    void attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, Own& own) const;
     void prefetch_task(const Pass& pass, const Layer& layer, int task) const;
     template <class Element>
     void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
-    void project(const Pass& pass, const Layer& layer, int panel, Ahead& ahead) const;
-    void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Ahead& ahead) const;
-    void gate(const Pass& pass, const Layer& layer, int pair, int thread, Ahead& ahead) const;
+    void project(const Pass& pass, const Layer& layer, int panel, Own& own) const;
+    void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const;
+    void gate(const Pass& pass, const Layer& layer, int pair, Own& own) const;
     int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
+    int64_t panel_floats() const {
+        const int widest = std::max({m_.hidden_size, m_.intermediate_size, m_.num_heads * m_.cache.head_dim});
+        return static_cast<int64_t>(round_up(widest, linear_float::kGroup)) * kPanel;
+    }
     int group() const { return m_.num_heads / m_.cache.kv_heads; }
     bool heads_are_groups() const { return group() * m_.cache.head_dim % linear_int8::kGroup == 0; }
 
     Model m_;
     std::vector<Layer> layers_;
-    Buffer residual_, qkv_, scores_, pairs_;
+    Buffer residual_, qkv_, scores_, pairs_, panels_;
     ActivationBuffer normed_, attended_, gated_, head_input_;
 };
 
@@ -147,6 +159,7 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
     pass.qkv = qkv_.of<float>(tokens * pass.qkv_stride);
     pass.scores = scores_.of<float>(omp_get_max_threads() * kMaxAttentionRows * score_stride());
     pass.pairs = pairs_.of<float>(omp_get_max_threads() * tokens * kPanel);
+    pass.panels = panels_.of<float>(omp_get_max_threads() * panel_floats());
     pass.normed = normed_.of(tokens, m_.hidden_size);
     pass.attended = attended_.of(tokens, m_.num_heads * m_.cache.head_dim);
     pass.gated = gated_.of(tokens, m_.intermediate_size);
@@ -158,6 +171,14 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
         }
     }
     return pass;
+}
+
+Decoder::Own Decoder::own(const Pass& pass, const Member& team) const {
+    const int attention_tasks = static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads;
+    return {{m_.cache, blocks_of(pass, Share::of(attention_tasks, team.thread(), team.threads())), team.thread(), team.threads()},
+            pass.scores + team.thread() * kMaxAttentionRows * score_stride(),
+            pass.pairs + static_cast<int64_t>(team.thread()) * pass.batch.tokens * kPanel,
+            pass.panels + team.thread() * panel_floats()};
 }
 
 // Of all contexts that these attention tasks read.
@@ -176,10 +197,7 @@ std::vector<int32_t> Decoder::blocks_of(const Pass& pass, Share tasks) const {
 void Decoder::embed(const Pass& pass, int token) const {
     const int id = pass.batch.token_ids[token];
     float* to = pass.residual + static_cast<int64_t>(token) * pass.residual_stride;
-    if (m_.embedding != nullptr)
-        std::memcpy(to, m_.embedding + static_cast<int64_t>(id) * m_.hidden_size, sizeof(float) * m_.hidden_size);
-    else
-        packed_weights::unpack_row(to, static_cast<const uint8_t*>(m_.head.packed), m_.head.bits, m_.hidden_size, id);
+    packed_weights::unpack_row(to, m_.embedding.packed, m_.embedding.format, m_.hidden_size, id);
 }
 
 void Decoder::normalize(const Pass& pass, const float* weight, const Linear& into, int token) const {
@@ -241,15 +259,15 @@ void Decoder::attend_queries(const Pass& pass, const Layer& layer, int sequence,
     }
 }
 
-void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, float* scores) const {
+void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, Own& own) const {
     const int head = task % m_.cache.kv_heads, sequence = pass.task_sequence[task / m_.cache.kv_heads];
     const int first = pass.task_first_query[task / m_.cache.kv_heads], last = pass.batch.query_starts[sequence + 1];
     const int end = first + kQueriesPerTask < last ? first + kQueriesPerTask : last;
     for (int token = first; token < end && !rotated; ++token) rotate_and_cache(pass, layer, token, head);
     if (m_.cache.half)
-        attend_queries<uint16_t>(pass, layer, sequence, head, first, end, scores);
+        attend_queries<uint16_t>(pass, layer, sequence, head, first, end, own.scores);
     else
-        attend_queries<float>(pass, layer, sequence, head, first, end, scores);
+        attend_queries<float>(pass, layer, sequence, head, first, end, own.scores);
     const int width = group() * m_.cache.head_dim, column = head * width;
     for (int token = first; token < end && heads_are_groups(); ++token)
         pass.attended.prepare(layer.o, token, column, pass.attended.values + static_cast<int64_t>(token) * layer.o.in + column, width);
@@ -263,16 +281,16 @@ void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) cons
     prefetch_first_keys(m_.cache, layer.keys, table, (context + m_.cache.block_size - 1) / m_.cache.block_size, task % m_.cache.kv_heads);
 }
 
-void Decoder::project(const Pass& pass, const Layer& layer, int panel, Ahead& ahead) const {
-    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, ahead, [&](int row, Floats low, Floats high) {
+void Decoder::project(const Pass& pass, const Layer& layer, int panel, Own& own) const {
+    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, own.panel, own.ahead, [&](int row, Floats low, Floats high) {
         float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
         store(to, low);
         store(to + kLanes, high);
     });
 }
 
-void Decoder::add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Ahead& ahead) const {
-    multiply_panel(product, x, pass.batch.tokens, panel, ahead, [&](int row, Floats low, Floats high) {
+void Decoder::add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const {
+    multiply_panel(product, x, pass.batch.tokens, panel, own.panel, own.ahead, [&](int row, Floats low, Floats high) {
         float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
         store(to, load(to) + low);
         store(to + kLanes, load(to + kLanes) + high);
@@ -280,14 +298,17 @@ void Decoder::add_product(const Pass& pass, const Product& product, const Activa
 }
 
 // A pair of panels gives 32 columns: a group of the next product's activations, which takes them from here if it is quantized.
-void Decoder::gate(const Pass& pass, const Layer& layer, int pair, int thread, Ahead& ahead) const {
+void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) const {
     const int tokens = pass.batch.tokens, first = pair * kPanel, stride = layer.down.digits > 0 ? kPanel : m_.intermediate_size;
     const int columns = m_.intermediate_size - first < kPanel ? m_.intermediate_size - first : kPanel;
-    float* out = layer.down.digits > 0 ? pass.pairs + static_cast<int64_t>(thread) * tokens * kPanel : pass.gated.values + first;
-    for (int half = 0; half * kLanes < columns; ++half)
-        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, ahead, [&](int row, Floats gate, Floats up) {
-            store_first(out + static_cast<int64_t>(row) * stride + half * kLanes, silu(gate) * up, columns - half * kLanes);
-        });
+    float* out = layer.down.digits > 0 ? own.pair : pass.gated.values + first;
+    for (int half = 0; half * kLanes < columns; ++half) {
+        float* to = out + half * kLanes;
+        const auto put = [=](int row, Floats gate, Floats up) {
+            store_first(to + static_cast<int64_t>(row) * stride, silu(gate) * up, columns - half * kLanes);
+        };
+        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.panel, own.ahead, put);
+    }
     for (int row = 0; row < tokens; ++row)
         pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
 }
@@ -298,30 +319,28 @@ void Decoder::forward(const Batch& batch, float* hidden) {
     // Queries of one sequence in several tasks see each other's keys, which then have to be there before the first task.
     const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
-        float* scores = pass.scores + team.thread() * kMaxAttentionRows * score_stride();
-        const Share to_attend = Share::of(attention_tasks, team.thread(), team.threads());
-        Ahead ahead(m_.cache, blocks_of(pass, to_attend), team.thread(), team.threads());
+        Own own = this->own(pass, team);
         team.run(batch.tokens, [&](int token) { embed(pass, token); });
         for (size_t index = 0; index < layers_.size(); ++index) {
             const Layer& layer = layers_[index];
             const Layer* following = index + 1 < layers_.size() ? &layers_[index + 1] : nullptr;
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.input_norm, layer.qkv, token); });
-            team.run(layer.qkv.panels(), [&](int panel) { project(pass, layer, panel, ahead); });
+            team.run(layer.qkv.panels(), [&](int panel) { project(pass, layer, panel, own); });
             if (rotate_first)
                 team.run(batch.tokens, [&](int token) {
                     for (int head = 0; head < m_.cache.kv_heads; ++head) rotate_and_cache(pass, layer, token, head);
                 });
             team.run(attention_tasks, [&](int task) {
                 prefetch_task(pass, layer, task + 1);
-                attend_task(pass, layer, task, rotate_first, scores);
+                attend_task(pass, layer, task, rotate_first, own);
             });
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
-            ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
-            team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, ahead); });
+            own.ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
+            team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, own); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
-            team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, team.thread(), ahead); });
+            team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, own); });
             team.run(layer.down.panels(), [&](int panel) {
-                add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, ahead);
+                add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, own);
             });
         }
         team.run(batch.rows, [&](int row) {
@@ -333,6 +352,7 @@ void Decoder::forward(const Batch& batch, float* hidden) {
 
 void Decoder::logits(const float* hidden, int rows, float* out) {
     const Activations x = head_input_.of(rows, m_.hidden_size);
+    float* panels = panels_.of<float>(omp_get_max_threads() * panel_floats());
     Team::forward([&](Member& team) {
         team.run(rows, [&](int row) {
             const int64_t from = static_cast<int64_t>(row) * m_.hidden_size;
@@ -340,8 +360,9 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
             x.prepare(m_.head, row);
         });
         Ahead ahead(m_.cache, {}, team.thread(), team.threads());
+        float* room = panels + team.thread() * panel_floats();
         team.run(m_.head.panels(), [&](int panel) {
-            multiply_panel({m_.head, nullptr}, x, rows, panel, ahead, [&](int row, Floats low, Floats high) {
+            multiply_panel({m_.head, nullptr}, x, rows, panel, room, ahead, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
                 store_first(to, low, m_.vocab_size - panel * kPanel);
                 store_first(to + kLanes, high, m_.vocab_size - panel * kPanel - kLanes);
@@ -352,37 +373,41 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
 
 }  // namespace
 
-// The bits in which weights [out][in] are packed once they are quantized: 4 if that loses nothing, else 8.
-FDLP_EXPORT int fdlp_packed_bits(const float* weights, int in, int out) {
-    const int panels = (out + kPanel - 1) / kPanel;
-    std::atomic<bool> fits{true};
+// The shortest format that holds weights [out][in] as they are; if they are `quantized`, of those of levels, which may round them.
+FDLP_EXPORT int fdlp_weight_format(const float* weights, int in, int out, int quantized) {
+    const packed_weights::Matrix matrix{weights, in, out};
+    const int panels = packed_weights::panels_of(out);
+    std::atomic<unsigned> formats{(1u << packed_weights::kFormats) - 1};
+    // A format that one panel has ruled out need not be tried on others.
 #pragma omp parallel for
-    for (int panel = 0; panel < panels; ++panel)
-        if (fits.load(std::memory_order_relaxed) && !packed_weights::panel_fits_4_bits(weights, in, out, panel)) fits = false;
-    return fits ? 4 : 8;
+    for (int panel = 0; panel < panels; ++panel) {
+        const unsigned left = formats.load(std::memory_order_relaxed);
+        if (!quantized)
+            formats &= packed_weights::exact_formats(matrix, panel, left);
+        else if ((left & packed_weights::set_of(Format::levels4)) && !packed_weights::panel_fits_4_bits(matrix, panel))
+            formats &= ~packed_weights::set_of(Format::levels4);
+    }
+    // They are numbered from the longest to the shortest.
+    int shortest = 0;
+    for (int format = 0; format < packed_weights::kFormats; ++format)
+        if (formats & (1u << format)) shortest = format;
+    return shortest;
 }
 
-// `bits` of a weight: 32, 8 or 4.
-FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, int bits) {
-    if (bits == 32) return linear_float::packed_floats(in, out) * static_cast<int64_t>(sizeof(float));
-    return (out + kPanel - 1) / kPanel * packed_weights::panel_bytes(bits, in);
+FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, Format format) {
+    return packed_weights::panels_of(out) * packed_weights::panel_bytes(format, in);
 }
 
 // weights [out][in] float32 → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
-FDLP_EXPORT void fdlp_pack(void* packed, const float* weights, int in, int out, int bits) {
-    const int panels = (out + kPanel - 1) / kPanel;
+FDLP_EXPORT void fdlp_pack(uint8_t* packed, const float* weights, int in, int out, Format format) {
+    const int panels = packed_weights::panels_of(out);
 #pragma omp parallel for
-    for (int panel = 0; panel < panels; ++panel) {
-        if (bits == 32)
-            linear_float::pack_panel(static_cast<float*>(packed), weights, in, out, panel);
-        else
-            packed_weights::pack_panel(static_cast<uint8_t*>(packed), bits, weights, in, out, panel);
-    }
+    for (int panel = 0; panel < panels; ++panel) packed_weights::pack_panel(packed, format, {weights, in, out}, panel);
 }
 
-// Row `row` of a matrix packed in 8 or 4 bits as the floats [in] that it stands for.
-FDLP_EXPORT void fdlp_unpack_row(float* to, const void* packed, int bits, int in, int row) {
-    packed_weights::unpack_row(to, static_cast<const uint8_t*>(packed), bits, in, row);
+// Row `row` of a packed matrix as the floats [in] that it stands for.
+FDLP_EXPORT void fdlp_unpack_row(float* to, const uint8_t* packed, Format format, int in, int row) {
+    packed_weights::unpack_row(to, packed, format, in, row);
 }
 
 FDLP_EXPORT void* fdlp_decoder_new(const Model* model) { return new Decoder(*model); }

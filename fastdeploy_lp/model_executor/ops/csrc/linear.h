@@ -5,24 +5,27 @@
 #include "linear_int8.h"
 #include "team.h"
 
-constexpr int kPanel = linear_float::kPanel;
-static_assert(kPanel == packed_weights::kPanel, "callers count panels of one width");
+using packed_weights::kPanel;
+using packed_weights::Format;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // Mirrored by `LinearStruct` in decoder.py.
 struct Linear {
     int32_t in, out;
-    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with packed weights
-    int32_t bits;    // of a packed weight: 8 or 4; 32 for float32
-    const void* packed;
+    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with weights packed as levels
+    Format format;
+    const uint8_t* packed;
     const float* bias;  // [out] or null
 
-    int panels() const { return (out + kPanel - 1) / kPanel; }
-    // What a product reads of a panel in one step along `in`.
-    int64_t step_bytes() const { return digits > 0 ? packed_weights::group_bytes(bits) : kPanel * static_cast<int64_t>(sizeof(float)); }
-    int64_t panel_bytes() const { return digits > 0 ? packed_weights::panel_bytes(bits, in) : in * step_bytes(); }
-    const char* panel(int index) const { return static_cast<const char*>(packed) + index * panel_bytes(); }
+    int panels() const { return packed_weights::panels_of(out); }
+    int64_t panel_bytes() const { return packed_weights::panel_bytes(format, in); }
+    const uint8_t* panel(int index) const { return packed + index * panel_bytes(); }
+    // How often a product with a panel, as it is packed or `expanded`, asks for memory.
+    int asks(bool expanded) const {
+        return packed_weights::groups_of(in) * (digits > 0 ? 1 : linear_float::kGroup / linear_float::inputs_per_ask(expanded ? Format::float32 : format));
+    }
+    int max_tile() const { return digits > 0 ? linear_int8::max_tile(digits) : linear_float::kMaxTile; }
 };
 
 // Rows of activations as a layer of either precision takes them: `values` [rows][in] in float32, else what `prepare` makes of them.
@@ -45,53 +48,69 @@ struct Activations {
     }
 };
 
-// The first rows of a panel bring it from memory: what lies ahead in it is asked for, and behind its end what this thread reads next.
+// The first pass over a panel brings it from memory: what lies ahead in it is asked for, and behind its end what this thread reads next.
 struct PanelAhead {
-    const char *end, *next;
+    const uint8_t *end, *next;
 
-    void ask(const void* further, int64_t bytes) const {
-        const char* from = static_cast<const char*>(further);
-        prefetch(from < end || next == nullptr ? from : next + (from - end), bytes);
+    void ask(const uint8_t* further, int64_t bytes) const {
+        prefetch(further < end || next == nullptr ? further : next + (further - end), bytes);
     }
 };
 
+// One panel of a layer, as it is packed or expanded to float32.
+struct Panel {
+    const Linear& layer;
+    int index;
+    Format format;
+    const uint8_t* packed;
+};
+
 // Rows `first` … `first` + Rows - 1 times one panel.
-template <int Rows, class Ahead>
-void multiply_rows(const Linear& layer, const Activations& x, int first, int panel, Ahead& ahead, Floats (*sums)[2]) {
+template <int Rows, Format format, class Ahead>
+void multiply_rows(const Panel& panel, const Activations& x, int first, Ahead& ahead, Floats (*sums)[2]) {
+    const Linear& layer = panel.layer;
     if (layer.digits == 0)
-        return linear_float::multiply<Rows>(x.values + static_cast<int64_t>(first) * layer.in, layer.in,
-                                            reinterpret_cast<const float*>(layer.panel(panel)), layer.in, ahead, sums);
-    const auto packed = reinterpret_cast<const uint8_t*>(layer.panel(panel));
-    const int groups = linear_int8::groups_of(layer.in);
-    const linear_int8::Activations rows = x.quantized(layer, first);
-    if constexpr (Rows <= linear_int8::max_tile(1))
-        if (layer.digits == 1)
-            return layer.bits == 8 ? linear_int8::multiply<Rows, 1, 8>(rows, groups, packed, ahead, sums)
-                                   : linear_int8::multiply<Rows, 1, 4>(rows, groups, packed, ahead, sums);
-    if constexpr (Rows <= linear_int8::max_tile(2))
-        return layer.bits == 8 ? linear_int8::multiply<Rows, 2, 8>(rows, groups, packed, ahead, sums)
-                               : linear_int8::multiply<Rows, 2, 4>(rows, groups, packed, ahead, sums);
+        return linear_float::multiply<Rows, format>(x.values + static_cast<int64_t>(first) * layer.in, layer.in, panel.packed, layer.in, ahead,
+                                                    sums);
+    if constexpr (packed_weights::is_levels(format)) {
+        const int groups = packed_weights::groups_of(layer.in);
+        const linear_int8::Activations rows = x.quantized(layer, first);
+        if constexpr (Rows <= linear_int8::max_tile(1))
+            if (layer.digits == 1) return linear_int8::multiply<Rows, 1, format>(rows, groups, panel.packed, ahead, sums);
+        if constexpr (Rows <= linear_int8::max_tile(2)) return linear_int8::multiply<Rows, 2, format>(rows, groups, panel.packed, ahead, sums);
+    }
+}
+
+template <int Rows, class Ahead>
+void multiply_rows(const Panel& panel, const Activations& x, int first, Ahead& ahead, Floats (*sums)[2]) {
+    switch (panel.format) {
+#define FDLP_FORMAT(f) \
+    case Format::f:    \
+        return multiply_rows<Rows, Format::f>(panel, x, first, ahead, sums);
+        FDLP_FORMAT(float32) FDLP_FORMAT(float16) FDLP_FORMAT(bfloat16) FDLP_FORMAT(levels8) FDLP_FORMAT(levels4)
+#undef FDLP_FORMAT
+    }
 }
 
 template <int Rows, class Ahead, class Store>
-void multiply_tile(const Linear& layer, const Activations& x, int first, int panel, Ahead& ahead, const Store& put) {
+void multiply_tile(const Panel& panel, const Activations& x, int first, Ahead& ahead, const Store& put) {
     Floats sums[Rows][2];
-    multiply_rows<Rows>(layer, x, first, panel, ahead, sums);
-    if (layer.bias != nullptr) {
+    multiply_rows<Rows>(panel, x, first, ahead, sums);
+    if (panel.layer.bias != nullptr) {
         float bias[kPanel] = {};
-        const int column = panel * kPanel;
-        std::memcpy(bias, layer.bias + column, sizeof(float) * (layer.out - column < kPanel ? layer.out - column : kPanel));
+        const int column = panel.index * kPanel, left = panel.layer.out - column;
+        std::memcpy(bias, panel.layer.bias + column, sizeof(float) * (left < kPanel ? left : kPanel));
         for (auto& row : sums) row[0] += load(bias), row[1] += load(bias + kLanes);
     }
     for (int r = 0; r < Rows; ++r) put(first + r, sums[r][0], sums[r][1]);
 }
 
 template <class Ahead, class Store>
-void multiply_tile(const Linear& layer, const Activations& x, int first, int rows, int panel, Ahead& ahead, const Store& put) {
+void multiply_tile(const Panel& panel, const Activations& x, int first, int rows, Ahead& ahead, const Store& put) {
     switch (rows) {
 #define FDLP_TILE(n) \
     case n:          \
-        multiply_tile<n>(layer, x, first, panel, ahead, put); break;
+        multiply_tile<n>(panel, x, first, ahead, put); break;
         FDLP_TILE(1) FDLP_TILE(2) FDLP_TILE(3) FDLP_TILE(4) FDLP_TILE(5)
         FDLP_TILE(6) FDLP_TILE(7) FDLP_TILE(8) FDLP_TILE(9) FDLP_TILE(10)
 #undef FDLP_TILE
@@ -104,20 +123,28 @@ struct Product {
     const Linear* after;
 };
 
-// One panel of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results.
+// Panel `index` of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results. `room` is for a panel as floats.
 template <class Ahead, class Store>
-void multiply_panel(const Product& product, const Activations& x, int rows, int panel, Ahead& ahead, const Store& put) {
+void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* room, Ahead& ahead, const Store& put) {
     const Linear& layer = product.layer;
-    const int most = layer.digits > 0 ? linear_int8::max_tile(layer.digits) : linear_float::kMaxTile;
-    const char* next = ahead.begin_panel(layer, product.after, panel, (rows + most - 1) / most);
-    const PanelAhead panel_ahead{layer.panel(panel) + layer.panel_bytes(), next};
+    const int most = layer.max_tile(), tiles = (rows + most - 1) / most;
+    // What several tiles would each make floats of is made once.
+    const bool expands = tiles > 1 && layer.digits == 0 && layer.format != Format::float32;
+    // The panel's own bytes are asked for in the first pass.
+    const uint8_t* next = ahead.begin_panel(layer, product.after, index, (tiles + expands - 1) * layer.asks(expands));
+    const PanelAhead panel_ahead{layer.panel(index) + layer.panel_bytes(), next};
+    Panel panel{layer, index, layer.format, layer.panel(index)};
+    if (expands) {
+        linear_float::expand(room, layer.format, panel.packed, layer.in, panel_ahead);
+        panel.format = Format::float32, panel.packed = reinterpret_cast<const uint8_t*>(room);
+    }
     for (int row = 0, height; row < rows; row += height) {
         // Tiles of equal height: a last tile of one row would read the panel for little.
-        const int tiles = (rows - row + most - 1) / most;
-        height = (rows - row + tiles - 1) / tiles;
-        if (row == 0)
-            multiply_tile(layer, x, row, height, panel, panel_ahead, put);
+        const int left = (rows - row + most - 1) / most;
+        height = (rows - row + left - 1) / left;
+        if (row == 0 && !expands)
+            multiply_tile(panel, x, row, height, panel_ahead, put);
         else
-            multiply_tile(layer, x, row, height, panel, ahead, put);
+            multiply_tile(panel, x, row, height, ahead, put);
     }
 }

@@ -1,43 +1,54 @@
-// Matrix products with float32 weights, packed so that they are read once and in order.
+// Matrix products of float32 activations and packed weights of any format (packed_weights.h), which are float32 numbers once they are read.
 //
-// Columns lie in panels of 32, each [in][32]. Every output element is one chain of multiply-adds over `in` in ascending order,
-// whatever the number of rows: a row's result has the same bits alone and in a crowd.
+// Every output element is one chain of multiply-adds over `in` in ascending order, whatever the number of rows and the format: a row's
+// result has the same bits alone and in a crowd, and for the same weights in every format that holds them.
 #pragma once
 
-#include "simd.h"
+#include "packed_weights.h"
 
 namespace linear_float {
 
-constexpr int kPanel = 2 * kLanes;
+using packed_weights::Format;
+using packed_weights::kGroup;
+using packed_weights::kPanel;
+
 constexpr int kMaxTile = 10;
-constexpr int kAhead = 64 * kPanel;
+// Between what is multiplied and what is asked for.
+constexpr int kBytesAhead = 8192;
 
-inline int64_t packed_floats(int in, int out) { return static_cast<int64_t>((out + kPanel - 1) / kPanel) * kPanel * in; }
-
-// weights [out][in] → panels; columns beyond `out` are zero.
-inline void pack_panel(float* packed, const float* weights, int in, int out, int panel) {
-    float* to = packed + static_cast<int64_t>(panel) * kPanel * in;
-    for (int column = 0; column < kPanel; ++column) {
-        const int row = panel * kPanel + column;
-        for (int k = 0; k < in; ++k) to[k * kPanel + column] = row < out ? weights[static_cast<int64_t>(row) * in + k] : 0.0f;
-    }
+// Inputs for which memory is asked for at once: more are too many lines at a time. A power of 2.
+constexpr int inputs_per_ask(Format format) {
+    return format == Format::float32 ? 1 : format == Format::levels8 ? 4 : format == Format::levels4 ? 8 : 2;
 }
 
 // One panel for `Rows` rows of x [..][in]: sums[row] holds its 32 columns. `ahead` as in linear_int8.h.
-template <int Rows, class Ahead>
-inline void multiply(const float* x, int64_t stride, const float* panel, int in, Ahead& ahead, Floats (*sums)[2]) {
+template <int Rows, Format format, class Ahead>
+inline void multiply(const float* x, int64_t stride, const uint8_t* panel, int in, Ahead& ahead, Floats (*sums)[2]) {
+    constexpr int kGroupBytes = packed_weights::group_bytes(format), kInputs = inputs_per_ask(format);
     Floats low[Rows] = {}, high[Rows] = {};
-    for (int k = 0; k < in; ++k) {
-        ahead.ask(panel + k * kPanel + kAhead, kPanel * sizeof(float));
-        const Floats w0 = load(panel + k * kPanel), w1 = load(panel + k * kPanel + kLanes);
+    for (int first = 0; first < in; first += kGroup, panel += kGroupBytes) {
+        const float* from = x + first;
+        packed_weights::each_input<format>(panel, in - first < kGroup ? in - first : kGroup, [&](int k, Floats w0, Floats w1) {
+            if (k % kInputs == 0) ahead.ask(panel + kBytesAhead + k * (kGroupBytes / kGroup), kInputs * (kGroupBytes / kGroup));
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            const Floats a = splat(x[r * stride + k]);
-            low[r] += a * w0;
-            high[r] += a * w1;
-        }
+            for (int r = 0; r < Rows; ++r) {
+                const Floats a = splat(from[r * stride + k]);
+                low[r] += a * w0;
+                high[r] += a * w1;
+            }
+        });
     }
     for (int r = 0; r < Rows; ++r) sums[r][0] = low[r], sums[r][1] = high[r];
+}
+
+// A panel as floats [in][32], in whole groups.
+template <class Ahead>
+inline void expand(float* to, Format format, const uint8_t* panel, int in, Ahead& ahead) {
+    const int bytes = packed_weights::group_bytes(format);
+    for (int first = 0; first < in; first += kGroup, panel += bytes, to += kGroup * kPanel) {
+        ahead.ask(panel + kBytesAhead, bytes);
+        packed_weights::expand_group(to, format, panel);
+    }
 }
 
 }  // namespace linear_float

@@ -1,4 +1,4 @@
-// Matrix products of packed 8-bit weights (packed_weights.h) and activations of one or two 8-bit digits, with scales for every group of 32
+// Matrix products of weights packed as levels (packed_weights.h) and activations of one or two 8-bit digits, with scales for every group of 32
 // along `in`.
 //
 // An activation is scale * a with a in -127 … 127 (one digit) or -32512 … 32512 (two), for each row and group. Sums within a group are
@@ -104,16 +104,16 @@ static inline Ints combine(const Ints* acc) {
 
 // One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `ahead` asks for memory
 // that is needed later, a little with every group.
-template <int Rows, int Digits, int Bits, class Ahead>
+template <int Rows, int Digits, packed_weights::Format format, class Ahead>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahead& ahead, Floats (*sums)[2]) {
-    constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(Bits);
+    constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(format);
     constexpr int kPairs = packed_weights::kLines / 2;
     Floats out[Rows][2];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) out[r][0] = out[r][1] = Floats{};
     for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
         ahead.ask(panel + kGroupsAhead * kGroupBytes, kGroupBytes);
-        const packed_weights::HalfGroup<Bits> halves[2] = {{panel}, {panel + kGroupBytes / 2}};
+        const packed_weights::HalfGroup<format> halves[2] = {{panel}, {panel + kGroupBytes / 2}};
         Ints acc[Rows][2][Digits] = {};
 #pragma GCC unroll 4
         for (int pair = 0; pair < kPairs; ++pair) {
@@ -133,10 +133,10 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahe
         }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const Floats steps = halves[half].steps(), minima = halves[half].minima();
+            const Floats scales = halves[half].scales(), minima = halves[half].minima();
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
-                out[r][half] += to_floats(combine<Digits>(acc[r][half])) * steps * splat(x.scale[r * groups + g]);
+                out[r][half] += to_floats(combine<Digits>(acc[r][half])) * scales * splat(x.scale[r * groups + g]);
                 out[r][half] += minima * splat(x.total[r * groups + g]);
             }
         }

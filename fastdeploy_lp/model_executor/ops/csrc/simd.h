@@ -203,6 +203,33 @@ static inline Floats load(const uint16_t* half) {
 #endif
 }
 
+// The upper half of a float, for one whose lower half is zero.
+static inline uint16_t float_to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return static_cast<uint16_t>(bits >> 16);
+}
+
+static inline float bfloat16_to_float(uint16_t upper) {
+    const uint32_t bits = static_cast<uint32_t>(upper) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline Floats load_bfloat16(const uint16_t* upper) {
+    typedef uint16_t Uppers __attribute__((vector_size(32)));
+    Uppers v;
+    std::memcpy(&v, upper, sizeof v);
+    return (Floats)(__builtin_convertvector(v, Ints) << 16);
+}
+
+// Byte `i` of each 4 as a number.
+static inline Ints byte_of_each(Bytes v, int i) {
+    typedef uint32_t Words __attribute__((vector_size(64)));
+    return (Ints)((Words)v >> (8 * i) & 255);
+}
+
 static inline void prefetch(const void* from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
 }

@@ -32,8 +32,8 @@ class Ahead {
         next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : 0;
     }
 
-    // This thread begins a panel and will call `ask` so many times before it is through. It goes on with the panel behind it or, at the end of its share, with the
-    // product after this one. Gives where that begins; null when nothing follows.
+    // This thread begins a panel and will call `ask` so many times before it is through. It goes on with the panel behind it or, at the end
+    // of its share, with the product after this one. Gives where that begins; null when nothing follows.
     const uint8_t* begin_panel(const Linear& layer, const Linear* after, int panel, int asks) {
         of_panel_ = {};
         const Linear* from = &layer;
@@ -60,7 +60,8 @@ class Ahead {
 
     bool next_range() {
         if (next_ >= static_cast<int64_t>(2 * blocks_.size())) return false;
-        const int64_t block = blocks_[next_ / 2];
+        // Last what is read first: a cache that does not hold all of it has dropped what was asked for longest ago.
+        const int64_t block = blocks_[blocks_.size() - 1 - next_ / 2];
         const bool key = next_ % 2 == 0;
         const uint8_t* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
         of_cache_ = {from, from + (key ? key_bytes_ : value_bytes_)};

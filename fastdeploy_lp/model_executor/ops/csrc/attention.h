@@ -5,8 +5,6 @@
 // length and the cache alone, with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
 #pragma once
 
-#include <type_traits>
-
 #include "linear.h"
 
 // Mirrored by `CacheStruct` in decoder.py.
@@ -44,70 +42,93 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
 
 constexpr int kMaxAttentionRows = 6;
 
-// Strips of 16 keys: query rows times `Strips` of them at once, so that enough sums are under way to hide their latency.
-template <int Rows, int Strips, class Element>
-inline void score_strips(const Element* const* strips, int width, int head_dim, const float* const* queries, Floats (*sums)[Strips]) {
-    Floats acc[Rows][Strips] = {};
-    for (int d = 0; d < head_dim; ++d) {
-        Floats keys[Strips];
-#pragma GCC unroll 4
-        for (int i = 0; i < Strips; ++i) keys[i] = load(strips[i] + d * width);
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            const Floats q = splat(queries[r][d]);
-#pragma GCC unroll 4
-            for (int i = 0; i < Strips; ++i) acc[r][i] += q * keys[i];
-        }
-    }
-    for (int r = 0; r < Rows; ++r)
-        for (int i = 0; i < Strips; ++i) sums[r][i] = acc[r][i];
-}
+// Blocks lie anywhere, which the processor's own prefetching cannot foresee: keys are asked for so many blocks ahead.
+constexpr int kBlocksAhead = 4;
+
+inline int64_t key_bytes(const Cache& cache) { return static_cast<int64_t>(cache.head_dim) * cache.key_width() * cache.element_bytes(); }
 
 // Where a pass over one sequence and head begins to read; asked for while another one computes.
 inline void prefetch_first_keys(const Cache& cache, const void* keys, const int32_t* table, int blocks, int head) {
-    const int64_t size = cache.element_bytes();
-    const int64_t bytes = static_cast<int64_t>(cache.head_dim) * cache.key_width() * size;
-    for (int b = 0; b < blocks && b < 4; ++b) prefetch(static_cast<const char*>(keys) + cache.key_at(table[b], head) * size, bytes);
+    const auto from = static_cast<const char*>(keys);
+    for (int b = 0; b < blocks && b < kBlocksAhead; ++b)
+        prefetch(from + cache.key_at(table[b], head) * cache.element_bytes(), key_bytes(cache));
 }
 
-// Of strips `first` … `first` + Strips - 1; a strip's scores do not depend on those beside it.
-template <int Rows, int Strips, class Element>
-void score_strips_from(const Cache& cache, const Element* keys, const int32_t* table, int first, int head, const float* const* queries,
-                       float* scores, int64_t stride) {
-    const int width = cache.key_width(), per_block = width / kLanes;
-    const Element* strips[Strips];
-    for (int i = 0; i < Strips; ++i)
-        strips[i] = keys + cache.key_at(table[(first + i) / per_block], head) + (first + i) % per_block * kLanes;
-    Floats sums[Rows][Strips];
-    score_strips<Rows, Strips>(strips, width, cache.head_dim, queries, sums);
-    for (int i = 0; i < Strips; ++i) {
-        const int block = (first + i) / per_block, at = (first + i) % per_block * kLanes, left = cache.block_size - at;
-        for (int r = 0; r < Rows; ++r) store_first(scores + r * stride + block * cache.block_size + at, sums[r][i], left);
+// A strip's keys, the position of the first and the number of positions.
+template <class Element>
+struct Strip {
+    const Element* keys;
+    int position, count;
+};
+
+// The strips of `blocks` blocks, in order.
+template <class Element>
+class Strips {
+   public:
+    Strips(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head)
+        : cache_(cache), keys_(keys), values_(values), table_(table), blocks_(blocks), head_(head) {}
+
+    int count() const { return blocks_ * (cache_.key_width() / kLanes); }
+
+    Strip<Element> next() {
+        if (at_ == 0) ask();
+        const Strip<Element> strip{keys_ + cache_.key_at(table_[block_], head_) + at_, block_ * cache_.block_size + at_,
+                                   cache_.block_size - at_};
+        at_ += kLanes;
+        if (at_ == cache_.key_width()) at_ = 0, ++block_;
+        return strip;
     }
+
+   private:
+    void ask() const {
+        if (block_ + kBlocksAhead < blocks_) prefetch(keys_ + cache_.key_at(table_[block_ + kBlocksAhead], head_), key_bytes(cache_));
+        prefetch(values_ + cache_.value_at(table_[block_], head_), cache_.block_size * cache_.value_width() * cache_.element_bytes());
+    }
+
+    const Cache& cache_;
+    const Element *keys_, *values_;
+    const int32_t* table_;
+    int blocks_, head_, block_ = 0, at_ = 0;
+};
+
+// A strip's scores do not depend on those beside it.
+template <int Rows, int Count, class Element>
+void score_strips(Strips<Element>& strips, int width, int head_dim, const float* const* queries, float* scores, int64_t stride) {
+    Strip<Element> taken[Count];
+    for (Strip<Element>& strip : taken) strip = strips.next();
+    Floats sums[Rows][Count] = {};
+    for (int d = 0; d < head_dim; ++d) {
+        Floats keys[Count];
+#pragma GCC unroll 6
+        for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * width);
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) {
+            const Floats q = splat(queries[r][d]);
+#pragma GCC unroll 6
+            for (int i = 0; i < Count; ++i) sums[r][i] += q * keys[i];
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < Count; ++i)
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) store_first(scores + r * stride + taken[i].position, sums[r][i], taken[i].count);
 }
 
-// scores[r][position] = query r · key, for all positions of `blocks` blocks.
+// scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
+// their latency.
 template <int Rows, class Element>
-void score(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head,
-           const float* const* queries, float* scores, int64_t stride) {
-    constexpr int kStrips = Rows <= 4 ? 4 : 2;
-    const int width = cache.key_width(), per_block = width / kLanes, count = blocks * per_block;
-    const int64_t key_bytes = static_cast<int64_t>(cache.head_dim) * width * sizeof(Element);
-    const int64_t value_bytes = static_cast<int64_t>(cache.block_size) * cache.value_width() * sizeof(Element);
-    for (int first = 0; first < count; first += kStrips) {
-        // Blocks lie anywhere, which the processor's own prefetching cannot foresee.
-        for (int next = (first + kStrips) / per_block; next < blocks && next * per_block < first + 2 * kStrips; ++next)
-            prefetch(keys + cache.key_at(table[next], head), key_bytes);
-        for (int now = first / per_block; now < blocks && now * per_block < first + kStrips; ++now)
-            prefetch(values + cache.value_at(table[now], head), value_bytes);
-        const auto from = [&](auto strips) {
-            score_strips_from<Rows, decltype(strips)::value>(cache, keys, table, first, head, queries, scores, stride);
-        };
-        switch (count - first) {
-            case 1: from(std::integral_constant<int, 1>{}); break;
-            case 2: from(std::integral_constant<int, 2>{}); break;
-            case 3: from(std::integral_constant<int, kStrips < 3 ? kStrips : 3>{}); break;
-            default: from(std::integral_constant<int, kStrips>{});
+void score(Strips<Element> strips, int width, int head_dim, const float* const* queries, float* scores, int64_t stride) {
+    constexpr int kMost = Rows <= 4 ? 6 : 4;
+    for (int left = strips.count(), count; left > 0; left -= count) {
+        // Of equal numbers: a last strip alone would be slow.
+        const int turns = (left + kMost - 1) / kMost;
+        count = (left + turns - 1) / turns;
+        switch (count) {
+#define FDLP_STRIPS(n) \
+    case n:            \
+        score_strips<Rows, n <= kMost ? n : kMost>(strips, width, head_dim, queries, scores, stride); break;
+            FDLP_STRIPS(1) FDLP_STRIPS(2) FDLP_STRIPS(3) FDLP_STRIPS(4) FDLP_STRIPS(5) FDLP_STRIPS(6)
+#undef FDLP_STRIPS
         }
     }
 }
@@ -134,38 +155,50 @@ inline float soften(float* scores, int length, int end) {
     return 1.0f / sum(total);
 }
 
-// outs[r] [head_dim] = Σ over the first `length` positions of weights[r][position] * value, times scale[r].
+// outs[r] [head_dim] = Σ over the first `length` positions of weights[r][position] * value, times scale[r]: of `Vectors` times 16 columns,
+// from column `from` on.
+template <int Rows, int Vectors, class Element>
+void mix_columns(const Cache& cache, const Element* values, const int32_t* table, int length, int head, int from, const float* weights,
+                 int64_t stride, const float* scale, float* const* outs) {
+    const int width = cache.value_width();
+    Floats sums[Rows][Vectors] = {};
+    for (int first = 0; first < length; first += cache.block_size, ++table) {
+        const Element* v = values + cache.value_at(*table, head) + from;
+        const int end = first + cache.block_size < length ? first + cache.block_size : length;
+        for (int position = first; position < end; ++position, v += width) {
+            Floats part[Vectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < Vectors; ++i) part[i] = load(v + i * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < Rows; ++r) {
+                const Floats w = splat(weights[r * stride + position]);
+#pragma GCC unroll 4
+                for (int i = 0; i < Vectors; ++i) sums[r][i] += w * part[i];
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < Vectors; ++i) {
+            const int column = from + i * kLanes;
+            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), cache.head_dim - column);
+        }
+}
+
 template <int Rows, class Element>
 void mix(const Cache& cache, const Element* values, const int32_t* table, int length, int head, const float* weights, int64_t stride,
          const float* scale, float* const* outs) {
-    constexpr int kChunk = 4 * kLanes;
-    const int width = cache.value_width();
-    for (int from = 0; from < cache.head_dim; from += kChunk) {
-        const int vectors = (cache.head_dim - from < kChunk ? width - from : kChunk) / kLanes;
-        Floats sums[Rows][4] = {};
-        for (int first = 0; first < length; first += cache.block_size) {
-            const Element* v = values + cache.value_at(table[first / cache.block_size], head) + from;
-            const int end = first + cache.block_size < length ? first + cache.block_size : length;
-            for (int position = first; position < end; ++position, v += width) {
-                Floats part[4] = {};
-                if (vectors == 4) {
-#pragma GCC unroll 4
-                    for (int i = 0; i < 4; ++i) part[i] = load(v + i * kLanes);
-                } else {
-                    for (int i = 0; i < vectors; ++i) part[i] = load(v + i * kLanes);
-                }
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r) {
-                    const Floats w = splat(weights[r * stride + position]);
-#pragma GCC unroll 4
-                    for (int i = 0; i < 4; ++i) sums[r][i] += w * part[i];
-                }
-            }
+    constexpr int kMost = 4;
+    const int vectors = cache.value_width() / kLanes;
+    for (int done = 0; done < vectors; done += kMost) switch (vectors - done) {
+#define FDLP_VECTORS(n) mix_columns<Rows, n>(cache, values, table, length, head, done * kLanes, weights, stride, scale, outs)
+            case 1: FDLP_VECTORS(1); break;
+            case 2: FDLP_VECTORS(2); break;
+            case 3: FDLP_VECTORS(3); break;
+            default: FDLP_VECTORS(kMost);
+#undef FDLP_VECTORS
         }
-        for (int r = 0; r < Rows; ++r)
-            for (int i = 0; i < vectors; ++i)
-                store_first(outs[r] + from + i * kLanes, sums[r][i] * splat(scale[r]), cache.head_dim - from - i * kLanes);
-    }
 }
 
 // Up to six query rows of one sequence and one key-value head; row r sees the first lengths[r] positions.
@@ -175,7 +208,7 @@ void attend(const Cache& cache, const Element* keys, const Element* values, cons
     int longest = 0;
     for (int r = 0; r < Rows; ++r) longest = lengths[r] > longest ? lengths[r] : longest;
     const int blocks = (longest + cache.block_size - 1) / cache.block_size;
-    score<Rows>(cache, keys, values, table, blocks, head, queries, scores, stride);
+    score<Rows>(Strips<Element>(cache, keys, values, table, blocks, head), cache.key_width(), cache.head_dim, queries, scores, stride);
     float scale[Rows];
     for (int r = 0; r < Rows; ++r) scale[r] = soften(scores + r * stride, lengths[r], longest);
     mix<Rows>(cache, values, table, longest, head, scores, stride, scale, outs);

@@ -335,9 +335,9 @@ void Decoder::forward(const Batch& batch, float* hidden) {
                 attend_task(pass, layer, task, rotate_first, own);
             });
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
-            own.ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, own); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
+            own.ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
             team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, own); });
             team.run(layer.down.panels(), [&](int panel) {
                 add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, own);

@@ -23,7 +23,8 @@ struct Linear {
     const uint8_t* panel(int index) const { return packed + index * panel_bytes(); }
     // How often a product with a panel, as it is packed or `expanded`, asks for memory.
     int asks(bool expanded) const {
-        return packed_weights::groups_of(in) * (digits > 0 ? 1 : linear_float::kGroup / linear_float::inputs_per_ask(expanded ? Format::float32 : format));
+        const int inputs = digits > 0 ? linear_int8::kGroup : linear_float::inputs_per_ask(expanded ? Format::float32 : format);
+        return packed_weights::groups_of(in) * (packed_weights::kGroup / inputs);
     }
     int max_tile() const { return digits > 0 ? linear_int8::max_tile(digits) : linear_float::kMaxTile; }
 };
@@ -33,6 +34,8 @@ struct Activations {
     float* values;
     int8_t* q;
     float *scale, *total;
+
+    const float* row(const Linear& layer, int index) const { return values + static_cast<int64_t>(index) * layer.in; }
 
     void prepare(const Linear& layer, int row) const { prepare(layer, row, 0, values + static_cast<int64_t>(row) * layer.in, layer.in); }
 
@@ -70,8 +73,7 @@ template <int Rows, Format format, class Ahead>
 void multiply_rows(const Panel& panel, const Activations& x, int first, Ahead& ahead, Floats (*sums)[2]) {
     const Linear& layer = panel.layer;
     if (layer.digits == 0)
-        return linear_float::multiply<Rows, format>(x.values + static_cast<int64_t>(first) * layer.in, layer.in, panel.packed, layer.in, ahead,
-                                                    sums);
+        return linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, ahead, sums);
     if constexpr (packed_weights::is_levels(format)) {
         const int groups = packed_weights::groups_of(layer.in);
         const linear_int8::Activations rows = x.quantized(layer, first);

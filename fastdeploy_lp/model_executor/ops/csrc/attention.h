@@ -7,7 +7,7 @@
 
 #include "linear.h"
 
-// Mirrored by `CacheStruct` in decoder.py.
+// Mirrored by `CacheStruct` in structs.py.
 struct Cache {
     int32_t block_size, kv_heads, head_dim, half;
 

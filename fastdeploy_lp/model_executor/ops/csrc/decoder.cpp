@@ -8,7 +8,7 @@
 #include "ahead.h"
 #include "exports.h"
 
-// The structures of decoder.py, field by field.
+// The structures of structs.py, field by field.
 struct Layer {
     Linear qkv, o, gate_up, down;  // gate_up: panels of 16 gate columns and the 16 up columns that belong to them
     const float *input_norm, *post_attention_norm;
@@ -21,7 +21,7 @@ struct Model {
     float eps, attention_scale;
     Cache cache;
     const float *cos, *sin;  // [max_context][head_dim / 2]
-    Linear embedding;  // [vocab_size][hidden_size]: never multiplied by; it may be the head
+    Linear embedding;        // [vocab_size][hidden_size]: never multiplied by; it may be the head
     const float* norm;
     Linear head;
     const Layer* layers;

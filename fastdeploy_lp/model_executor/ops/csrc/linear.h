@@ -10,7 +10,7 @@ using packed_weights::Format;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-// Mirrored by `LinearStruct` in decoder.py.
+// Mirrored by `LinearStruct` in structs.py.
 struct Linear {
     int32_t in, out;
     int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with weights packed as levels

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention.h"
+#include "context.h"
 
 // A stretch of memory, asked for a few lines at a time; the last time maybe some behind its end as well, which costs less than to look.
 struct Stretch {

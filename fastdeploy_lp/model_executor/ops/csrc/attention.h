@@ -1,22 +1,8 @@
-// Causal attention with grouped query heads over a paged cache.
-//
-// Keys lie [block][kv_head][head_dim][block_size] and values [block][kv_head][block_size][head_dim], the last axis filled up to a multiple of 16,
-// in float32 or half: 16 keys are scored by one vector, and nothing is ever permuted. Each query's result depends on its own row, its
-// length and the cache alone, with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
+// Causal attention with grouped query heads over a paged cache. Each query's result depends on its own row, its length and the cache alone,
+// with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
 #pragma once
 
-#include "linear.h"
-
-// Mirrored by `CacheStruct` in structs.py.
-struct Cache {
-    int32_t block_size, kv_heads, head_dim, half;
-
-    int key_width() const { return round_up(block_size, kLanes); }
-    int value_width() const { return round_up(head_dim, kLanes); }
-    int64_t element_bytes() const { return half ? sizeof(uint16_t) : sizeof(float); }
-    int64_t key_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * head_dim * key_width(); }
-    int64_t value_at(int block, int head) const { return (static_cast<int64_t>(block) * kv_heads + head) * block_size * value_width(); }
-};
+#include "context.h"
 
 inline Floats as_element(const float*, Floats x) { return x; }
 // Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
@@ -28,13 +14,13 @@ inline Floats as_element(const uint16_t*, Floats x) {
 template <class Element>
 void write_key_value(const Cache& cache, Element* keys, Element* values, int block, int offset, int head, const float* key,
                      const float* value) {
-    Element* k = keys + cache.key_at(block, head) + offset;
+    Element* k = keys + cache.key_at(block, head) + offset / kLanes * kLanes * cache.head_dim + offset % kLanes;
     Element* v = values + cache.value_at(block, head) + static_cast<int64_t>(offset) * cache.value_width();
     for (int d = 0; d < cache.head_dim; d += kLanes) {
         const int left = cache.head_dim - d;
         Element narrow[kLanes];
         store(narrow, as_element(narrow, load_first(key + d, left)));
-        for (int i = 0; i < kLanes && i < left; ++i) k[(d + i) * cache.key_width()] = narrow[i];
+        for (int i = 0; i < kLanes && i < left; ++i) k[(d + i) * kLanes] = narrow[i];
         // Behind the last of a value's numbers lies what fills its row up.
         store(v + d, as_element(v, load_first(value + d, left)));
     }
@@ -42,91 +28,56 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
 
 constexpr int kMaxAttentionRows = 6;
 
-// Blocks lie anywhere, which the processor's own prefetching cannot foresee: keys are asked for so many blocks ahead.
-constexpr int kBlocksAhead = 4;
-
-inline int64_t key_bytes(const Cache& cache) { return static_cast<int64_t>(cache.head_dim) * cache.key_width() * cache.element_bytes(); }
-
-// Where a pass over one sequence and head begins to read; asked for while another one computes.
-inline void prefetch_first_keys(const Cache& cache, const void* keys, const int32_t* table, int blocks, int head) {
-    const auto from = static_cast<const char*>(keys);
-    for (int b = 0; b < blocks && b < kBlocksAhead; ++b)
-        prefetch(from + cache.key_at(table[b], head) * cache.element_bytes(), key_bytes(cache));
-}
-
-// A strip's keys, the position of the first and the number of positions.
-template <class Element>
-struct Strip {
-    const Element* keys;
-    int position, count;
-};
-
-// The strips of `blocks` blocks, in order.
-template <class Element>
-class Strips {
-   public:
-    Strips(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int blocks, int head)
-        : cache_(cache), keys_(keys), values_(values), table_(table), blocks_(blocks), head_(head) {}
-
-    int count() const { return blocks_ * (cache_.key_width() / kLanes); }
-
-    Strip<Element> next() {
-        if (at_ == 0) ask();
-        const Strip<Element> strip{keys_ + cache_.key_at(table_[block_], head_) + at_, block_ * cache_.block_size + at_,
-                                   cache_.block_size - at_};
-        at_ += kLanes;
-        if (at_ == cache_.key_width()) at_ = 0, ++block_;
-        return strip;
-    }
-
-   private:
-    void ask() const {
-        if (block_ + kBlocksAhead < blocks_) prefetch(keys_ + cache_.key_at(table_[block_ + kBlocksAhead], head_), key_bytes(cache_));
-        prefetch(values_ + cache_.value_at(table_[block_], head_), cache_.block_size * cache_.value_width() * cache_.element_bytes());
-    }
-
-    const Cache& cache_;
-    const Element *keys_, *values_;
-    const int32_t* table_;
-    int blocks_, head_, block_ = 0, at_ = 0;
+// What a thread needs while it attends to one context.
+struct AttentionRoom {
+    float* queries;  // [kMaxAttentionRows][head_dim]
+    float* scores;   // [kMaxAttentionRows][stride]
+    int64_t stride;
 };
 
 // A strip's scores do not depend on those beside it.
 template <int Rows, int Count, class Element>
-void score_strips(Strips<Element>& strips, int width, int head_dim, const float* const* queries, float* scores, int64_t stride) {
+void score_strips(Strips<Element>& strips, ContextAhead<Element>& ahead, int head_dim, const AttentionRoom& room) {
+    constexpr int kLine = 64 / sizeof(Element), kPerLine = kLine / kLanes;
     Strip<Element> taken[Count];
-    for (Strip<Element>& strip : taken) strip = strips.next();
+    const Element* later[Count];
+#pragma GCC unroll 6
+    for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = ahead.next();
     Floats sums[Rows][Count] = {};
-    for (int d = 0; d < head_dim; ++d) {
-        Floats keys[Count];
+    for (int first = 0; first < head_dim; first += kPerLine) {
 #pragma GCC unroll 6
-        for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * width);
+        for (int i = 0; i < Count; ++i) __builtin_prefetch(later[i] + first * kLanes);
+#pragma GCC unroll 2
+        for (int d = first; d < first + kPerLine; ++d) {
+            Floats keys[Count];
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) {
-            const Floats q = splat(queries[r][d]);
+            for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * kLanes);
 #pragma GCC unroll 6
-            for (int i = 0; i < Count; ++i) sums[r][i] += q * keys[i];
+            for (int r = 0; r < Rows; ++r) {
+                const Floats q = splat(room.queries[r * head_dim + d]);
+#pragma GCC unroll 6
+                for (int i = 0; i < Count; ++i) sums[r][i] += q * keys[i];
+            }
         }
     }
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i)
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) store_first(scores + r * stride + taken[i].position, sums[r][i], taken[i].count);
+        for (int r = 0; r < Rows; ++r) store_first(room.scores + r * room.stride + taken[i].position, sums[r][i], taken[i].count);
 }
 
 // scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
 // their latency.
 template <int Rows, class Element>
-void score(Strips<Element> strips, int width, int head_dim, const float* const* queries, float* scores, int64_t stride) {
+void score(Strips<Element> strips, ContextAhead<Element>& ahead, int head_dim, const AttentionRoom& room) {
     constexpr int kMost = Rows <= 4 ? 6 : 4;
-    for (int left = strips.count(), count; left > 0; left -= count) {
+    while (strips.left() > 0) {
         // Of equal numbers: a last strip alone would be slow.
-        const int turns = (left + kMost - 1) / kMost;
-        count = (left + turns - 1) / turns;
-        switch (count) {
+        const int turns = (strips.left() + kMost - 1) / kMost;
+        switch ((strips.left() + turns - 1) / turns) {
 #define FDLP_STRIPS(n) \
     case n:            \
-        score_strips<Rows, n <= kMost ? n : kMost>(strips, width, head_dim, queries, scores, stride); break;
+        score_strips<Rows, n <= kMost ? n : kMost>(strips, ahead, head_dim, room); break;
             FDLP_STRIPS(1) FDLP_STRIPS(2) FDLP_STRIPS(3) FDLP_STRIPS(4) FDLP_STRIPS(5) FDLP_STRIPS(6)
 #undef FDLP_STRIPS
         }
@@ -155,23 +106,26 @@ inline float soften(float* scores, int length, int end) {
     return 1.0f / sum(total);
 }
 
-// outs[r] [head_dim] = Σ over the first `length` positions of weights[r][position] * value, times scale[r]: of `Vectors` times 16 columns,
+// outs[r] [head_dim] = Σ over the first `length` positions of scores[r][position] * value, times scale[r]: of `Vectors` times 16 columns,
 // from column `from` on.
 template <int Rows, int Vectors, class Element>
-void mix_columns(const Cache& cache, const Element* values, const int32_t* table, int length, int head, int from, const float* weights,
-                 int64_t stride, const float* scale, float* const* outs) {
-    const int width = cache.value_width();
+void mix_columns(Strips<Element> strips, ContextAhead<Element>& ahead, const Context<Element>& context, int length, int from,
+                 const AttentionRoom& room, const float* scale, float* const* outs) {
+    constexpr int kLine = 64 / sizeof(Element);
+    const int width = context.value_width(), lines = (width + kLine - 1) / kLine;
     Floats sums[Rows][Vectors] = {};
-    for (int first = 0; first < length; first += cache.block_size, ++table) {
-        const Element* v = values + cache.value_at(*table, head) + from;
-        const int end = first + cache.block_size < length ? first + cache.block_size : length;
-        for (int position = first; position < end; ++position, v += width) {
+    while (strips.left() > 0) {
+        const Strip<Element> strip = strips.next();
+        const Element *v = strip.values + from, *later = ahead.next();
+        const int end = std::min(strip.position + strip.count, length);
+        for (int position = strip.position; position < end; ++position, v += width, later += width) {
+            for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
             Floats part[Vectors];
 #pragma GCC unroll 4
             for (int i = 0; i < Vectors; ++i) part[i] = load(v + i * kLanes);
 #pragma GCC unroll 6
             for (int r = 0; r < Rows; ++r) {
-                const Floats w = splat(weights[r * stride + position]);
+                const Floats w = splat(room.scores[r * room.stride + position]);
 #pragma GCC unroll 4
                 for (int i = 0; i < Vectors; ++i) sums[r][i] += w * part[i];
             }
@@ -182,17 +136,17 @@ void mix_columns(const Cache& cache, const Element* values, const int32_t* table
 #pragma GCC unroll 4
         for (int i = 0; i < Vectors; ++i) {
             const int column = from + i * kLanes;
-            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), cache.head_dim - column);
+            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), context.head_dim() - column);
         }
 }
 
 template <int Rows, class Element>
-void mix(const Cache& cache, const Element* values, const int32_t* table, int length, int head, const float* weights, int64_t stride,
-         const float* scale, float* const* outs) {
+void mix(const Strips<Element>& strips, ContextAhead<Element>& ahead, const Context<Element>& context, int length,
+         const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kMost = 4;
-    const int vectors = cache.value_width() / kLanes;
+    const int vectors = context.value_width() / kLanes;
     for (int done = 0; done < vectors; done += kMost) switch (vectors - done) {
-#define FDLP_VECTORS(n) mix_columns<Rows, n>(cache, values, table, length, head, done * kLanes, weights, stride, scale, outs)
+#define FDLP_VECTORS(n) mix_columns<Rows, n>(strips, ahead, context, length, done * kLanes, room, scale, outs)
             case 1: FDLP_VECTORS(1); break;
             case 2: FDLP_VECTORS(2); break;
             case 3: FDLP_VECTORS(3); break;
@@ -201,15 +155,19 @@ void mix(const Cache& cache, const Element* values, const int32_t* table, int le
         }
 }
 
-// Up to six query rows of one sequence and one key-value head; row r sees the first lengths[r] positions.
+// Up to six query rows; row r sees the first lengths[r] positions.
 template <int Rows, class Element>
-void attend(const Cache& cache, const Element* keys, const Element* values, const int32_t* table, int head, const float* const* queries,
-            const int* lengths, float* const* outs, float* scores, int64_t stride) {
+void attend(const Context<Element>& context, ContextAhead<Element>& ahead, const float* const* queries, const int* lengths,
+            float* const* outs, const AttentionRoom& room) {
+    const int head_dim = context.head_dim();
     int longest = 0;
-    for (int r = 0; r < Rows; ++r) longest = lengths[r] > longest ? lengths[r] : longest;
-    const int blocks = (longest + cache.block_size - 1) / cache.block_size;
-    score<Rows>(Strips<Element>(cache, keys, values, table, blocks, head), cache.key_width(), cache.head_dim, queries, scores, stride);
+    for (int r = 0; r < Rows; ++r) {
+        std::copy_n(queries[r], head_dim, room.queries + r * head_dim);
+        longest = std::max(longest, lengths[r]);
+    }
+    const Strips<Element> strips(context, 0, context.strips_of(longest));
+    score<Rows>(strips, ahead, head_dim, room);
     float scale[Rows];
-    for (int r = 0; r < Rows; ++r) scale[r] = soften(scores + r * stride, lengths[r], longest);
-    mix<Rows>(cache, values, table, longest, head, scores, stride, scale, outs);
+    for (int r = 0; r < Rows; ++r) scale[r] = soften(room.scores + r * room.stride, lengths[r], longest);
+    mix<Rows>(strips, ahead, context, longest, room, scale, outs);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ahead.h"
+#include "attention.h"
 #include "exports.h"
 
 // The structures of structs.py, field by field.
@@ -112,16 +113,16 @@ class Decoder {
         const Batch& batch;
         int residual_stride, qkv_stride;
         float *residual, *qkv;
-        float *scores, *pairs, *panels;  // of all threads, see Own
+        float *attention, *pairs, *panels;  // of all threads, see Own
         Activations normed, attended, gated;
         std::vector<int32_t> task_sequence, task_first_query;
     };
     // Of one thread.
     struct Own {
         Ahead ahead;
-        float* scores;  // of up to kMaxAttentionRows queries
-        float* pair;    // what a pair of panels gives, [tokens][32]
-        float* panel;   // one as floats
+        AttentionRoom attention;
+        float* pair;   // what a pair of panels gives, [tokens][32]
+        float* panel;  // one as floats
     };
 
     Pass prepare(const Batch& batch);
@@ -131,12 +132,15 @@ class Decoder {
     void normalize(const Pass& pass, const float* weight, const Linear& into, int token) const;
     void rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const;
     void attend_task(const Pass& pass, const Layer& layer, int task, bool rotated, Own& own) const;
-    void prefetch_task(const Pass& pass, const Layer& layer, int task) const;
     template <class Element>
-    void attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const;
+    Context<Element> context_of(const Pass& pass, const Layer& layer, int task) const;
+    template <class Element>
+    void attend_queries(const Pass& pass, const Layer& layer, int task, int first, int end, const AttentionRoom& room) const;
     void project(const Pass& pass, const Layer& layer, int panel, Own& own) const;
     void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const;
     void gate(const Pass& pass, const Layer& layer, int pair, Own& own) const;
+    int64_t attention_floats() const { return kMaxAttentionRows * (query_floats() + score_stride()); }
+    int query_floats() const { return round_up(m_.cache.head_dim, kLanes); }
     int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
     int64_t panel_floats() const {
         const int widest = std::max({m_.hidden_size, m_.intermediate_size, m_.num_heads * m_.cache.head_dim});
@@ -147,7 +151,7 @@ class Decoder {
 
     Model m_;
     std::vector<Layer> layers_;
-    Buffer residual_, qkv_, scores_, pairs_, panels_;
+    Buffer residual_, qkv_, attention_, pairs_, panels_;
     ActivationBuffer normed_, attended_, gated_, head_input_;
 };
 
@@ -157,7 +161,7 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
     const int64_t tokens = batch.tokens;
     pass.residual = residual_.of<float>(tokens * pass.residual_stride);
     pass.qkv = qkv_.of<float>(tokens * pass.qkv_stride);
-    pass.scores = scores_.of<float>(omp_get_max_threads() * kMaxAttentionRows * score_stride());
+    pass.attention = attention_.of<float>(omp_get_max_threads() * attention_floats());
     pass.pairs = pairs_.of<float>(omp_get_max_threads() * tokens * kPanel);
     pass.panels = panels_.of<float>(omp_get_max_threads() * panel_floats());
     pass.normed = normed_.of(tokens, m_.hidden_size);
@@ -175,8 +179,9 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
 
 Decoder::Own Decoder::own(const Pass& pass, const Member& team) const {
     const int attention_tasks = static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads;
+    float* attention = pass.attention + team.thread() * attention_floats();
     return {{m_.cache, blocks_of(pass, Share::of(attention_tasks, team.thread(), team.threads())), team.thread(), team.threads()},
-            pass.scores + team.thread() * kMaxAttentionRows * score_stride(),
+            {attention, attention + kMaxAttentionRows * query_floats(), score_stride()},
             pass.pairs + static_cast<int64_t>(team.thread()) * pass.batch.tokens * kPanel,
             pass.panels + team.thread() * panel_floats()};
 }
@@ -233,10 +238,22 @@ void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token, 
         write_key_value(cache, static_cast<float*>(layer.keys), static_cast<float*>(layer.values), block, offset, head, key, value);
 }
 
+// That of an attention task; behind the last task an empty one.
 template <class Element>
-void Decoder::attend_queries(const Pass& pass, const Layer& layer, int sequence, int head, int first, int end, float* scores) const {
-    const int dim = m_.cache.head_dim, count = (end - first) * group();
+Context<Element> Decoder::context_of(const Pass& pass, const Layer& layer, int task) const {
+    const size_t index = task / m_.cache.kv_heads;
+    if (index >= pass.task_sequence.size()) return {};
+    const int sequence = pass.task_sequence[index];
+    const int last = pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1];
     const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
+    return {m_.cache, layer.keys, layer.values, table, last / m_.cache.block_size + 1, task % m_.cache.kv_heads};
+}
+
+template <class Element>
+void Decoder::attend_queries(const Pass& pass, const Layer& layer, int task, int first, int end, const AttentionRoom& room) const {
+    const Context<Element> context = context_of<Element>(pass, layer, task), next = context_of<Element>(pass, layer, task + 1);
+    ContextAhead<Element> ahead(context, next);
+    const int head = task % m_.cache.kv_heads, dim = m_.cache.head_dim, count = (end - first) * group();
     for (int row = 0; row < count; row += kMaxAttentionRows) {
         const int rows = count - row < kMaxAttentionRows ? count - row : kMaxAttentionRows;
         const float* queries[kMaxAttentionRows];
@@ -248,11 +265,10 @@ void Decoder::attend_queries(const Pass& pass, const Layer& layer, int sequence,
             outs[r] = pass.attended.values + static_cast<int64_t>(token) * m_.num_heads * dim + column;
             lengths[r] = pass.batch.positions[token] + 1;
         }
-        const Element *keys = static_cast<const Element*>(layer.keys), *values = static_cast<const Element*>(layer.values);
         switch (rows) {
 #define FDLP_ROWS(n) \
     case n:          \
-        attend<n>(m_.cache, keys, values, table, head, queries, lengths, outs, scores, score_stride()); break;
+        attend<n>(context, ahead, queries, lengths, outs, room); break;
             FDLP_ROWS(1) FDLP_ROWS(2) FDLP_ROWS(3) FDLP_ROWS(4) FDLP_ROWS(5) FDLP_ROWS(6)
 #undef FDLP_ROWS
         }
@@ -265,20 +281,12 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool r
     const int end = first + kQueriesPerTask < last ? first + kQueriesPerTask : last;
     for (int token = first; token < end && !rotated; ++token) rotate_and_cache(pass, layer, token, head);
     if (m_.cache.half)
-        attend_queries<uint16_t>(pass, layer, sequence, head, first, end, own.scores);
+        attend_queries<uint16_t>(pass, layer, task, first, end, own.attention);
     else
-        attend_queries<float>(pass, layer, sequence, head, first, end, own.scores);
+        attend_queries<float>(pass, layer, task, first, end, own.attention);
     const int width = group() * m_.cache.head_dim, column = head * width;
     for (int token = first; token < end && heads_are_groups(); ++token)
         pass.attended.prepare(layer.o, token, column, pass.attended.values + static_cast<int64_t>(token) * layer.o.in + column, width);
-}
-
-void Decoder::prefetch_task(const Pass& pass, const Layer& layer, int task) const {
-    if (task >= static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads) return;
-    const int sequence = pass.task_sequence[task / m_.cache.kv_heads];
-    const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
-    const int context = pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1] + 1;
-    prefetch_first_keys(m_.cache, layer.keys, table, (context + m_.cache.block_size - 1) / m_.cache.block_size, task % m_.cache.kv_heads);
 }
 
 void Decoder::project(const Pass& pass, const Layer& layer, int panel, Own& own) const {
@@ -330,10 +338,7 @@ void Decoder::forward(const Batch& batch, float* hidden) {
                 team.run(batch.tokens, [&](int token) {
                     for (int head = 0; head < m_.cache.kv_heads; ++head) rotate_and_cache(pass, layer, token, head);
                 });
-            team.run(attention_tasks, [&](int task) {
-                prefetch_task(pass, layer, task + 1);
-                attend_task(pass, layer, task, rotate_first, own);
-            });
+            team.run(attention_tasks, [&](int task) { attend_task(pass, layer, task, rotate_first, own); });
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, own); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });

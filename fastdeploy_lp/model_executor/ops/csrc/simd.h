@@ -60,19 +60,27 @@ static inline Floats maximum(Floats a, Floats b) {
 
 // Fixed order of additions, so that a sum has the same bits wherever it is taken.
 static inline float sum(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float lane[kLanes];
     store(lane, v);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
     return lane[0];
+#endif
 }
 
 static inline float largest(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float lane[kLanes];
     store(lane, v);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
     return lane[0];
+#endif
 }
 
 static inline int32_t sum(Ints v) {

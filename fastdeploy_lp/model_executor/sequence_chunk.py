@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32] | NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SequenceChunk:
     """The tokens of one sequence that this pass computes: `token_ids` [n] at positions `start` … `start + n - 1`.
 

@@ -181,7 +181,7 @@ class ModelRunner(ModelRunnerBase):
             return self.mask.apply(self._model.compute_logits(hidden), slots)
 
         raw = raw_logits() if trace is None else self._traced_raw_logits(hidden, slots, trace)
-        self._sampler.capture(raw, self.share_inputs, slots)
+        self._sampler.capture(raw, slots)
         all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits, trace=trace)
         if trace is not None:

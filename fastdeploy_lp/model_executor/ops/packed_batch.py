@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.model_executor.ops.structs import BatchStruct
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.model_executor.sequence_chunk import IntArray, SequenceChunk
 
 Int32Array = NDArray[np.int32]
 
@@ -25,18 +27,16 @@ class PackedBatch:
     @classmethod
     def of(cls, chunks: Sequence[SequenceChunk], block_size: int) -> PackedBatch:
         """The chunks in the order given; every table is cut or filled up to the longest context among them."""
-        lengths = np.array([len(chunk.token_ids) for chunk in chunks], np.int32)
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        query_starts = np.array([0, *accumulate(lengths)], np.int32)
+        token_ids = np.concatenate([chunk.token_ids for chunk in chunks], dtype=np.int32)
+        rows = np.arange(len(token_ids), dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], np.int32)
-        outputs = np.array([chunk.num_outputs for chunk in chunks], np.int32)
-        query_starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        token_ids = np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int32)
-        positions = _ranges(starts, lengths)
-        output_rows = _ranges(query_starts[1:] - outputs, outputs)
-        width = -(-int((starts + lengths).max()) // block_size)
-        tables = np.zeros((len(chunks), width), np.int32)
-        for row, chunk in zip(tables, chunks, strict=True):
-            held = chunk.block_table[:width]
-            row[: len(held)] = held
+        positions = rows + np.repeat(starts - query_starts[:-1], lengths)
+        first_outputs = query_starts[1:] - np.array([chunk.num_outputs for chunk in chunks], np.int32)
+        output_rows = rows[rows >= np.repeat(first_outputs, lengths)]
+        width = -(-max(chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)) // block_size)
+        tables = np.concatenate([_filled(chunk.block_table, width) for chunk in chunks], dtype=np.int32)
         arrays = (token_ids, positions, query_starts, tables, output_rows)
         struct = BatchStruct(
             len(token_ids), len(chunks), len(output_rows), width, *(array.ctypes.data for array in arrays)
@@ -44,8 +44,6 @@ class PackedBatch:
         return cls(struct, arrays, len(output_rows))
 
 
-def _ranges(starts: Int32Array, lengths: Int32Array) -> Int32Array:
-    """starts[i], starts[i] + 1, … lengths[i] numbers each, one behind the other."""
-    ends = np.cumsum(lengths)
-    found = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + np.repeat(starts, lengths)
-    return found.astype(np.int32)
+def _filled(table: IntArray, width: int) -> NDArray[Any]:
+    held = table[:width]
+    return held if len(held) == width else np.pad(held, (0, width - len(held)))

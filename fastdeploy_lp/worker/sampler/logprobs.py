@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from paddle import Tensor
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowLogprobs, RowOps
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 
 @dataclass(frozen=True)
@@ -24,28 +23,44 @@ class Wanted:
     rows: Int64s
     counts: list[int]
 
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> Wanted:
-        """The rows among those of these requests."""
-        asking = [(row, each.logprobs) for row, each in enumerate(params) if each.logprobs is not None]
-        return cls(np.array([row for row, _ in asking], np.int64), [count for _, count in asking])
+
+NOTHING = Wanted(np.empty(0, np.int64), [])
 
 
 class LogprobsCapture:
-    """Logprobs of one step. `mode` is --logprobs-mode: of the model's own logits or of those that are drawn from."""
+    """Logprobs of one step. `mode` is --logprobs-mode: of the model's own logits or of those that are drawn from.
+
+    Which slots' requests ask for them is known from when they enter; the others cost nothing.
+    """
 
     def __init__(self, ops: RowOps, mode: str) -> None:
         self._ops = ops
         self._raw = mode.startswith("raw")
         self._normalize = mode.endswith("logprobs")
-        self._wanted = Wanted(np.empty(0, np.int64), [])
+        self._counts: dict[int, int] = {}
+        self._wanted = NOTHING
         self._kept: Tensor | None = None
 
-    def begin(self, params: Sequence[SamplingParams], logits: Tensor) -> None:
+    def enter(self, sequence: WorkerSequence) -> None:
+        """A sequence takes a slot."""
+        if sequence.params.logprobs is not None:
+            self._counts[sequence.slot] = sequence.params.logprobs
+
+    def leave(self, slot: int) -> None:
+        """A slot is empty."""
+        self._counts.pop(slot, None)
+
+    def begin(self, logits: Tensor, slots: Int64s) -> None:
         """Keep the raw logits [rows, vocab_size] of the rows that need them, before anything changes them."""
-        self._wanted, self._kept = Wanted.of(params), None
+        self._wanted, self._kept = self._wanted_of(slots), None
         if self._raw and self._wanted.rows.size:
             self._kept = paddle.gather(logits, to_device(self._wanted.rows))
+
+    def _wanted_of(self, slots: Int64s) -> Wanted:
+        if not self._counts:
+            return NOTHING
+        asking = [(row, self._counts[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._counts]
+        return Wanted(np.array([row for row, _ in asking], np.int64), [count for _, count in asking])
 
     @property
     def asked_for(self) -> bool:

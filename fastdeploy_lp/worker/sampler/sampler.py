@@ -48,22 +48,23 @@ class Sampler:
     def enter(self, sequence: WorkerSequence) -> None:
         """A sequence takes its slot."""
         self._edits.enter(sequence)
+        self._logprobs.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """A slot is empty again."""
         self._edits.leave(slot)
+        self._logprobs.leave(slot)
 
-    def capture(self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s) -> None:
+    def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keep what logprobs need of the raw logits [rows, vocab_size], row r being slot `slots[r]`."""
-        params = share_inputs["sampling_params"]
-        self._logprobs.begin([params[slot] for slot in slots.tolist()], logits)
+        self._logprobs.begin(logits, slots)
 
     def takes_the_most_likely(self, share_inputs: Mapping[str, Any], slots: Int64s) -> bool:
         """Whether nothing counts but which token of each row is the most likely; after `capture`.
 
         Penalties and bans look behind it, and so do the log probabilities of what is drawn from.
         """
-        if share_inputs["temperature_cpu"][slots].any():
+        if np.count_nonzero(share_inputs["temperature_cpu"][slots]):
             return False
         return not (self._edits.work_on_any(slots) or self._logprobs.shows_what_is_drawn_from)
 
@@ -122,7 +123,7 @@ class Sampler:
 
 def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
     temperature: NDArray[np.float32] = share_inputs["temperature_cpu"][slots, 0]
-    if not temperature.any():
+    if not np.count_nonzero(temperature):
         # Nothing is drawn; the fields only have to be there.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)

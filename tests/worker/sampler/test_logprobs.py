@@ -44,7 +44,7 @@ def run(ops: RowOps, mode: str, logits: np.ndarray, requests: list[dict[str, Any
         sampler.enter(entering)
     slots = 2 * np.arange(len(requests))
     tensor = paddle.to_tensor(logits)
-    sampler.capture(tensor, share_inputs, slots)
+    sampler.capture(tensor, slots)
     tensor[:, 0] += 1.0
     return sampler(tensor, share_inputs, slots)
 

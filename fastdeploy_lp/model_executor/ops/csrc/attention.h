@@ -98,7 +98,7 @@ inline float soften(float* scores, int length, int end) {
     Floats total = {};
     for (int i = 0; i < length; i += kLanes) {
         const Floats shifted = load(scores + i) - top;
-        const Floats p = select(shifted >= splat(-87.0f), exp_nonpositive(shifted), Floats{});
+        const Floats p = select(shifted >= splat(-87.0f), exp_up_to_87(shifted), Floats{});
         store(scores + i, p);
         total += p;
     }

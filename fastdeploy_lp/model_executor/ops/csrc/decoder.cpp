@@ -95,11 +95,8 @@ void rotate(float* x, const float* cos, const float* sin, int head_dim) {
     }
 }
 
-Floats silu(Floats x) {
-    const Ints negative = x < Floats{};
-    const Floats e = exp_nonpositive(select(negative, x, -x));
-    return x * select(negative, e, splat(1.0f)) / (1.0f + e);
-}
+// x / (1 + e^-x)
+Floats silu(Floats x) { return x / (1.0f + exp_up_to_87(-maximum(x, splat(-87.0f)))); }
 
 class Decoder {
    public:

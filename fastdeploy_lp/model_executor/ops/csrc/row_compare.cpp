@@ -36,7 +36,7 @@ Distribution weigh(const float* row, int64_t size, float max, float* to) {
     Floats sums = {}, products = {};
     for (; at + kLanes <= end; at += kLanes) {
       const Floats below = maximum(load(row + at) - max, splat(kLowest));
-      const Floats weights = exp_nonpositive(below);
+      const Floats weights = exp_up_to_87(below);
       sums += weights;
       products += weights * below;
       store(to + at, weights);

@@ -150,8 +150,8 @@ static inline float largest_magnitude(Floats low, Floats high) {
     return found;
 }
 
-// e^x for x <= 0, relative error below 2e-7: x = n ln 2 + r, a polynomial in r, n into the exponent.
-static inline Floats exp_nonpositive(Floats x) {
+// e^x for x <= 87, and e^-87 below -87; relative error below 2e-7: x = n ln 2 + r, a polynomial in r, n into the exponent.
+static inline Floats exp_up_to_87(Floats x) {
     x = maximum(x, splat(-87.0f));
     const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const Floats n = (x * 1.44269504f + shift) - shift;

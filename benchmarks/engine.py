@@ -57,7 +57,7 @@ def report(model: str, results: Sequence[Measured]) -> dict[str, object]:
 
 
 def _derived(row: Decode) -> dict[str, object]:
-    floor = row.floor()
+    floor, all_products = row.floor(), row.all_products()
     return {
         "batch": row.batch,
         "context": row.context,
@@ -66,6 +66,7 @@ def _derived(row: Decode) -> dict[str, object]:
         "step_over": {name: row.step.ratio_to(timing) for name, timing in row.floors.items()},
         "floor": floor,
         "step_over_floor": None if floor is None else row.step.ratio_to(row.floors[floor]),
+        "step_over_all_products": None if all_products is None else row.step.ratio_to(all_products),
     }
 
 

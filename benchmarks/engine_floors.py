@@ -18,7 +18,7 @@ from engine_native import (
     compile_onednn,
     stream_bytes,
 )
-from engine_report import Job
+from engine_report import ATTENTION, BANDWIDTH, Job
 
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
@@ -27,9 +27,12 @@ from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
 Call = Callable[[], object]
 
+# A product so large that it runs at the processor's full rate, and small enough for its caches.
+SQUARE = 256
+
 
 class Floors:
-    """What steps are compared with: the products alone, by us and by oneDNN, and reading memory."""
+    """What steps are compared with: the products alone, by us and by oneDNN, attention's, and reading memory."""
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Floors:
         kv_bytes_per_token: int,
         skipped: list[str],
     ) -> None:
-        self._kv_bytes_per_token, self._skipped = kv_bytes_per_token, skipped
+        self._dims, self._kv_bytes_per_token, self._skipped = dims, kv_bytes_per_token, skipped
         self._digits = ACTIVATION_DIGITS[job.quantization]
         # Without compiled operators the model tells none, and there is nothing to compare with.
         self._shapes = step_shapes(dims, weight_formats) if weight_formats else []
@@ -84,7 +87,17 @@ class Floors:
         if self._ours is None:
             return {}, 0
         size = self._ours.weight_bytes + rows * context * self._kv_bytes_per_token
-        return {"bandwidth": partial(self._stream.read, size)}, size
+        return {BANDWIDTH: partial(self._stream.read, size)}, size
+
+    def attention(self, rows: int, context: int) -> dict[str, Call]:
+        """As many float32 multiplications as attention has in a step, by oneDNN in one product; empty without it.
+
+        At the rate of such a product, that is: attention itself has many small ones, and reads keys and values.
+        """
+        if self._onednn_library is None:
+            return {}
+        shape = attention_shape(self._dims, rows, context)
+        return {ATTENTION: OneDnnRows(self._onednn_library, [shape], SQUARE, int8=False).multiply}
 
     def _onednn(self, rows: int) -> Products | None:
         if self._onednn_library is None:
@@ -108,3 +121,9 @@ def step_shapes(dims: Dimensions, weight_formats: list[WeightFormat]) -> list[Sh
     ]
     sizes = [*layer * dims.num_layers, (dims.hidden_size, dims.vocab_size)]
     return [Shape(*size, packed) for size, packed in zip(sizes, weight_formats, strict=True)]
+
+
+def attention_shape(dims: Dimensions, rows: int, context: int) -> Shape:
+    """With `SQUARE` rows, as many multiplications as queries with keys and their weights with values have together."""
+    multiplications = 2 * rows * context * dims.num_heads * dims.head_dim * dims.num_layers
+    return Shape(SQUARE, max(round(multiplications / SQUARE**2), 1), WeightFormat.FLOAT32)

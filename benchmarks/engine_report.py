@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 FULL = "float32"
 PARTS = ("forward", "logits", "chain", "sampler")
 HOST = "host"
+BANDWIDTH, ATTENTION = "bandwidth", "attention products"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Timing:
         """How many times `other` this takes, turn by turn, so that noise meets both alike."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.turns, other.turns, strict=True))
 
+    def and_then(self, other: Timing) -> Timing:
+        """Both, one after the other."""
+        both = [mine + theirs for mine, theirs in zip(self.turns, other.turns, strict=True)]
+        return Timing(both, self.best + other.best)
+
 
 @dataclass(frozen=True)
 class Decode:
@@ -79,7 +85,8 @@ class Decode:
     step: `EngineCore.step` and the encoding of its message. passes: forward and logits of the same rows alone.
     parts_ms: medians of forward, logits, chain and sampler, timed where they run in the step, and of host, the rest of
     each step: scheduling, bookkeeping, messages.
-    floors: "bandwidth", "our products", "oneDNN products": what a step has to do in any case, alone.
+    floors: "bandwidth", "our products", "oneDNN products", "attention products": what a step has to do in any case,
+    alone. The products are those with weights; attention's are float32 in every precision.
     bytes_read: weights, keys and values that a step has to read, which is what "bandwidth" reads; 0 without floors.
     """
 
@@ -102,13 +109,22 @@ class Decode:
             split = {"products": products.median, "attention etc.": passes - products.median}
         return {name: ms / self.step.median for name, ms in {**split, **named}.items()}
 
+    def fastest_products(self) -> str | None:
+        """The name of the faster products with weights; None without floors."""
+        products = [name for name in self.floors if name not in (BANDWIDTH, ATTENTION)]
+        return min(products, key=lambda name: self.floors[name].median, default=None)
+
     def floor(self) -> str | None:
         """The name of the floor: the larger of the bandwidth's time and that of the fastest products."""
-        products = [name for name in self.floors if name != "bandwidth"]
-        if not products:
+        fastest = self.fastest_products()
+        return None if fastest is None else max((BANDWIDTH, fastest), key=lambda name: self.floors[name].median)
+
+    def all_products(self) -> Timing | None:
+        """The fastest products with weights, and attention's; None where one of them was not measured."""
+        fastest = self.fastest_products()
+        if fastest is None or ATTENTION not in self.floors:
             return None
-        fastest = min(products, key=lambda name: self.floors[name].median)
-        return max(("bandwidth", fastest), key=lambda name: self.floors[name].median)
+        return self.floors[fastest].and_then(self.floors[ATTENTION])
 
 
 @dataclass(frozen=True)
@@ -171,7 +187,7 @@ class Measured:
     @property
     def bandwidth_gb_per_s(self) -> float | None:
         """The best that all threads read from memory; None without floors."""
-        rates = [row.bytes_read / row.floors["bandwidth"].best for row in self.decode if "bandwidth" in row.floors]
+        rates = [row.bytes_read / row.floors[BANDWIDTH].best for row in self.decode if BANDWIDTH in row.floors]
         return max(rates) / 1e6 if rates else None
 
 
@@ -213,17 +229,21 @@ def _show_floors(measured: Measured) -> None:
     rows = [row for row in measured.decode if row.floors]
     if not rows:
         return
-    names = list(rows[0].floors)
+    names = [name for name in rows[0].floors if name != ATTENTION]
+    with_attention = rows[0].all_products() is not None
     print(
         "\n  floor: rows    context"
         + "".join(f"{name + ' ms':>20}  step/" for name in names)
+        + ("  + attention's ms  step/" if with_attention else "")
         + "   step/floor   best/best"
     )
     for row in rows:
         cells = "".join(
             f"{row.floors[name].median:>20.2f}{row.step.ratio_to(row.floors[name]):>7.2f}" for name in names
         )
-        floor = row.floors[row.floor() or "bandwidth"]
+        if (products := row.all_products()) is not None:
+            cells += f"{products.median:>18.2f}{row.step.ratio_to(products):>7.2f}"
+        floor = row.floors[row.floor() or BANDWIDTH]
         best = row.step.best / floor.best
         print(f"  {row.batch:>11}{row.context:>11.0f}{cells}{row.step.ratio_to(floor):>13.2f}{best:>12.2f}")
 

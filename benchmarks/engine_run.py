@@ -193,7 +193,8 @@ def measure_decode(bench: Bench, floors: Floors, skipped: list[str]) -> list[Dec
             else:
                 reading, size = floors.reading(batch, context)
                 measured = [prompt[:length] for prompt in prompts[:batch]]
-                decode.append(measure_steps(bench, measured, {**reading, **products}, size))
+                attention = floors.attention(batch, context)
+                decode.append(measure_steps(bench, measured, {**reading, **products, **attention}, size))
     return decode
 
 

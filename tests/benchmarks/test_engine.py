@@ -162,6 +162,14 @@ def test_turns() -> None:
     assert all(len(timing.turns) == 3 and 0 < timing.best <= min(timing.turns) for timing in timings.values())
 
 
+def test_attention_multiplies_each_query_with_keys_and_values() -> None:
+    """9 heads of 64 in 30 layers, twice: with 4,096 keys and with as many values."""
+    dims = replace(Dimensions.from_hf_config(tiny_fd_config().model_config.hf_config), num_layers=30)
+    dims = replace(dims, num_heads=9, head_dim=64)
+    shape = floors.attention_shape(dims, 32, 128)
+    assert floors.SQUARE * shape.in_features * shape.out_features == 2 * 32 * 128 * 9 * 64 * 30
+
+
 def test_ratio_is_taken_turn_by_turn() -> None:
     """A machine that slows down tenfold in the middle changes both times and not their ratio."""
     assert Timing([2.0, 20.0, 2.0], 2.0).ratio_to(Timing([1.0, 10.0, 1.0], 1.0)) == 2
@@ -191,6 +199,16 @@ def test_floor() -> None:
     assert decode(floors={**step.floors, "bandwidth": Timing([3.6], 3.6)}).floor() == "bandwidth"
     assert decode(floors={**step.floors, "our products": Timing([3.4], 3.4)}).floor() == "our products"
     assert decode(floors={}).floor() is None
+
+
+def test_all_products() -> None:
+    """Attention's come to the faster ones with weights, turn by turn, and are no floor of their own."""
+    step = decode()
+    assert step.all_products() is None
+    with_attention = decode(floors={**step.floors, "attention products": Timing([0.5], 0.25)})
+    assert with_attention.all_products() == Timing([4.0], 3.75)
+    assert with_attention.floor() == "oneDNN products"
+    assert decode(floors={"attention products": Timing([0.5], 0.25)}).all_products() is None
 
 
 @pytest.fixture(scope="module")

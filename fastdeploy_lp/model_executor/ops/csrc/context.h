@@ -87,8 +87,7 @@ class ContextAhead {
           values_(now, std::min(kAhead - std::min(kAhead, now.strips()), now.strips()), now.strips()),
           next_(next, 0, std::min(kAhead, next.strips())), last_(Strips<Element>(now, 0, 1).next().keys) {}
 
-    // Where the strip begins that is to be asked for now. Once nothing is left it is the last one again, which is there: no strip at all
-    // would have to be looked for.
+    // Where the strip begins that is to be asked for now. Once nothing is left it is the last one again: what is there costs nothing.
     const Element* next() {
         if (keys_.left() > 0)
             last_ = keys_.next().keys;

@@ -110,6 +110,7 @@ class StructuredOutputsConfig:
     vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
     shadow: names of processors that run beside the chain, on copies, for every request that would use them.
     max_trace_tokens: tokens of a request that may be traced; 0 for no traces.
+    mandatory: names of processors that every request passes, whatever it selects.
     """
 
     logits_processors: tuple[str, ...] = ()
@@ -120,6 +121,7 @@ class StructuredOutputsConfig:
     shadow: tuple[str, ...] = ()
     max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
     memory_budget: int = DEFAULT_MEMORY_BUDGET
+    mandatory: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,14 @@ class EngineArgs:
             "help": "let packages that import vllm's logits-processor modules run without vLLM",
         },
     )
+    mandatory: list[str] = field(
+        default_factory=list,
+        metadata={
+            "group": "Logits processors",
+            "help": "declared logits processors that no request can leave out, reorder or shadow; they fail closed",
+            "metavar": "NAME",
+        },
+    )
     shadow: list[str] = field(
         default_factory=list,
         metadata={
@@ -319,8 +327,10 @@ class EngineArgs:
             if not isinstance(spec, (str, type)):
                 raise ValueError(f"logits_processors.{index}: {spec!r} is neither a name nor a class")
         self.logits_processors = list(self.logits_processors)
-        if not isinstance(self.shadow, (list, tuple)) or not all(isinstance(name, str) for name in self.shadow):
-            raise ValueError(f"shadow: must be a list of names, not {self.shadow!r}")
+        for option in ("mandatory", "shadow"):
+            names = getattr(self, option)
+            if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"{option}: must be a list of names, not {names!r}")
 
     def _require_numbers(self) -> None:
         guided = ("guided_decoding_max_bytes", "guided_decoding_cache_size")

@@ -93,6 +93,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             memory_budget=args.logits_processors_memory_budget,
             vllm_compat=args.vllm_compat,
             shadow=tuple(dict.fromkeys(args.shadow)),
+            mandatory=tuple(dict.fromkeys(args.mandatory)),
             max_trace_tokens=args.max_trace_tokens,
         ),
         chat_config=ChatConfig(

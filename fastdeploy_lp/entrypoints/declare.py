@@ -57,11 +57,8 @@ def declare_engine(
     load_general_plugins()
     current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
-    declared = load_processors(args.processor_specs, objects)
-    names = [processor.name for processor in declared]
-    for name in args.shadow:
-        if name not in names:
-            raise ValueError(f"shadow: {name!r} is not declared; declared are {', '.join(names) or 'none'}")
+    declared = load_processors(args.processor_specs, objects, mandatory=args.mandatory)
+    _require_declared(args, [processor.name for processor in declared])
     if args.reasoning_parser is not None:
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:
@@ -75,3 +72,13 @@ def declare_engine(
         [[source.build(fd_config, rank) for source in loggers] for rank in range(args.data_parallel_size)],
         None if io_processor is None else io_processor.build(fd_config),
     )
+
+
+def _require_declared(args: EngineArgs, declared: Sequence[str]) -> None:
+    for option, names in (("mandatory", args.mandatory), ("shadow", args.shadow)):
+        for name in names:
+            if name not in declared:
+                raise ValueError(f"{option}: {name!r} is not declared; declared are {', '.join(declared) or 'none'}")
+    for name in args.mandatory:
+        if name in args.shadow:
+            raise ValueError(f"mandatory: {name} is in shadow, where it changes nothing; take it out of one of the two")

@@ -23,7 +23,7 @@ class DeclaredProcessor:
     """One entry of the chain.
 
     name: what requests, metrics and errors call it. spec: what led to it. source: "builtin", "module", "entry point" or
-    "object". found: the class, or the plugin dict.
+    "object". found: the class, or the plugin dict. mandatory: every request passes it, and none goes on without it.
     """
 
     name: str
@@ -31,6 +31,7 @@ class DeclaredProcessor:
     source: str
     found: Any
     dialect: Dialect
+    mandatory: bool = False
 
     @property
     def given_as_object(self) -> bool:

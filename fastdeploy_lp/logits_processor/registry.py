@@ -6,8 +6,9 @@ import difflib
 import importlib
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
@@ -61,11 +62,13 @@ BUILTIN: dict[str, str] = {
 }
 
 
-def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None = None) -> list[DeclaredProcessor]:
+def load_processors(
+    specs: Sequence[str], objects: Mapping[str, object] | None = None, *, mandatory: Collection[str] = ()
+) -> list[DeclaredProcessor]:
     """The chain in execution order: entry points that are not declared themselves, then `specs` in their order.
 
-    `objects` maps a SPEC to a thing that was given as an object. Raises LogitsProcessorSpecError for a SPEC that does
-    not lead to a processor and for two of one name.
+    `objects` maps a SPEC to a thing that was given as an object; `mandatory` names processors that every request
+    passes. Raises LogitsProcessorSpecError for a SPEC that does not lead to a processor and for two of one name.
     """
     plugins = _allowed_by_name()
     explicit = {_split_alias(spec)[1] for spec in specs}
@@ -78,7 +81,7 @@ def load_processors(specs: Sequence[str], objects: Mapping[str, object] | None =
                 spec, f"is a second {processor.name}; names must be unique, write another_name={_split_alias(spec)[1]}"
             )
         declared.append(processor)
-    return declared
+    return [replace(processor, mandatory=processor.name in mandatory) for processor in declared]
 
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:

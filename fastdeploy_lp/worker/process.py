@@ -118,7 +118,8 @@ class WorkerProcess:
     def _build_chain(self, fd_config: FDConfig) -> LogitsProcessorChain:
         objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
         policy = fd_config.structured_outputs_config
-        return LogitsProcessorChain(load_processors(policy.logits_processors, objects), fd_config)
+        declared = load_processors(policy.logits_processors, objects, mandatory=policy.mandatory)
+        return LogitsProcessorChain(declared, fd_config)
 
     def _receive(self, engine: EngineCore) -> bool:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""

@@ -27,7 +27,8 @@ class WorkerStart(msgspec.Struct, tag=True):
 class AddRequest(msgspec.Struct, tag=True):
     """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
 
-    grammar: what the output has to match, which compiles; None for anything.
+    grammar: what the output has to match, which compiles; None for anything. client: the API key or address it came
+    from, "" where there is none.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class AddRequest(msgspec.Struct, tag=True):
     params: SamplingParams
     selection: Selection = msgspec.field(default_factory=Selection)
     grammar: str | None = None
+    client: str = ""
 
 
 class AddPooling(msgspec.Struct, tag=True):

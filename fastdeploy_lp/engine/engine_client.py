@@ -424,7 +424,7 @@ class EngineClient:
             params = self.inputs.sequence_params(settled, completion.index)
             name = sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text
-            message = AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar)
+            message = AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar, request.client)
             self._outbox.add(message, request.client)
 
     def _register_pooling(self, request: PoolingRequest, pooling: Pooling) -> None:

@@ -78,6 +78,8 @@ class Outbox:
             owner = self._owners.pop(name, None)
             if owner is not None:
                 self._held[owner] -= 1
+                if not self._held[owner]:
+                    del self._held[owner]
             if self._sent.pop(name, None) is None:
                 self._queue.discard(name)
             elif self._open:

@@ -45,7 +45,9 @@ class LogitsProcessorChain:
         self._policy = fd_config.structured_outputs_config
         self.stats = {name: ProcessorStats(name) for name in self._declared}
         self._limit = TimeLimit(self._policy.time_budget * BREAK_OFF_FACTOR)
-        self._faults = ChainFaults(self._policy, self._declared)
+        # The client of each slot's request, to count faults by client.
+        self._clients: dict[int, str] = {}
+        self._faults = ChainFaults(self._policy, self._declared, self._clients)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit)
@@ -66,8 +68,9 @@ class LogitsProcessorChain:
         """Of this step, which slots' requests have to end, and why."""
         return self._faults.failures
 
-    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+    def enter(self, slot: int, selection: Selection, *, again: bool = False, client: str = "") -> None:
         """A request takes a slot; `again` if it was preempted, and is no new one to be counted."""
+        self._clients[slot] = client
         self.shadows.enter(slot, selection, again=again)
         order = self._order_of(selection)
         try:
@@ -82,6 +85,7 @@ class LogitsProcessorChain:
     def leave(self, slot: int) -> None:
         """A request leaves its slot; the group of an order that nobody wants any more goes with it."""
         self._refused.pop(slot, None)
+        self._clients.pop(slot, None)
         self.shadows.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is None:
@@ -102,7 +106,7 @@ class LogitsProcessorChain:
             for entry in group.entries:
                 entry.step_seconds = 0.0
                 if entry.stats.state == QUARANTINED:
-                    self._faults.take_out_of_service(entry)
+                    self._faults.take_out_of_service(group, entry)
                 elif entry.needs_update:
                     self._guarded_update(group, entry, share_inputs)
         if self.shadows.has_work:
@@ -154,11 +158,11 @@ class LogitsProcessorChain:
 
     def reset(self, name: str) -> None:
         """Put a quarantined processor back into service, with a state made anew."""
-        self._faults.reset(name, self._entries_of(name))
+        self._faults.reset(name, [entry for _, entry in self._entries_of(name)])
         self.shadows.reset(name)
 
-    def _entries_of(self, name: str) -> list[ChainEntry]:
-        return [entry for group in self._groups.values() for entry in group.entries if entry.name == name]
+    def _entries_of(self, name: str) -> list[tuple[ChainGroup, ChainEntry]]:
+        return [(group, entry) for group in self._groups.values() for entry in group.entries if entry.name == name]
 
     def _ran_in(self, slot: int) -> list[ChainEntry]:
         """What ran on the slot's row, in its order."""
@@ -250,8 +254,8 @@ class LogitsProcessorChain:
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
         if entry.stats.state == QUARANTINED:
-            for each in self._entries_of(entry.name):
-                self._faults.take_out_of_service(each)
+            for other, each in self._entries_of(entry.name):
+                self._faults.take_out_of_service(other, each)
 
     def _count_step(self) -> None:
         """Once a step, however often a fault of another processor has made the chain run."""

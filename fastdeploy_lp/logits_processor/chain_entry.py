@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-
-EXITED = "it called for the end of the process, which is not its own"
-
-
-class ExitError(Exception):
-    """A processor called `sys.exit`."""
 
 
 class ProcessorView(Mapping[str, Any]):
@@ -87,8 +81,8 @@ class ChainEntry:
         processor = self.declared.build(self._fd_config)
         try:
             self.changes_argmax = not processor.is_argmax_invariant()
-        except Exception as error:
-            reason = f"is_argmax_invariant failed: {type(error).__name__}: {error}"
+        except BaseException as error:
+            reason = f"is_argmax_invariant failed: {described(contained(error))}"
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
         self.processor = processor
         self._was_used = False
@@ -133,8 +127,10 @@ class ChainEntry:
         resident, began = self._resident(), time.perf_counter()
         try:
             self.processor.update_state(self.view)
-        except SystemExit as error:
-            raise ExitError(EXITED) from error
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
         finally:
             self._count(time.perf_counter() - began, resident)
 
@@ -143,8 +139,10 @@ class ChainEntry:
         resident, began = self._resident(), time.perf_counter()
         try:
             result = self.processor.apply(logits)
-        except SystemExit as error:
-            raise ExitError(EXITED) from error
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
         finally:
             self._count(time.perf_counter() - began, resident)
         if result is not logits:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.logits_processor.author_code import described
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
@@ -34,15 +36,35 @@ class SlotFailure:
     by_request: bool = False
 
 
+@dataclass
+class _FaultCount:
+    """Faults of one processor since its reset, and the clients whose arguments are to blame for some of them."""
+
+    total: int = 0
+    clients: set[str] = field(default_factory=set)
+
+    def add(self, blamed: AbstractSet[str]) -> None:
+        """Count one fault; `blamed` are the clients whose arguments may have caused it, empty for no client.
+
+        A client counts once, so that no single client can quarantine a processor for the others.
+        """
+        self.total += self.clients.isdisjoint(blamed)
+        self.clients |= blamed
+
+
 class ChainFaults:
     """Counts faults by the name of the processor, and puts one into quarantine that has too many.
 
-    In a step, `failures` says which slots' requests have to end, and `left_out` which processors run no more.
+    In a step, `failures` says which slots' requests have to end, and `left_out` which processors run no more. A fault
+    of a mandatory processor ends every request of its group: none goes on without it, whatever the policy.
+
+    clients: the client of each slot's request, kept current by the chain.
     """
 
-    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str]) -> None:
+    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str], clients: Mapping[int, str]) -> None:
         self._policy = policy
-        self._since_reset = dict.fromkeys(names, 0)
+        self._clients = clients
+        self._since_reset = {name: _FaultCount() for name in names}
         self.failures: dict[int, SlotFailure] = {}
         self.left_out: set[ChainEntry] = set()
 
@@ -52,14 +74,17 @@ class ChainFaults:
         self.left_out = set()
 
     def processor_failed(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
-        """One failed as a whole: it ends whoever uses it, or its whole group if nobody does in particular.
+        """One failed as a whole: end the requests that use it, or its whole group if none does in particular or it is
+        mandatory.
 
-        Raises ChainAbortedError if that is what the operator wants.
+        Raises ChainAbortedError if that is the operator's policy.
         """
         self.left_out.add(entry)
         active = set(group.active_slots().tolist())
         shown = set() if entry.processor.only_with_args else active
-        self._count(entry, error, sorted(entry.view.using & active or shown))
+        using = entry.view.using & active
+        ended = active if entry.declared.mandatory else using or shown
+        self._count(entry, error, sorted(ended), using)
         try:
             entry.rebuild()
         except RuntimeError as second:
@@ -68,17 +93,18 @@ class ChainFaults:
     def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
         """Single requests' callables failed; True if the step's logits can still be used.
 
-        Raises ChainAbortedError if that is what the operator wants.
+        Raises ChainAbortedError if that is the operator's policy.
         """
         active = group.active_slots()
         for row, cause in error.by_row.items():
-            self._count(entry, cause, [int(active[row])])
-        return self._policy.on_error == "fail"
+            slot = int(active[row])
+            self._count(entry, cause, [slot], {slot})
+        return self._ends_requests(entry)
 
-    def take_out_of_service(self, entry: ChainEntry) -> None:
+    def take_out_of_service(self, group: ChainGroup, entry: ChainEntry) -> None:
         """It does not run, so no token of this step may reach the requests that rely on it."""
         self.left_out.add(entry)
-        for slot in entry.view.using:
+        for slot in group.slots if entry.declared.mandatory else entry.view.using:
             message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
             self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
 
@@ -88,7 +114,8 @@ class ChainFaults:
             entry.stats.slow_steps += 1
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
-            self._count_towards_quarantine(entry, reason)
+            # A slow step costs every neighbour time, whichever request made it slow.
+            self._count_towards_quarantine(entry, reason, frozenset())
         grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
         if grown > budget > 0:
             # At once: unlike a slow step, memory that is gone does not come back by itself.
@@ -99,7 +126,7 @@ class ChainFaults:
 
     def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
         """Put the processor of these entries back into service; one that cannot be built stays in quarantine."""
-        self._since_reset[name] = 0
+        self._since_reset[name] = _FaultCount()
         for entry in entries:
             if entry.stats.state == QUARANTINED and not self._rebuild(entry):
                 return
@@ -116,21 +143,29 @@ class ChainFaults:
             return False
         return True
 
-    def _count(self, entry: ChainEntry, error: Exception, slots: Iterable[int]) -> None:
-        reason = f"logits processor {entry.name} failed: {type(error).__name__}: {error}"
+    def _ends_requests(self, entry: ChainEntry) -> bool:
+        return entry.declared.mandatory or self._policy.on_error == "fail"
+
+    def _count(self, entry: ChainEntry, error: Exception, ended: Iterable[int], using: Iterable[int]) -> None:
+        reason = f"logits processor {entry.name} failed: {described(error)}"
         logger.error("%s", reason, exc_info=error)
         entry.stats.faults += 1
         entry.stats.last_error = reason
         if self._policy.on_error == "abort":
             raise ChainAbortedError(reason) from error
-        if self._policy.on_error == "fail":
-            for slot in slots:
+        if self._ends_requests(entry):
+            for slot in ended:
                 self.failures.setdefault(slot, SlotFailure(reason))
-        self._count_towards_quarantine(entry, reason)
+        # A request that passes it no arguments did not cause the fault.
+        blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]}
+        self._count_towards_quarantine(entry, reason, blamed)
 
-    def _count_towards_quarantine(self, entry: ChainEntry, reason: str) -> None:
-        self._since_reset[entry.name] += 1
-        if self._since_reset[entry.name] >= self._policy.max_faults > 0:
+    def _count_towards_quarantine(self, entry: ChainEntry, reason: str, blamed: AbstractSet[str]) -> None:
+        if not self._policy.max_faults:
+            return
+        count = self._since_reset[entry.name]
+        count.add(blamed)
+        if count.total >= self._policy.max_faults:
             self._quarantine(entry, reason)
 
     def _quarantine(self, entry: ChainEntry, reason: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects import Dialect
 
@@ -61,8 +62,8 @@ class DeclaredProcessor:
         """A native processor that the chain runs; raises RuntimeError naming it if its constructor fails."""
         try:
             return self.dialect.build(self.found, fd_config)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+        except BaseException as error:
+            reason = described(contained(error))
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
 
     def validate(self, sampling_params: SamplingParams) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from fastdeploy_lp.logits_processor.author_code import contained, described, printed
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.phrase import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
@@ -155,10 +156,10 @@ class RequestArgsValidator:
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
                 processor.validate(seen)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
                 expected = isinstance(error, ValueError)
-                reason = str(error) if expected else f"{type(error).__name__}: {error}"
+                reason = printed(error) if expected else described(contained(error))
                 raise RequestArgsError(path, f"{processor.name}: {reason}") from (None if expected else error)
 
     def _unknown_argument(self) -> str:
@@ -233,8 +234,8 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    except Exception as error:  # pydantic passes on what an author's validator raises
-        raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from error
+    except BaseException as error:  # pydantic passes on what an author's validator raises
+        raise RequestArgsError(".".join(prefix), described(contained(error))) from error
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
     # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.
     read = {name for name, field in model.model_fields.items() if field.validate_default}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.logits_processor.author_code import described
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
@@ -222,11 +223,11 @@ class ShadowChain:
         for row, cause in error.by_row.items():
             if active[row] not in shadow.failed:
                 shadow.failed.add(active[row])
-                self._count(shadow, f"{type(cause).__name__}: {cause}", cause)
+                self._count(shadow, described(cause), cause)
 
     def _count_whole(self, shadow: _Shadow, error: Exception) -> None:
         shadow.broken = True
-        self._count(shadow, f"{type(error).__name__}: {error}", error)
+        self._count(shadow, described(error), error)
         self._rebuild(shadow)
 
     def _rebuild(self, shadow: _Shadow) -> bool:

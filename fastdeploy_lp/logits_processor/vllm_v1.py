@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastdeploy_lp.logits_processor.author_code import contained, described
+
 if TYPE_CHECKING:
     from paddle import Tensor
 
@@ -135,8 +137,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
                 processor = self.new_req_logits_processor(params)
                 if processor is not None:
                     self._rows[row] = bind_request(processor, prompt_ids, output_ids)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
-                failed[row] = error
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                failed[row] = contained(error)
         for source, target, direction in batch_update.moved:
             _move(self._rows, source, target, direction)
             _move(failed, source, target, direction)
@@ -149,8 +151,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
             try:
                 part = logits[row]
                 logits[row] = require_same_kind(processor(part), part)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
-                failed[row] = error
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                failed[row] = contained(error)
                 del self._rows[row]
         raise_row_errors(failed)
         return logits
@@ -160,7 +162,7 @@ class RowErrors(Exception):  # noqa: N818 - several errors, by row
     """Request-level callables failed: only the requests of these rows are concerned, all other rows are done."""
 
     def __init__(self, by_row: dict[int, Exception]) -> None:
-        super().__init__(", ".join(f"row {row}: {error}" for row, error in by_row.items()))
+        super().__init__(", ".join(f"row {row}: {described(error)}" for row, error in by_row.items()))
         self.by_row = by_row
 
 

@@ -39,7 +39,7 @@ class GuidedRow:
         """The mask of the next token, [words]; everything is allowed behind an error, which ends the request."""
         try:
             self.matcher.fill(bits)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's own
+        except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this request's own
             self.fail(error)
         if self.error is not None:
             bits[:] = EVERYTHING
@@ -49,11 +49,11 @@ class GuidedRow:
         try:
             self.matcher.consume([token])
             return self.matcher.is_complete
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             self.fail(error)
             return False
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """It can not go on; the first reason counts."""
         reason = str(error) if isinstance(error, GrammarError) else f"{type(error).__name__}: {error}"
         self.error = self.error or f"guided decoding cannot go on: {reason}"

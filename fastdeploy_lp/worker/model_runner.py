@@ -78,7 +78,7 @@ class ModelRunner(ModelRunnerBase):
         if sequence.pooling is not None:
             return
         self.mask.enter(sequence)
-        self.chain.enter(sequence.slot, sequence.selection, again=sequence.was_preempted)
+        self.chain.enter(sequence.slot, sequence.selection, again=sequence.was_preempted, client=sequence.client)
         self._sampler.enter(sequence)
         self._prompt_logprobs.enter(sequence)
         self.tracing.enter(sequence)

@@ -22,7 +22,7 @@ class Sequence:
     was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
     `was_preempted` says that it was in a slot before.
     `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing. `grammar` is what
-    the output has to match.
+    the output has to match, `client` the API key or address that the request came from.
     """
 
     request_id: str
@@ -33,6 +33,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     pooling: str | None = None
     grammar: str | None = None
+    client: str = ""
     slot: int = NO_SLOT
     num_computed: int = 0
     output_token_ids: list[int] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Sequence:
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
             grammar=request.grammar,
+            client=request.client,
         )
 
     @classmethod

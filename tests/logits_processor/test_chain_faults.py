@@ -271,10 +271,11 @@ def test_repeated_faults_put_it_into_quarantine_until_it_is_reset(dialect: tuple
     plain = request("plain", [1, 2, 3], max_tokens=MAX_TOKENS)
 
     def ask(mode: str) -> tuple[str, Outcome]:
-        """Somebody who uses the processor, beside somebody who does not."""
+        """A request of a new client that uses the processor, beside one that does not."""
         Fault.mode = mode
         request_id = f"asks {next(ids)}"
-        asks = request(request_id, [1, 2, 3], max_tokens=MAX_TOKENS, selection=naming(**{name: {"fail": True}}))
+        chosen = naming(**{name: {"fail": True}})
+        asks = request(request_id, [1, 2, 3], max_tokens=MAX_TOKENS, selection=chosen, client=request_id)
         outcome = run(engine, asks, renamed(plain, f"plain {request_id}"))
         assert set(outcome.errors) <= {request_id}
         assert outcome.tokens[f"plain {request_id}"] == alone

@@ -53,7 +53,7 @@ def engine_with(*found: Any, max_num_seqs: int = NUM_REQUESTS, **policy: Any) ->
     objects: dict[str, object] = {f"m:{index}": each for index, each in enumerate(found)}
     config = tiny_fd_config(max_num_seqs=max_num_seqs, policy=StructuredOutputsConfig(**policy))
     specs = ["LogitBiasLogitsProcessor", *objects, spec_of(After)]
-    declared = load_processors(specs, {**objects, spec_of(After): After})
+    declared = load_processors(specs, {**objects, spec_of(After): After}, mandatory=policy.get("mandatory", ()))
     return EngineCore(config, LogitsProcessorChain(declared, config))
 
 

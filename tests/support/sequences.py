@@ -22,11 +22,13 @@ from support.tiny import tiny_fd_config
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> AddRequest:
     """A greedy request unless `params`, the fields of SamplingParams, say otherwise.
 
-    `logits_processors_args` and `selection` become what the API process would send for them.
+    `logits_processors_args` and `selection` become what the API process would send for them; `client` sends it.
     """
+    client = params.pop("client", "")
     flat = params.pop("logits_processors_args", None) or {}
     selection = params.pop("selection", None) or Selection(flat=flat)
-    return AddRequest(request_id, list(prompt), SamplingParams(**{"temperature": 0.0, **params}), selection)
+    sampling = SamplingParams(**{"temperature": 0.0, **params})
+    return AddRequest(request_id, list(prompt), sampling, selection, client=client)
 
 
 def pooling(request_id: str, prompt: Sequence[int], kind: str = "mean") -> AddPooling:

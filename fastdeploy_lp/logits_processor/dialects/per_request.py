@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastdeploy_lp.logits_processor.author_code import contained
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.vllm_v1 import raise_row_errors, require_same_kind
@@ -46,8 +47,8 @@ class PerRequestProcessor(LogitsProcessor):
             if ids[slot] not in self._instances:
                 try:
                     self._instances[ids[slot]] = self.new_instance(share_inputs["logits_processors_args"][slot])
-                except Exception as error:  # noqa: BLE001 - an author's code may raise anything
-                    failed[row] = error
+                except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                    failed[row] = contained(error)
                     self._instances[ids[slot]] = None
             prompt, output = share_inputs["prompt_token_ids"][slot], share_inputs["output_token_ids"][slot]
             self._rows.append((row, ids[slot], prompt, output))
@@ -63,8 +64,8 @@ class PerRequestProcessor(LogitsProcessor):
             try:
                 part = logits[row]
                 logits[row] = require_same_kind(instance(prompt, output, part), part)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
-                failed[row] = error
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                failed[row] = contained(error)
                 self._instances[request_id] = None
         raise_row_errors(failed)
         return logits

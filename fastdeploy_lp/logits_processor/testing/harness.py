@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.author_code import contained
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
@@ -185,5 +186,5 @@ class ProcessorHarness:
             return method(*args)
         except RowErrors as error:
             raise StepError(phase, next(iter(error.by_row.values()))) from error
-        except Exception as error:  # an author's code may raise anything
-            raise StepError(phase, error) from error
+        except BaseException as error:  # an author's code may raise anything
+            raise StepError(phase, contained(error)) from error

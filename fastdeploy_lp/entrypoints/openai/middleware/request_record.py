@@ -60,7 +60,7 @@ class RequestRecord:
     """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
-    API keys it brought, by its place; "" where there are none.
+    API keys it brought, by its place; where there are none, its address.
     """
 
     request_id: str
@@ -122,4 +122,5 @@ def new_record(scope: Any) -> RequestRecord:
     """The record of a request that has just come; its id is the client's `X-Request-Id` if that is fit for one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
-    return RequestRecord(request_id, scope["method"], scope["path"])
+    address, _ = scope.get("client") or ("", 0)
+    return RequestRecord(request_id, scope["method"], scope["path"], client=address)

@@ -8,20 +8,24 @@ import msgspec
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
 from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class WorkerStart(msgspec.Struct, tag=True):
     """The first message, sent once through the worker's standard input, which no one else can write to.
 
-    `pickled_processors` maps the SPEC of a class that was given as an object to its cloudpickle.
+    `pickled_processors` maps the SPEC of a class that was given as an object to its cloudpickle. `running_calls_fd` is
+    the inherited file descriptor of the memory in which the worker records the processors that run, and `quarantine`
+    what the last worker left.
     """
 
     fd_config: FDConfig
     endpoint: str
     server_key: bytes
     pickled_processors: dict[str, bytes]
+    running_calls_fd: int | None = None
+    quarantine: Quarantine = msgspec.field(default_factory=Quarantine)
 
 
 class AddRequest(msgspec.Struct, tag=True):

@@ -13,6 +13,13 @@ from fastdeploy_lp.outputs import CompletionDelta
 from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
 
+class ReplayError(Exception):
+    """A request that runs again does not repeat the tokens its caller was told."""
+
+    def __init__(self) -> None:
+        super().__init__("the worker ended in the middle of this answer, and the answer of the next one differs")
+
+
 class Completion:
     """Collects the tokens of one of a request's `n` completions and gives out what is new.
 
@@ -45,10 +52,21 @@ class Completion:
         self._min_tokens = min_tokens
         self._wants_logprobs = logprobs
         self._wants_trace = trace
-        self.begin()
+        self._sent_text = 0
+        self._sent_tokens = 0
+        self._told_token_ids: list[int] = []
+        self._begin()
 
-    def begin(self) -> None:
-        """Forget everything that was fed, as before the first token."""
+    def begin_again(self) -> None:
+        """Forget what was fed, as before the first token: another worker computes it once more.
+
+        Tokens that a delta has told of have to come again as they were, and are not told again.
+        """
+        if len(self._token_ids) >= self._sent_tokens:
+            self._told_token_ids = self._token_ids[: self._sent_tokens]
+        self._begin()
+
+    def _begin(self) -> None:
         self._decoder = self._tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = [] if self._wants_logprobs else None
@@ -56,8 +74,6 @@ class Completion:
         self._trace: list[TokenTrace] | None = [] if self._wants_trace else None
         self._shadows: dict[str, ShadowReport] = {}
         self._text = ""
-        self._sent_text = 0
-        self._sent_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -67,9 +83,14 @@ class Completion:
         return len(self._token_ids)
 
     @property
+    def num_told_tokens(self) -> int:
+        """Tokens that deltas have told of."""
+        return self._sent_tokens
+
+    @property
     def num_untold_tokens(self) -> int:
         """Tokens that no delta has told of."""
-        return len(self._token_ids) - self._sent_tokens
+        return max(len(self._token_ids) - self._sent_tokens, 0)
 
     @property
     def token_ids(self) -> list[int]:
@@ -86,10 +107,27 @@ class Completion:
         trace: Sequence[Sequence[StageTrace]] | None = None,
         shadows: Sequence[ShadowTokens] | None = None,
     ) -> None:
-        """Take what a step sampled, all else being one entry a token; tokens behind a stop string are dropped."""
+        """Take what a step sampled, all else being one entry a token; tokens behind a stop string are dropped.
+
+        Raises ReplayError if a completion that began again does not repeat the tokens it has told of.
+        """
+        self._take(token_ids, finish_reason, stop_reason, logprobs, trace, shadows)
+        if self.finish_reason is not None and len(self._token_ids) < len(self._told_token_ids):
+            raise ReplayError
+
+    def _take(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None,
+        stop_reason: int | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        trace: Sequence[Sequence[StageTrace]] | None,
+        shadows: Sequence[ShadowTokens] | None,
+    ) -> None:
         for place, token_id in enumerate(token_ids):
             if self.finish_reason is not None:
                 return
+            self._require_as_told(token_id)
             self._token_ids.append(token_id)
             if self._logprobs is not None and logprobs is not None:
                 self._logprobs.append(logprobs[place])
@@ -128,6 +166,11 @@ class Completion:
             delta.logits_processors_shadow = {name: replace(report) for name, report in self._shadows.items()}
         self._sent_text, self._sent_tokens = end, len(self._token_ids)
         return delta
+
+    def _require_as_told(self, token_id: int) -> None:
+        place = len(self._token_ids)
+        if place < len(self._told_token_ids) and self._told_token_ids[place] != token_id:
+            raise ReplayError
 
     def _extend_text(self, piece: str) -> None:
         if not piece:

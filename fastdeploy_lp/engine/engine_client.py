@@ -11,7 +11,7 @@ from functools import partial
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.completion import Completion, ReplayError
 from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
 from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
@@ -43,7 +43,9 @@ from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
 from fastdeploy_lp.engine.waiting_room import WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
+from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
@@ -61,8 +63,6 @@ from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationSta
 
 logger = logging.getLogger(__name__)
 
-# A request that ran on two workers that ended is likely to be what ended them.
-MAX_LOST_WORKERS = 2
 # Behind those in the slots, so that one that becomes free is taken in the next step.
 READY_SHARE = 4
 
@@ -104,7 +104,9 @@ class EngineClient:
         self.request_log: RequestLog | None = None
         self._declared = list(declared)
         make = make_worker or partial(WorkerHandle, fd_config)
-        self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self)
+        names = [processor.name for processor in declared]
+        self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self, names)
+        self._quarantine_at_start = Quarantine()
         self._fair_queue = fair_queue
         self._outbox = (
             Outbox(self._supervisor.send, FairQueue(), slots + -(-slots // READY_SHARE))
@@ -270,27 +272,32 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self._take(message)
 
-    def worker_lost(self, cause: str) -> None:
-        """The worker is gone: requests that told nobody of a token wait for the next one, the others fail."""
+    @property
+    def quarantine(self) -> Quarantine:
+        """The processors that the next worker leaves out of service."""
+        self._quarantine_at_start = self.processors.quarantine
+        return self._quarantine_at_start
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """The worker is gone: requests run again on the next one, but those that may have ended this one."""
         self._outbox.close()
-        self.processors.restart()
+        self.processors.restart(loss)
         if not self.fd_config.supervision_config.restart:
             return
-        for work in self._suspects():
-            work.lost_workers += 1
         ended: list[FinishedRequestStats] = []
+        for work, error in ended_by(loss, self._in_flight.works, self._may_have_run()):
+            ended += self._forget(work, ERROR)
+            self.reliability.lost.inc()
+            work.fail(error)
         for work in self._in_flight.works:
-            if work.has_told or work.lost_workers >= MAX_LOST_WORKERS:
-                ended += self._forget(work, ERROR)
-                self.reliability.lost.inc()
-                work.fail(WorkerLostError(_of_loss(work, cause)))
-            else:
-                work.begin_again()
+            work.begin_again()
         self.stats.died(ended, self.num_in_flight)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """Another worker is there: it gets what the last one had, and what has come since."""
         self.processors.set_argmax_invariant(ready.argmax_invariant)
+        for name in self.processors.quarantine.lifted_since(self._quarantine_at_start):
+            self._supervisor.send(ResetProcessor(name))
         self.reliability.worker_restarts.inc()
         self.reliability.replays.inc(len(self._outbox.sent))
         self._outbox.open()
@@ -304,8 +311,8 @@ class EngineClient:
         logger.error("engine down: %s", cause)
         self.end_requests(cause)
 
-    def _suspects(self) -> list[Work]:
-        """Those that may have had a slot: as many of the oldest as there are slots, since nobody overtakes."""
+    def _may_have_run(self) -> list[Work]:
+        """Requests that may have had a slot: as many of the oldest as there are slots, since none overtakes."""
         return self._in_flight.works_of(self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs])
 
     def _take(self, outputs: StepOutputs) -> None:
@@ -337,17 +344,22 @@ class EngineClient:
         token_came(times, iteration)
         try:
             self._feed(step, generation, completion)
-        except Exception as error:
-            # What a tokenizer makes of one request's tokens is nothing to the others.
-            logger.exception("the output of request %r cannot be read", generation.request_id)
+        except Exception as error:  # noqa: BLE001 - what a tokenizer makes of one request's tokens concerns no other
             iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(RequestFailedError(f"the output cannot be read: {type(error).__name__}: {error}"))
+            generation.fail(self._unread(error, generation))
             return
         if completion.finish_reason is not None:
             iteration.finished_requests.append(completion_stats(generation, completion))
             # Of a stop string the worker does not know.
             self._end(step.request_id, runs_on=step.finish_reason is None)
         generation.notify()
+
+    def _unread(self, error: Exception, generation: Generation) -> RequestFailedError:
+        if isinstance(error, ReplayError):
+            self.reliability.lost.inc()
+            return WorkerLostError(str(error))
+        logger.error("the output of request %r cannot be read", generation.request_id, exc_info=error)
+        return RequestFailedError(f"the output cannot be read: {type(error).__name__}: {error}")
 
     def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.prompt_logprobs is not None:
@@ -486,9 +498,3 @@ def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
     if step.unavailable:
         return ProcessorUnavailableError
     return RequestImpossibleError if step.by_request else RequestFailedError
-
-
-def _of_loss(work: Work, cause: str) -> str:
-    if work.lost_workers >= MAX_LOST_WORKERS:
-        return f"{MAX_LOST_WORKERS} workers ended while this request ran, which is not run again: {cause}"
-    return f"the worker ended in the middle of this answer: {cause}"

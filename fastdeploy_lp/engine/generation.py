@@ -20,8 +20,7 @@ class Generation:
 
     With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
     has one entry a completion, `processors` names the logits processors that the request uses, and `max_tokens` is what
-    each completion may have. `lost_workers` counts workers that ended while it may have run; a request that `has_told`
-    its caller something cannot run again.
+    each completion may have. `lost_workers` counts workers that ended while it may have run.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Generation:
         self._error: EngineDeadError | RequestFailedError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.lost_workers = 0
-        self.has_told = False
 
     @property
     def finished(self) -> bool:
@@ -118,11 +116,12 @@ class Generation:
         self._deadline = deadline
 
     def begin_again(self) -> None:
-        """Forget what completions that still run were fed: they run once more."""
+        """Completions that still run are fed from their first token again."""
         for completion, times in zip(self.completions, self.times, strict=True):
             if completion.finish_reason is None:
-                completion.begin()
-                times.begin()
+                completion.begin_again()
+                if not completion.num_told_tokens:
+                    times.begin()
 
     async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
         """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
@@ -137,7 +136,6 @@ class Generation:
                 if ended:
                     open_completions = [each for each in open_completions if each.index not in ended]
                 if deltas:
-                    self.has_told = True
                     yield deltas
         finally:
             self.close()

@@ -36,10 +36,8 @@ class Pooling:
     """What the engine answers once and one caller waits for.
 
     `serial` tells requests of one engine apart. `times` has one entry and `processors` none: nothing is sampled.
-    `lost_workers` counts workers that ended while it may have run. It `has_told` nothing before its end.
+    `lost_workers` counts workers that ended while it may have run.
     """
-
-    has_told = False
 
     def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
         self.request_id = request.request_id

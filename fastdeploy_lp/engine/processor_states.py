@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
+from fastdeploy_lp.engine.worker_loss import WorkerLoss
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ShadowStats
+from fastdeploy_lp.logits_processor.running_calls import CallKind
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, Quarantine, ShadowStats
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,23 @@ class ProcessorStates:
         """Take newer counters."""
         self._stats |= {each.name: each for each in stats}
 
-    def restart(self) -> None:
-        """A new worker has built all of them anew: nothing is in quarantine, and nothing was counted."""
+    def restart(self, loss: WorkerLoss) -> None:
+        """The worker has ended: the next one counts anew, and leaves out what was in quarantine or ended this one."""
+        quarantine = Quarantine.of(self.stats)
         self._stats = {processor.name: ProcessorStats(processor.name) for processor in self._declared}
+        for culprit in loss.culprits:
+            named = quarantine.shadow if culprit.kind is CallKind.SHADOW else quarantine.chain
+            named[culprit.name] = f"logits processor {culprit.name} ended the worker: {loss.cause}"
+        quarantine.apply_to(self._stats)
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The processors that are out of service."""
+        return Quarantine.of(self.stats)
 
     def set_argmax_invariant(self, by_name: dict[str, bool]) -> None:
-        """What the processors said of themselves when the worker built them."""
-        self._argmax_invariant = dict(by_name)
+        """What the processors said of themselves when the worker built them, which leaves out some in quarantine."""
+        self._argmax_invariant |= by_name
 
     def describe(self) -> list[ProcessorInfo]:
         """All of them, in chain order."""

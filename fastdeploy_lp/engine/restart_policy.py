@@ -12,7 +12,10 @@ FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
 
 class RestartPolicy:
-    """Counts failures: more than `max_restarts` within a minute, or three starts in a row that failed, are the end."""
+    """Counts failures: more than `max_restarts` within a minute, or three starts in a row that failed, are the end.
+
+    A failure for which a processor is known counts for neither: its quarantine prevents the next one.
+    """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_restarts = max_restarts
@@ -20,8 +23,13 @@ class RestartPolicy:
         self._failures: deque[float] = deque()
         self._failed_starts = 0
 
-    def delay(self, *, was_ready: bool) -> float | None:
-        """Seconds to wait after a worker has failed, `was_ready` or not; None when there is to be no other one."""
+    def delay(self, *, was_ready: bool, explained: bool = False) -> float | None:
+        """Seconds to wait after a worker has failed, `was_ready` or not; None when there is to be no other one.
+
+        explained: a processor ended it.
+        """
+        if explained:
+            return 0.0
         now = self._clock()
         self._failures.append(now)
         while now - self._failures[0] > WINDOW_SECONDS:

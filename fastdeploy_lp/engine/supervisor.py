@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy_lp.config import SupervisionConfig
@@ -13,6 +13,8 @@ from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.restart_policy import RestartPolicy
 from fastdeploy_lp.engine.watchdog import Watchdog
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.worker_loss import WorkerLoss
+from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import FromWorker, ToWorker, WorkerFailed, WorkerReady
 
 logger = logging.getLogger(__name__)
@@ -30,18 +32,32 @@ class WorkerEvents(Protocol):
     def worker_said(self, message: FromWorker) -> None:
         """A message came."""
 
-    def worker_lost(self, cause: str) -> None:
-        """The worker is gone; another one may follow."""
+    @property
+    def quarantine(self) -> Quarantine:
+        """The processors that the next worker leaves out of service."""
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """The worker is gone, or did not get ready; another one may follow."""
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """Another worker is there."""
 
 
 class WorkerSupervisor:
-    """Runs one worker at a time, each of them made by `make`; lives on one event loop."""
+    """Runs one worker at a time, each of them made by `make`; lives on one event loop.
 
-    def __init__(self, config: SupervisionConfig, make: Callable[[], WorkerHandle], events: WorkerEvents) -> None:
+    processors: the names of the declared logits processors, in their order.
+    """
+
+    def __init__(
+        self,
+        config: SupervisionConfig,
+        make: Callable[[], WorkerHandle],
+        events: WorkerEvents,
+        processors: Sequence[str] = (),
+    ) -> None:
         self._config = config
+        self._processors = list(processors)
         self._make = make
         self._events = events
         self._policy = RestartPolicy(config.max_restarts)
@@ -57,7 +73,10 @@ class WorkerSupervisor:
     async def start(self, pickled_processors: dict[str, bytes]) -> WorkerReady:
         """Start the first worker and wait until it is ready; raises EngineStartError."""
         self._pickled_processors = pickled_processors
-        return await self._start()
+        try:
+            return await self._start()
+        except EngineStartError as error:
+            raise EngineStartError(self._loss_of(str(error)).cause) from error
 
     def send(self, message: ToWorker) -> None:
         """Send a message to the worker that is there."""
@@ -68,10 +87,10 @@ class WorkerSupervisor:
     async def run(self) -> str:
         """Watch over the worker and its successors until there is to be none; gives the cause in one line."""
         while True:
-            cause = await self._until_lost()
-            logger.error("the worker is lost: %s", cause)
-            self._events.worker_lost(cause)
-            end = await self._replace(cause) if self._config.restart else cause
+            loss = await self._until_lost()
+            logger.error("the worker is lost: %s", loss.cause)
+            self._events.worker_lost(loss)
+            end = await self._replace(loss) if self._config.restart else loss.cause
             if end is not None:
                 return end
 
@@ -83,30 +102,35 @@ class WorkerSupervisor:
     async def _start(self) -> WorkerReady:
         self._watchdog.heard(busy=False)
         self._worker = self._make()
-        return await self._worker.start(self._pickled_processors)
+        return await self._worker.start(self._pickled_processors, self._events.quarantine)
 
-    async def _replace(self, cause: str) -> str | None:
+    def _loss_of(self, how: str) -> WorkerLoss:
+        return WorkerLoss(how, () if self._worker is None else self._worker.culprits(self._processors))
+
+    async def _replace(self, loss: WorkerLoss) -> str | None:
         """None when there is another worker, else why there is none."""
         was_ready = True
         while True:
-            delay = self._policy.delay(was_ready=was_ready)
+            delay = self._policy.delay(was_ready=was_ready, explained=bool(loss.culprits))
             if delay is None:
-                return f"it failed too often to be started again, the last time because {cause}"
+                return f"it failed too often to be started again, the last time because {loss.cause}"
             await self.stop()
             await asyncio.sleep(delay)
             began = time.monotonic()
             try:
                 ready = await self._start()
             except EngineStartError as error:
-                was_ready, cause = False, str(error)
-                logger.error("the worker could not be started again: %s", cause)
+                was_ready, loss = False, self._loss_of(str(error))
+                logger.error("the worker could not be started again: %s", loss.cause)
+                if loss.culprits:
+                    self._events.worker_lost(loss)
                 continue
             logger.info("worker %s ready in place of the lost one after %.1f s", self.pid, time.monotonic() - began)
             self._events.worker_ready(ready)
             return None
 
-    async def _until_lost(self) -> str:
-        """Hand on what the worker says until it is gone; gives the cause."""
+    async def _until_lost(self) -> WorkerLoss:
+        """Hand on what the worker says until it is gone."""
         worker = self._worker
         if worker is None:
             raise RuntimeError("no worker was started")
@@ -115,12 +139,12 @@ class WorkerSupervisor:
             while (message := await worker.receive()) is not None:
                 if isinstance(message, WorkerFailed):
                     worker.kill()
-                    return message.message
+                    return WorkerLoss(message.message)
                 self._events.worker_said(message)
                 self._watchdog.heard(busy=self._events.is_busy)
                 # Messages may lie ready one behind the other; callers have to get their turn between them.
                 await asyncio.sleep(0)
-            return watch.result() if watch.done() else worker.how_it_ended
+            return self._loss_of(watch.result() if watch.done() else worker.how_it_ended)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
@@ -17,6 +18,8 @@ from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
+from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
+from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     FromWorker,
     Shutdown,
@@ -46,6 +49,7 @@ class WorkerHandle:
 
     def __init__(self, fd_config: FDConfig, module: str = "fastdeploy_lp.worker") -> None:
         self._fd_config = fd_config
+        self._running_calls = RunningCalls.create()
         self._module = module
         self._socket_dir: str | None = None
         self._context = zmq.Context()
@@ -58,7 +62,7 @@ class WorkerHandle:
         self._ended: asyncio.Task[int] | None = None
         self._stirred = asyncio.Event()
 
-    async def start(self, pickled_processors: dict[str, bytes]) -> WorkerReady:
+    async def start(self, pickled_processors: dict[str, bytes], quarantine: Quarantine | None = None) -> WorkerReady:
         """Start the process and wait until it is ready; raises EngineStartError, having cleaned up."""
         try:
             public_key, self._socket.curve_secretkey = zmq.curve_keypair()
@@ -67,7 +71,8 @@ class WorkerHandle:
             self._handshakes.start()
             endpoint = self._bind()
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._stirred.set)
-            await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors))
+            calls, quarantine = self._running_calls.fd, quarantine
+            await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors, calls, quarantine))
             message = await self.receive()
             if isinstance(message, WorkerReady):
                 return message
@@ -132,6 +137,10 @@ class WorkerHandle:
         memory = "; the system may have run out of memory" if -status == signal.SIGKILL else ""
         return f"the worker process was ended by {name} (status {status}{memory})"
 
+    def culprits(self, names: Sequence[str]) -> tuple[Culprit, ...]:
+        """The processors, of those declared under these names, that were running when the process ended by itself."""
+        return () if self.exit_status == RANK_LOST else self._running_calls.culprits(names)
+
     def kill(self) -> None:
         """End the process by force; `receive` tells of it."""
         if self._process is not None and self._process.returncode is None:
@@ -154,6 +163,7 @@ class WorkerHandle:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
         self._context.term()
+        self._running_calls.close()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
@@ -176,6 +186,7 @@ class WorkerHandle:
             "-m",
             self._module,
             stdin=asyncio.subprocess.PIPE,
+            pass_fds=() if start.running_calls_fd is None else (start.running_calls_fd,),
             # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
             start_new_session=True,
             env=_environment(self._fd_config.parallel_config),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from fastdeploy_lp.logits_processor.chain_faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
 from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.running_calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
-from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats
+from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats, Quarantine
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
@@ -39,7 +40,15 @@ class LogitsProcessorChain:
     requests that do not use it get the logits they would have had without it. `shadows` are beside the chain.
     """
 
-    def __init__(self, declared: Sequence[DeclaredProcessor], fd_config: FDConfig) -> None:
+    def __init__(
+        self,
+        declared: Sequence[DeclaredProcessor],
+        fd_config: FDConfig,
+        *,
+        calls: RunningCalls | None = None,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        """Build every processor that is not in quarantine; `calls` records the calls of those that are not builtin."""
         self._declared = {processor.name: processor for processor in declared}
         self._fd_config = fd_config
         self._policy = fd_config.structured_outputs_config
@@ -50,7 +59,11 @@ class LogitsProcessorChain:
         self._faults = ChainFaults(self._policy, self._declared, self._clients)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
-        self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit)
+        if quarantine is not None:
+            quarantine.apply_to(self.stats)
+        self._recorders = recorders(declared, calls, CallKind.CHAIN)
+        in_shadow = recorders(declared, calls, CallKind.SHADOW)
+        self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit, in_shadow)
         self._main = self._new_group(None)
         self._groups: dict[Order, ChainGroup] = {None: self._main}
         # Of this step: who worked on its logits, and the names of those that its greedy rows had no use for.
@@ -60,7 +73,8 @@ class LogitsProcessorChain:
     @property
     def argmax_invariant(self) -> dict[str, bool]:
         """What each processor says of itself."""
-        invariant = {entry.name: not entry.changes_argmax for entry in self._main.entries}
+        built = [entry for entry in self._main.entries if entry.stats.state != QUARANTINED]
+        invariant = {entry.name: not entry.changes_argmax for entry in built}
         return invariant | self.shadows.argmax_invariant
 
     @property
@@ -146,15 +160,22 @@ class LogitsProcessorChain:
         """Whether a processor ran in this step that may leave a row without a usable logit."""
         return any(not entry.processor.keeps_rows_valid for entry in self._ran)
 
-    def needs_guard_for(self, slot: int) -> bool:
-        """The same of the processors that the slot's request asked for."""
-        return any(not entry.processor.keeps_rows_valid for entry in self._ran_in(slot) if slot in entry.view.using)
+    def ran_on(self, slot: int) -> list[ChainEntry]:
+        """The processors that ran on the slot's row in this step, in their order."""
+        return [entry for entry in self._group_of[slot].entries if entry in self._ran]
 
-    def last_processor(self, slot: int) -> str:
-        """The name of the last processor that ran on the slot's row, for an error about that row."""
-        ran = self._ran_in(slot)
-        names = [entry.name for entry in ran if slot in entry.view.using] or [entry.name for entry in ran]
-        return names[-1] if names else "none"
+    def apply_again(self, entry: ChainEntry, slot: int, logits: Tensor) -> Tensor:
+        """The step's logits [rows, vocab_size] after one more call of a processor that ran on the slot's row.
+
+        Raises what the processor raises.
+        """
+        group = self._group_of[slot]
+        with self._limit_of(entry), suppress(RowErrors):
+            if len(self._groups) == 1:
+                return entry.apply(logits)
+            rows = self._rows_of(group)
+            logits.index_put_((rows,), entry.apply(_gather(logits, rows)))
+        return logits
 
     def reset(self, name: str) -> None:
         """Put a quarantined processor back into service, with a state made anew."""
@@ -163,10 +184,6 @@ class LogitsProcessorChain:
 
     def _entries_of(self, name: str) -> list[tuple[ChainGroup, ChainEntry]]:
         return [(group, entry) for group in self._groups.values() for entry in group.entries if entry.name == name]
-
-    def _ran_in(self, slot: int) -> list[ChainEntry]:
-        """What ran on the slot's row, in its order."""
-        return [entry for entry in self._group_of[slot].entries if entry in self._ran]
 
     def _order_of(self, selection: Selection) -> Order:
         """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
@@ -179,7 +196,13 @@ class LogitsProcessorChain:
 
     def _new_group(self, order: Order) -> ChainGroup:
         names = [name for name in self._declared if name not in self._policy.shadow] if order is None else order
-        return ChainGroup([ChainEntry(self._declared[name], self._fd_config, self.stats[name]) for name in names])
+        return ChainGroup([self._new_entry(name) for name in names])
+
+    def _new_entry(self, name: str) -> ChainEntry:
+        stats = self.stats[name]
+        in_service = stats.state != QUARANTINED
+        recorder = self._recorders.get(name)
+        return ChainEntry(self._declared[name], self._fd_config, stats, recorder, in_service=in_service)
 
     def _apply_groups(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         if len(self._groups) == 1:
@@ -188,18 +211,20 @@ class LogitsProcessorChain:
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         """Every order's rows on their own: gathered, processed, and put back."""
-        import paddle
-
-        active = np.sort(np.concatenate([group.active_slots() for group in self._groups.values()]))
         for group in self._groups.values():
-            rows = to_device(np.searchsorted(active, group.active_slots()))
+            rows = self._rows_of(group)
             if not rows.size:
                 continue
-            part = self._apply_group(group, paddle.gather(logits, rows), trace, all_greedy=all_greedy)
+            part = self._apply_group(group, _gather(logits, rows), trace, all_greedy=all_greedy)
             if part is None:
                 return None
             logits.index_put_((rows,), part)
         return logits
+
+    def _rows_of(self, group: ChainGroup) -> Tensor:
+        """The rows of a group's slots among all rows of the step, int64 [n]."""
+        active = np.sort(np.concatenate([each.active_slots() for each in self._groups.values()]))
+        return to_device(np.searchsorted(active, group.active_slots()))
 
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
@@ -267,6 +292,12 @@ class LogitsProcessorChain:
                     self._faults.check_budgets(entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1
+
+
+def _gather(logits: Tensor, rows: Tensor) -> Tensor:
+    import paddle
+
+    return paddle.gather(logits, rows)
 
 
 def _tell_it_ran(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, logits: Tensor) -> None:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastdeploy_lp.logits_processor.author_code import contained, described
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.running_calls import CallRecorder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+
+
+class OutOfService(LogitsProcessor):
+    """Takes the place of a processor that is not built."""
+
+    only_with_args = True
+    keeps_rows_valid = True
+
+    def __init__(self) -> None: ...
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Never called: the chain leaves out what is in quarantine."""
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """As `update_state`."""
+        return logits
 
 
 class ProcessorView(Mapping[str, Any]):
@@ -60,31 +78,60 @@ class ProcessorView(Mapping[str, Any]):
 
 
 class ChainEntry:
-    """A processor, built anew when it has failed."""
+    """A processor, built anew when it has failed.
 
-    def __init__(self, declared: DeclaredProcessor, fd_config: FDConfig, stats: ProcessorStats) -> None:
+    One that is in quarantine already is not built before it is reset: its code may be what ended the last worker.
+    recorder: is told of each call, for a processor that may end the process.
+    """
+
+    def __init__(
+        self,
+        declared: DeclaredProcessor,
+        fd_config: FDConfig,
+        stats: ProcessorStats,
+        recorder: CallRecorder | None = None,
+        *,
+        in_service: bool = True,
+    ) -> None:
         self.declared = declared
         self.stats = stats
+        self._recorder = recorder
         self._fd_config = fd_config
         self.step_seconds = 0.0
         # What the builtin ones keep is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
         self._gauge = MemoryGauge() if watched else None
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs)
-        self.rebuild()
+        self.processor: LogitsProcessor = OutOfService()
+        self.changes_argmax = True
+        self._reset_use()
+        if in_service:
+            self.rebuild()
 
     def rebuild(self) -> None:
         """A fresh instance, whose state comes from the next `update_state`.
 
         Raises RuntimeError, and keeps the old one, if it cannot be built.
         """
-        processor = self.declared.build(self._fd_config)
+        if self._recorder is not None:
+            self._recorder.begin_build()
         try:
-            self.changes_argmax = not processor.is_argmax_invariant()
+            processor = self.declared.build(self._fd_config)
+            changes_argmax = not self._is_argmax_invariant(processor)
+        finally:
+            if self._recorder is not None:
+                self._recorder.end()
+        self.processor, self.changes_argmax = processor, changes_argmax
+        self._reset_use()
+
+    def _is_argmax_invariant(self, processor: LogitsProcessor) -> bool:
+        try:
+            return processor.is_argmax_invariant()
         except BaseException as error:
             reason = f"is_argmax_invariant failed: {described(contained(error))}"
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
-        self.processor = processor
+
+    def _reset_use(self) -> None:
         self._was_used = False
         # Bytes that this instance has taken and not given back, as far as can be told from outside.
         self.grown = 0
@@ -124,7 +171,7 @@ class ChainEntry:
         """Run it, and count the time it took."""
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
-        resident, began = self._resident(), time.perf_counter()
+        began, resident = self._begin()
         try:
             self.processor.update_state(self.view)
         except Exception:
@@ -132,11 +179,11 @@ class ChainEntry:
         except BaseException as error:
             raise contained(error) from error
         finally:
-            self._count(time.perf_counter() - began, resident)
+            self._end(began, resident)
 
     def apply(self, logits: Tensor) -> Tensor:
         """The changed logits; raises WrongResultError for a result that the contract rules out."""
-        resident, began = self._resident(), time.perf_counter()
+        began, resident = self._begin()
         try:
             result = self.processor.apply(logits)
         except Exception:
@@ -144,15 +191,22 @@ class ChainEntry:
         except BaseException as error:
             raise contained(error) from error
         finally:
-            self._count(time.perf_counter() - began, resident)
+            self._end(began, resident)
         if result is not logits:
             require_same_kind(result, logits)
         return result
 
-    def _resident(self) -> int:
-        return 0 if self._gauge is None else self._gauge.resident()
+    def _begin(self) -> tuple[float, int]:
+        """The time and the process's resident bytes before a call."""
+        if self._recorder is not None:
+            self._recorder.begin_step()
+        resident = 0 if self._gauge is None else self._gauge.resident()
+        return time.perf_counter(), resident
 
-    def _count(self, seconds: float, resident: int) -> None:
+    def _end(self, began: float, resident: int) -> None:
+        seconds = time.perf_counter() - began
+        if self._recorder is not None:
+            self._recorder.end()
         self.stats.seconds += seconds
         self.step_seconds += seconds
         if self._gauge is not None:

@@ -16,6 +16,7 @@ from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.running_calls import CallRecorder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
 from fastdeploy_lp.logits_processor.time_limit import TimeLimit
@@ -87,12 +88,14 @@ class ShadowChain:
         fd_config: FDConfig,
         stats: Mapping[str, ProcessorStats],
         limit: TimeLimit,
+        recorders: Mapping[str, CallRecorder],
     ) -> None:
         self._declared = declared
         self._fd_config = fd_config
         self._policy = fd_config.structured_outputs_config
         self._stats = stats
         self._limit = limit
+        self._recorders = recorders
         self._shadows: dict[str, _Shadow] = {}
         for name in self._policy.shadow:
             self._shadows[name] = self._build(name)
@@ -100,7 +103,8 @@ class ShadowChain:
     @property
     def argmax_invariant(self) -> dict[str, bool]:
         """What the processors that the operator put into shadow say of themselves."""
-        return {name: not self._shadows[name].entry.changes_argmax for name in self._policy.shadow}
+        entries = [self._shadows[name].entry for name in self._policy.shadow]
+        return {entry.name: not entry.changes_argmax for entry in entries if self._stats[entry.name].shadow.state == OK}
 
     @property
     def has_work(self) -> bool:
@@ -173,8 +177,10 @@ class ShadowChain:
 
     def _build(self, name: str) -> _Shadow:
         # Its counters are not those of the instance in the chain.
-        entry = ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name))
-        return _Shadow(entry, ChainGroup([entry]), self._stats[name].shadow)
+        stats = self._stats[name].shadow
+        recorder, in_service = self._recorders.get(name), stats.state == OK
+        entry = ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name), recorder, in_service=in_service)
+        return _Shadow(entry, ChainGroup([entry]), stats)
 
     def _shadow_of(self, name: str) -> _Shadow | None:
         if name not in self._shadows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 OK, QUARANTINED = "ok", "quarantined"
@@ -49,3 +51,31 @@ class ProcessorStats(msgspec.Struct):
         faults = self.faults + self.slow_steps + self.shadow.faults
         # Memory puts a processor out of service without a fault.
         return faults + (self.state != OK) + (self.shadow.state != OK)
+
+
+class Quarantine(msgspec.Struct):
+    """The processors that are in quarantine, and why, by name: in the chain, and in shadow."""
+
+    chain: dict[str, str] = {}
+    shadow: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, stats: Iterable[ProcessorStats]) -> Quarantine:
+        """What these counters say of it."""
+        listed = list(stats)
+        return cls(
+            {each.name: each.last_error or "" for each in listed if each.state == QUARANTINED},
+            {each.name: each.shadow.last_error or "" for each in listed if each.shadow.state == QUARANTINED},
+        )
+
+    def apply_to(self, stats: Mapping[str, ProcessorStats]) -> None:
+        """Mark them in fresh counters by name."""
+        for name, reason in self.chain.items():
+            stats[name].state, stats[name].last_error = QUARANTINED, reason
+        for name, reason in self.shadow.items():
+            stats[name].shadow.state, stats[name].shadow.last_error = QUARANTINED, reason
+
+    def lifted_since(self, before: Quarantine) -> list[str]:
+        """The names that were in quarantine before and are not now."""
+        now = self.chain.keys() | self.shadow.keys()
+        return sorted((before.chain.keys() | before.shadow.keys()) - now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -9,11 +11,13 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_tables import BlockTables
+from fastdeploy_lp.worker.empty_row import Stage, stages_to_blame
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
@@ -28,6 +32,8 @@ from fastdeploy_lp.worker.share_inputs import ShareInputs
 from fastdeploy_lp.worker.step_trace import StepTrace
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
 from fastdeploy_lp.worker.tracing import Tracing
+
+logger = logging.getLogger(__name__)
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -160,7 +166,7 @@ class ModelRunner(ModelRunnerBase):
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
         failures = {**impossible, **self.chain.failures}
         for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, self._nothing_is_left(slot))
+            failures.setdefault(slot, self._nothing_is_left(slot, hidden, slots))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         read = iter(sampled.also)
         return StepResult(
@@ -216,11 +222,33 @@ class ModelRunner(ModelRunnerBase):
                 self.mask.apply_to_copies(result.logits, result.rows)
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
-    def _nothing_is_left(self, slot: int) -> SlotFailure:
-        causes = [*self.mask.bans_in(slot), *self._sampler.bans_in(slot)]
-        processed = self.chain.needs_guard_for(slot)
-        by_request = bool(causes) and not processed
-        if processed or (not causes and self.chain.needs_guard()):
-            causes = [f"logits processor {self.chain.last_processor(slot)}", *causes]
-        message = f"{' and '.join(causes or ['the model'])} left no token that can be sampled"
-        return SlotFailure(message, by_request=by_request)
+    def _nothing_is_left(self, slot: int, hidden: Tensor, slots: NDArray[np.int64]) -> SlotFailure:
+        """The stages that left the slot's row without a token: those of the step's rows `slots`, from `hidden`."""
+        ran = self.chain.ran_on(slot)
+        masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
+        bans = self._sampler.bans_in(slot)
+        stages = [
+            *masks,
+            *(self._stage_of(entry, slot) for entry in ran),
+            # After the chain, the mask rules out again what a processor brought back.
+            *masks,
+            Stage(" and ".join(bans), lambda logits: self._sampler.edit(logits, slots), True),
+        ]
+        try:
+            row = int(np.searchsorted(slots, slot))
+            blamed = stages_to_blame(stages, lambda: self._model.compute_logits(hidden), row)
+        except Exception as error:
+            logger.warning("the stages of a row without a token cannot be run again", exc_info=error)
+            blamed = []
+        # A processor that did something else this time: the last one is the likeliest.
+        labels = [stage.label for stage in blamed] or [_label(entry) for entry in ran[-1:]] or ["the model"]
+        message = f"{' and '.join(dict.fromkeys(labels))} left no token that can be sampled"
+        return SlotFailure(message, by_request=bool(blamed) and all(stage.by_request for stage in blamed))
+
+    def _stage_of(self, entry: ChainEntry, slot: int) -> Stage:
+        by_request = entry.declared.source == "builtin" and slot in entry.view.using
+        return Stage(_label(entry), lambda logits: self.chain.apply_again(entry, slot, logits), by_request)
+
+
+def _label(entry: ChainEntry) -> str:
+    return f"logits processor {entry.name}"

@@ -23,6 +23,7 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
+from fastdeploy_lp.logits_processor.running_calls import RunningCalls
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddPooling,
@@ -119,7 +120,9 @@ class WorkerProcess:
         objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
         policy = fd_config.structured_outputs_config
         declared = load_processors(policy.logits_processors, objects, mandatory=policy.mandatory)
-        return LogitsProcessorChain(declared, fd_config)
+        fd = self._start.running_calls_fd
+        calls = None if fd is None else RunningCalls(fd)
+        return LogitsProcessorChain(declared, fd_config, calls=calls, quarantine=self._start.quarantine)
 
     def _receive(self, engine: EngineCore) -> bool:
         """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""

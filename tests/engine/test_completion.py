@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.completion import Completion
+from fastdeploy_lp.engine.completion import Completion, ReplayError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob
@@ -404,3 +404,44 @@ def test_without_logprobs_there_are_none(tokenizer: Tokenizer) -> None:
     completion = Completion(0, tokenizer, [])
     (*_, last) = feed(completion, tokenizer.encode("some text"))
     assert (last.logprobs, last.text_offsets) == (None, [])
+
+
+# Run again on another worker
+
+
+@many
+@given(texts, st.integers(0, 12), st.integers(0, 12), st.lists(st.sampled_from(["a", "b ", "漢", "c."]), max_size=2))
+def test_what_runs_again_is_told_once(
+    tokenizer: Tokenizer, text: str, first: int, second: int, stop: list[str]
+) -> None:
+    """Interrupted twice, also before it has caught up, it tells what it tells uninterrupted."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assume(token_ids)
+    _, calm = run(tokenizer, text, stop)
+    completion = Completion(0, tokenizer, stop)
+    deltas = []
+    for interrupted in (first, second):
+        for token_id in token_ids[: min(interrupted, len(token_ids) - 1)]:
+            if completion.finish_reason is None:
+                completion.feed([token_id], None, None)
+                deltas += [delta for delta in [completion.take_delta()] if delta is not None]
+        if completion.finish_reason is None:
+            completion.begin_again()
+    if completion.finish_reason is None:
+        deltas += feed(completion, token_ids)
+    assert joined(deltas) == joined(calm)
+    assert [token for delta in deltas for token in delta.token_ids] == [t for delta in calm for t in delta.token_ids]
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_an_answer_that_differs_from_what_was_told_is_refused(tokenizer: Tokenizer, end: bool) -> None:
+    token_ids = tokenizer.encode("one two three four", add_special_tokens=False)
+    running = Completion(0, tokenizer, [])
+    for token_id in token_ids[:3]:
+        running.feed([token_id], None, None)
+        running.take_delta()
+    running.begin_again()
+    running.feed(token_ids[:1], None, None)
+    other = token_ids[1] if end else token_ids[1] + 1
+    with pytest.raises(ReplayError, match="differs"):
+        running.feed([other], "length" if end else None, None)

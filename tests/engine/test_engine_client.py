@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.logits_processor.running_calls import Culprit
+from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     AddPooling,
     AddRequest,
@@ -46,7 +48,7 @@ class SaysAnything:
         self.said: asyncio.Queue[FromWorker | None] = asyncio.Queue()
         self.sent: list[ToWorker] = []
 
-    async def start(self, _: dict[str, bytes]) -> WorkerReady:
+    async def start(self, _: dict[str, bytes], quarantine: Quarantine) -> WorkerReady:
         await self._may_start.wait()
         return WorkerReady(0.0)
 
@@ -55,6 +57,9 @@ class SaysAnything:
 
     async def receive(self) -> FromWorker | None:
         return await self.said.get()
+
+    def culprits(self, names: Sequence[str]) -> tuple[Culprit, ...]:
+        return ()
 
     def kill(self) -> None:
         """There is no process."""

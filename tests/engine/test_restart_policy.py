@@ -38,6 +38,12 @@ def test_only_failures_of_the_last_minute_count(max_restarts: int, gaps: list[fl
         assert (policy.delay(was_ready=True) is None) == (len(recent) > max_restarts)
 
 
+def test_an_explained_failure_counts_for_nothing() -> None:
+    policy = RestartPolicy(0, Clock())
+    assert [policy.delay(was_ready=ready, explained=True) for ready in (True, False, False, False)] == [0.0] * 4
+    assert policy.delay(was_ready=True) is None
+
+
 def test_workers_that_never_get_ready_are_given_up_soon() -> None:
     """However long each of them takes."""
     clock = Clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from fastdeploy_lp.openai.logits_processor import LogitsProcessor
 class DeadlyParams(BaseModel):
     """`deadly`: how the worker ends; `deadly_at`: once the request has so many tokens."""
 
-    deadly: Literal["segfault", "exit", "hang", "fail"] | None = None
+    deadly: Literal["segfault", "exit", "hang", "kill", "fail"] | None = None
     deadly_at: int = 0
 
 
@@ -43,6 +44,8 @@ class Deadly(LogitsProcessor):
             ctypes.string_at(0)
         elif self._due == "exit":
             os._exit(7)
+        elif self._due == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif self._due == "hang":
             threading.Event().wait()
         elif self._due == "fail":

@@ -116,6 +116,11 @@ class Sampler:
         host_tokens, values, top_tokens, ranks, *also = read
         return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
 
+    def edit(self, logits: Tensor, slots: Int64s) -> Tensor:
+        """The same logits [rows, vocab_size] after penalties and bans, which a step may repeat."""
+        self._edits.apply(logits, slots)
+        return logits
+
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
         return self._edits.bans_in(slot)

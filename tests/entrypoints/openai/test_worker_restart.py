@@ -1,8 +1,7 @@
-"""A worker that ends is replaced: requests that told nothing run again, the others are told, and the server goes on."""
+"""A worker that ends is replaced: requests run again and answer as they would have, but those that ended it."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from support.supervised import LONG, kill_worker, supervised_server, wait_for_ne
 SLOTS = 4
 STEP_TIMEOUT = 2.0
 SEEDED: dict[str, Any] = {"messages": HELLO, "max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 11}
+TOLD: dict[str, Any] = {**SEEDED, "max_tokens": 2500, "seed": 12}
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
 
 
@@ -40,11 +40,12 @@ class Seen:
     """What clients saw of the death of a worker, in their order; `states` is from when the stream had been told."""
 
     calm: dict[str, Any]
+    calm_stream: str
     plain: httpx.Response
     waiting: httpx.Response
     embedding: httpx.Response
     came_later: httpx.Response
-    stream: list[str]
+    stream: list[dict[str, Any]]
     fresh_stream: list[dict[str, Any]]
     states: dict[str, int]
 
@@ -53,10 +54,11 @@ class Seen:
 def seen(server: ServerProcess) -> Seen:
     """Kills the worker while a stream and a plain request run, and others wait for a slot."""
     calm = post(server, SEEDED).json()
+    calm_stream = text_of(read_stream(server, TOLD))
     embedding = {"input": "the quick brown fox"}
     with ThreadPoolExecutor(8) as pool:
         with ExitStack() as opened:
-            streams = [opened.enter_context(opened_stream(server, LONG)) for _ in range(SLOTS - 1)]
+            streams = [opened.enter_context(opened_stream(server, TOLD)) for _ in range(SLOTS - 1)]
             for each in streams:
                 wait_for_text(each)
             plain = pool.submit(post, server, SEEDED)
@@ -66,15 +68,16 @@ def seen(server: ServerProcess) -> Seen:
             vector = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=embedding, timeout=120)
             wait_until(lambda: metric(server, "num_requests_waiting") == 3, 30)
             old = kill_worker(server)
-            stream = list(streams[0])
-        states = {
-            path: httpx.get(f"{server.url}{path}").status_code
-            for path in ("/health", "/health/ready", "/health/live", "/v1/models")
-        }
-        later = pool.submit(post, server, SHORT)
+            wait_until(lambda: health(server.url) == 503, 30)
+            states = {
+                path: httpx.get(f"{server.url}{path}").status_code
+                for path in ("/health", "/health/ready", "/health/live", "/v1/models")
+            }
+            later = pool.submit(post, server, SHORT)
+            stream = chunks(streams[0])
         wait_for_new_worker(server, old)
         answers = [each.result(120) for each in (plain, waiting, vector, later)]
-        return Seen(calm, *answers, stream, fresh.result(120), states)
+        return Seen(calm, calm_stream, *answers, stream, fresh.result(120), states)
 
 
 def read_stream(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,11 +90,11 @@ def content_of(answer: dict[str, Any]) -> str:
     return content
 
 
-def test_a_stream_that_had_begun_is_told(seen: Seen) -> None:
-    error = json.loads(seen.stream[-2])["error"]
-    assert (error["code"], error["type"]) == ("worker_lost", "server_error")
-    assert "SIGKILL" in error["message"]
-    assert seen.stream[-1] == "[DONE]"
+def test_a_stream_that_had_begun_goes_on_where_it_was(seen: Seen) -> None:
+    """Its tokens are computed again, and those that its client has are not sent again."""
+    assert seen.calm_stream.endswith(text_of(seen.stream))
+    assert 0 < len(text_of(seen.stream)) < len(seen.calm_stream)
+    assert seen.stream[-1]["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("which", ["plain", "waiting"])
@@ -122,7 +125,7 @@ def test_it_is_not_ready_meanwhile_but_alive(seen: Seen) -> None:
 def test_restarts_and_replays_are_counted(seen: Seen, server: ServerProcess) -> None:
     assert metric(server, "worker_restarts_total") >= 1
     assert metric(server, "request_replays_total") >= 4
-    assert metric(server, "request_lost_total") >= 1
+    assert metric(server, "request_lost_total") == 0
 
 
 def test_nothing_is_left_of_the_old_worker(seen: Seen, server: ServerProcess) -> None:
@@ -132,22 +135,46 @@ def test_nothing_is_left_of_the_old_worker(seen: Seen, server: ServerProcess) ->
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize(("deadly", "word"), [("segfault", "SIGSEGV"), ("hang", "step_timeout")])
-def test_a_request_that_ends_workers_is_given_up_and_the_server_goes_on(
+@pytest.mark.parametrize(
+    ("deadly", "word"), [("segfault", "SIGSEGV"), ("exit", "status 7"), ("hang", "step_timeout"), ("kill", "SIGKILL")]
+)
+def test_a_processor_that_ends_the_worker_is_named_and_out_of_service(
     server: ServerProcess, deadly: str, word: str
 ) -> None:
+    """Its requests end, never run again, and everybody else's have the answers they would have had."""
     restarts = metric(server, "worker_restarts_total")
+    others = {**SEEDED, "max_tokens": 300}
+    calm = content_of(post(server, others).json())
     poison = {**SHORT, "logits_processors_args": {"deadly": deadly, "deadly_at": 2}}
-    error = check_error(post(server, poison), 503)
-    assert error["code"] == "worker_lost"
-    assert "2 workers" in error["message"]
-    assert word in error["message"]
-    assert post(server, SHORT).status_code == 200
-    assert metric(server, "worker_restarts_total") == restarts + 2
+    with ThreadPoolExecutor(8) as pool:
+        bystanders = [pool.submit(post, server, others) for _ in range(2)]
+        streamed = pool.submit(read_stream, server, others)
+        wait_for_running(server, 3)
+        error = check_error(post(server, poison), 500)
+        assert "logits processor Deadly ended the worker" in error["message"]
+        assert word in error["message"]
+        assert [content_of(each.result(120).json()) for each in bystanders] == [calm] * 2
+        assert text_of(streamed.result(120)) == calm
+    assert cards(server)["Deadly"]["state"] == "quarantined"
+    assert check_error(post(server, poison), 503)["code"] == "logits_processor_quarantined"
+    assert metric(server, "worker_restarts_total") == restarts + 1
+    assert httpx.post(f"{server.url}/v1/logits_processors/Deadly/reset").json()["state"] == "ok"
+    harmless = {**SHORT, "logits_processors_args": {"deadly_at": 1}}
+    assert post(server, harmless).status_code == 200
+
+
+def test_no_number_of_deadly_requests_ends_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A failure that is explained does not count towards the limit of restarts."""
+    options = ["--logits-processors", "support.deadly:Deadly", "--max-worker-restarts", "0"]
+    poison = {**SHORT, "logits_processors_args": {"deadly": "exit"}}
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
+        for _ in range(3):
+            check_error(post(running, poison), 500)
+            httpx.post(f"{running.url}/v1/logits_processors/Deadly/reset")
+        assert post(running, SHORT).status_code == 200
 
 
 def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: ServerProcess) -> None:
-    """They never had a slot, so they cannot have been what ended the workers."""
     body = {**SEEDED, "max_tokens": 100}
     calm = content_of(post(server, body).json())
     poison = {**SHORT, "n": SLOTS, "logits_processors_args": {"deadly": "exit", "deadly_at": 2}}
@@ -155,35 +182,41 @@ def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: Ser
         deadly = pool.submit(post, server, poison)
         wait_until(lambda: health(server.url) == 503, 60)
         behind = [pool.submit(post, server, body) for _ in range(3)]
-        error = check_error(deadly.result(120), 503)
-        assert error["code"] == "worker_lost"
-        assert "status 7" in error["message"]
+        assert "status 7" in check_error(deadly.result(120), 500)["message"]
         assert [content_of(each.result(120).json()) for each in behind] == [calm] * 3
+    httpx.post(f"{server.url}/v1/logits_processors/Deadly/reset")
 
 
 def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
-    with opened_stream(server, LONG) as payloads:
+    calm = text_of(read_stream(server, TOLD))
+    with opened_stream(server, TOLD) as payloads:
         wait_for_text(payloads)
         old = kill_worker(server, signal.SIGSTOP)
-        rest = list(payloads)
-    error = json.loads(rest[-2])["error"]
-    assert error["code"] == "worker_lost"
-    assert "hung" in error["message"]
+        assert calm.endswith(text_of(chunks(payloads)))
+    assert "hung" in server.log
     wait_for_new_worker(server, old)
     assert not process_exists(old)
 
 
-def test_a_new_worker_has_nothing_in_quarantine(server: ServerProcess) -> None:
-    """Nor have its processors been used or counted."""
+def test_a_quarantine_outlasts_the_worker(server: ServerProcess) -> None:
+    """Until an operator lifts it, also while there is no worker; counters begin anew."""
     boom = {**SHORT, "logits_processors_args": {"boom": 1}}
     check_error(post(server, boom), 500)
+    wait_for_new_worker(server, kill_worker(server))
+    assert cards(server)["RaisesOnBoom"]["state"] == "quarantined"
     assert check_error(post(server, boom), 503)["code"] == "logits_processor_quarantined"
     old = kill_worker(server)
+    wait_until(lambda: health(server.url) == 503, 60)
+    assert httpx.post(f"{server.url}/v1/logits_processors/RaisesOnBoom/reset").json()["state"] == "ok"
     wait_for_new_worker(server, old)
-    cards = httpx.get(f"{server.url}/v1/logits_processors").json()["data"]
-    assert {card["name"]: card["state"] for card in cards}["RaisesOnBoom"] == "ok"
     check_error(post(server, boom), 500)
     httpx.post(f"{server.url}/v1/logits_processors/RaisesOnBoom/reset")
+
+
+def cards(server: ServerProcess) -> dict[str, Any]:
+    """What the server says of its processors, by name."""
+    data = httpx.get(f"{server.url}/v1/logits_processors").json()["data"]
+    return {card["name"]: card for card in data}
 
 
 def test_requests_of_clients_that_left_do_not_run_again(server: ServerProcess) -> None:

@@ -1,0 +1,68 @@
+"""Finds the stages that left a row without a token, by running them once more, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a step: `apply` changes the step's logits [rows, vocab_size], in place or not.
+
+    label: its name for an error. by_request: its work is the request's own choice, not a third party's code.
+    """
+
+    label: str
+    apply: Callable[[Tensor], Tensor]
+    by_request: bool = False
+
+
+MODEL = Stage("the model", lambda logits: logits)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a stage left of a row."""
+
+    usable: NDArray[np.bool_]
+    spoilt: bool
+
+    @classmethod
+    def of(cls, logits: Tensor, row: int) -> _Row:
+        values = logits[row].numpy()
+        return cls(np.isfinite(values), bool(np.isnan(values).any() or np.isposinf(values).any()))
+
+    @property
+    def can_be_sampled(self) -> bool:
+        return not self.spoilt and bool(self.usable.any())
+
+
+def stages_to_blame(stages: Sequence[Stage], raw: Callable[[], Tensor], row: int) -> list[Stage]:
+    """The stages, in their order, that together left `row` without a token; empty if they do not do so again.
+
+    raw: computes the step's logits [rows, vocab_size] before the first stage. A stage that writes NaN or +inf, or that
+    leaves nothing by itself, is alone to blame; otherwise it shares the blame with those before it that removed a token
+    it would have kept.
+    """
+    logits = raw()
+    before = _Row.of(logits, row)
+    if not before.can_be_sampled:
+        return [MODEL]
+    removed: list[tuple[Stage, NDArray[np.bool_]]] = []
+    for stage in stages:
+        logits = stage.apply(logits)
+        after = _Row.of(logits, row)
+        if after.spoilt:
+            return [stage]
+        if not after.can_be_sampled:
+            alone = _Row.of(stage.apply(raw()), row).usable
+            sharing = [other for other, tokens in removed if (tokens & alone).any()]
+            return [*dict.fromkeys(sharing), stage]
+        removed.append((stage, before.usable & ~after.usable))
+        before = after
+    return []

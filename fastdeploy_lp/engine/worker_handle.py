@@ -71,8 +71,9 @@ class WorkerHandle:
             self._handshakes.start()
             endpoint = self._bind()
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._stirred.set)
-            calls, quarantine = self._running_calls.fd, quarantine
-            await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors, calls, quarantine))
+            calls = self._running_calls.fd
+            left = quarantine or Quarantine()
+            await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors, calls, left))
             message = await self.receive()
             if isinstance(message, WorkerReady):
                 return message

@@ -32,7 +32,7 @@ _INSTEAD = "give a complete copy of the model"
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a header says of one tensor: `begin` and `end` count bytes behind the header."""
+    """A tensor's type and shape; `begin` and `end` are its first byte in the file and the byte after its last one."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -88,8 +88,10 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         if not isinstance(table, dict):
             raise ValueError("its header is no JSON object")
         table.pop("__metadata__", None)
-        tensors = {name: _tensor_header(name, entry) for name, entry in table.items()}
-        _require_no_gaps(tensors, size - _LENGTH_BYTES - length)
+        # Offsets in a header count from its end.
+        start = _LENGTH_BYTES + length
+        tensors = {name: _tensor_header(name, entry, start) for name, entry in table.items()}
+        _require_no_gaps(tensors, start, size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {error.strerror or error}; {_INSTEAD}") from None
     except (ValueError, RecursionError) as error:
@@ -118,7 +120,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _tensor_header(name: str, entry: Any) -> TensorHeader:
+def _tensor_header(name: str, entry: Any, start: int) -> TensorHeader:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -131,15 +133,15 @@ def _tensor_header(name: str, entry: Any) -> TensorHeader:
     needed = prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         raise ValueError(f"tensor {name} has {offsets[1] - offsets[0]} bytes; {dtype} {shape} needs {needed}")
-    return TensorHeader(dtype, tuple(shape), offsets[0], offsets[1])
+    return TensorHeader(dtype, tuple(shape), start + offsets[0], start + offsets[1])
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _require_no_gaps(tensors: Mapping[str, TensorHeader], size: int) -> None:
-    end = 0
+def _require_no_gaps(tensors: Mapping[str, TensorHeader], start: int, size: int) -> None:
+    end = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < end:
             raise ValueError(f"tensor {name} begins inside the one before it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -40,20 +40,38 @@ class TensorHeader:
     end: int
 
 
-def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], arrays: Iterable[NDArray[np.float32]]) -> None:
-    """Write float32 `arrays` under the names of `shapes`, in the same order and of these shapes.
+def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces: Iterable[NDArray[np.float32]]) -> None:
+    """Write float32 tensors under the names of `shapes`, in the same order.
 
-    Raises ValueError when an array has another shape or their number differs, OSError when `path` cannot be written.
+    pieces: each tensor whole, or its rows in several arrays one after another.
+    Raises ValueError when they do not add up to these shapes, OSError when `path` cannot be written.
     """
     with path.open("wb") as stream:
         stream.write(_header(shapes))
-        for (name, shape), array in zip(shapes.items(), arrays, strict=True):
-            if array.shape != shape:
-                raise ValueError(f"{name} has shape {array.shape}, announced was {shape}")
-            stream.write(np.ascontiguousarray(array, dtype="<f4").data)
+        rest = iter(pieces)
+        for name, shape in shapes.items():
+            for piece in _pieces_of(name, shape, rest):
+                stream.write(np.ascontiguousarray(piece, dtype="<f4").data)
+        if next(rest, None) is not None:
+            raise ValueError("there are more arrays than shapes")
         # The directory is renamed into place next: after a power cut the name must not outlive the contents.
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _pieces_of(name: str, shape: tuple[int, ...], rest: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    rows = 0
+    for piece in rest:
+        if piece.shape == shape and not rows:
+            yield piece
+            return
+        if piece.ndim != len(shape) or not shape or piece.shape[1:] != shape[1:] or rows + len(piece) > shape[0]:
+            raise ValueError(f"{name} has shape {piece.shape}, announced was {shape}")
+        yield piece
+        rows += len(piece)
+        if rows == shape[0]:
+            return
+    raise ValueError(f"{name} ends after {rows} rows, announced was {shape}")
 
 
 def num_parameters(files: Iterable[Path]) -> int:

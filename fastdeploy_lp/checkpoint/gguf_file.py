@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,11 +33,20 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file: metadata values are int, float, bool, str or flat lists of those."""
+    """A GGUF file: metadata values are int, float, bool, str or flat lists of those.
+
+    mapping: the pages of the file that the tensors are views of.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    mapping: mmap | None = None
+
+    def release(self) -> None:
+        """Give the pages that were read back to the kernel; tensors are read from disk again when they are used."""
+        if self.mapping is not None:
+            self.mapping.madvise(MADV_DONTNEED)
 
     def required(self, key: str, kind: type[_T]) -> _T:
         """The metadata value of `key`. Raises CheckpointError when it is missing or not a `kind`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ def read_gguf(path: Path) -> GgufFile:
 
     Raises CheckpointError when the file cannot be read, is no GGUF, or is truncated or damaged.
     """
-    file = GgufFile(path, {}, {})
     try:
-        data = np.memmap(path, mode="r").view(np.ndarray)
+        with path.open("rb") as stream:
+            mapping = mmap(stream.fileno(), 0, access=ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise file.error(f"cannot be read ({error})") from error
+        raise GgufFile(path, {}, {}).error(f"cannot be read ({error})") from error
+    file = GgufFile(path, {}, {}, mapping)
+    data = np.frombuffer(mapping, np.uint8)
     if data[:4].tobytes() != _MAGIC:
         raise file.error("not a GGUF file")
     cursor = _Cursor(data, offset=4)

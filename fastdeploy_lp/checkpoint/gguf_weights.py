@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,9 @@ from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
 from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
 
+# Weights of a block: few enough that what dequantization makes of them stays in a core's cache.
+BLOCK_FLOATS = 1 << 18
+
 
 @dataclass(frozen=True)
 class _Weight:
@@ -29,7 +36,7 @@ class _Weight:
 
 
 def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_progress: bool) -> None:
-    """Write every tensor of `file`, float32, under its Hugging Face name; one tensor is in memory at a time.
+    """Write every tensor of `file`, float32, under its Hugging Face name; a few blocks of rows are in memory at a time.
 
     config: the config.json that the model gets; it says how many tensors of which shapes there have to be.
 
@@ -39,7 +46,7 @@ def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_pr
     weights = _plan(file, config)
     bar = tqdm(weights, desc=f"Converting {file.path.name}", unit="tensor", disable=not show_progress)
     shapes = {weight.target: weight.tensor.shape for weight in weights}
-    write_safetensors(path, shapes, (_dequantized(file, weight) for weight in bar))
+    write_safetensors(path, shapes, _dequantized_blocks(file, bar))
 
 
 def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
@@ -85,15 +92,45 @@ def _expanded_rules(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[st
             yield rule.source.format(n=layer), rule.target.format(n=layer), rule
 
 
-def _dequantized(file: GgufFile, weight: _Weight) -> NDArray[np.float32]:
+def _dequantized_blocks(file: GgufFile, weights: Iterable[_Weight]) -> Iterator[NDArray[np.float32]]:
+    """All tensors, each in blocks of rows, which as many threads dequantize as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool:
+        pending: deque[Future[NDArray[np.float32]]] = deque()
+        for weight in weights:
+            for data in _blocks(weight):
+                pending.append(pool.submit(_dequantized, file, weight, data))
+                if len(pending) > cores:
+                    yield pending.popleft().result()
+            file.release()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _blocks(weight: _Weight) -> Iterator[NDArray[np.uint8]]:
+    """The stored rows of a tensor, so many at a time that each head's stay together."""
+    tensor = weight.tensor
+    if len(tensor.shape) == 1:
+        yield tensor.data
+        return
+    whole = tensor.shape[0] // weight.rope_heads if weight.rope_heads else 1
+    rows = max(1, BLOCK_FLOATS // (math.prod(tensor.shape[1:]) * whole)) * whole
+    for first in range(0, tensor.shape[0], rows):
+        yield tensor.data[first : first + rows]
+
+
+def _dequantized(file: GgufFile, weight: _Weight, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     tensor = weight.tensor
     try:
         # A damaged scale may be a NaN, which is told with the name of its tensor.
         with np.errstate(all="ignore"):
-            values: NDArray[np.float32] = np.asarray(dequantize(tensor.data, tensor.quant), np.float32)
+            values: NDArray[np.float32] = np.asarray(dequantize(data, tensor.quant), np.float32)
     except NotImplementedError as error:
         reason = f"tensor {tensor.name} has the quantization type {tensor.quant.name}, which cannot be read"
         raise file.error(reason) from error
     if not is_finite(values):
         raise file.error(f"tensor {tensor.name} holds NaN or infinity")
-    return values if weight.rope_heads is None else undo_rope_interleaving(values, weight.rope_heads)
+    if weight.rope_heads is None:
+        return values
+    heads = weight.rope_heads * len(values) // tensor.shape[0]
+    return undo_rope_interleaving(values, heads)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
+_Number = TypeVar("_Number", bound=np.generic)
 
-def undo_rope_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+
+def undo_rope_interleaving(rows: NDArray[_Number], heads: int) -> NDArray[_Number]:
     """Reorder query or key rows [heads * head_dim, …] from interleaved to half-rotating rotary embedding.
 
     Interleaved, the two coordinates of a rotated pair stand next to each other; rotate-half wants all first ones, then

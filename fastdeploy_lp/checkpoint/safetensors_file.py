@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,7 +32,7 @@ _INSTEAD = "give a complete copy of the model"
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a header says of one tensor: `begin` and `end` count bytes behind the header."""
+    """A tensor's type and shape; `begin` and `end` are its first byte in the file and the byte after its last one."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,20 +40,38 @@ class TensorHeader:
     end: int
 
 
-def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], arrays: Iterable[NDArray[np.float32]]) -> None:
-    """Write float32 `arrays` under the names of `shapes`, in the same order and of these shapes.
+def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces: Iterable[NDArray[np.float32]]) -> None:
+    """Write float32 tensors under the names of `shapes`, in the same order.
 
-    Raises ValueError when an array has another shape or their number differs, OSError when `path` cannot be written.
+    pieces: each tensor whole, or its rows in several arrays one after another.
+    Raises ValueError when they do not add up to these shapes, OSError when `path` cannot be written.
     """
     with path.open("wb") as stream:
         stream.write(_header(shapes))
-        for (name, shape), array in zip(shapes.items(), arrays, strict=True):
-            if array.shape != shape:
-                raise ValueError(f"{name} has shape {array.shape}, announced was {shape}")
-            stream.write(np.ascontiguousarray(array, dtype="<f4").data)
+        rest = iter(pieces)
+        for name, shape in shapes.items():
+            for piece in _pieces_of(name, shape, rest):
+                stream.write(np.ascontiguousarray(piece, dtype="<f4").data)
+        if next(rest, None) is not None:
+            raise ValueError("there are more arrays than shapes")
         # The directory is renamed into place next: after a power cut the name must not outlive the contents.
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _pieces_of(name: str, shape: tuple[int, ...], rest: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    rows = 0
+    for piece in rest:
+        if piece.shape == shape and not rows:
+            yield piece
+            return
+        if piece.ndim != len(shape) or not shape or piece.shape[1:] != shape[1:] or rows + len(piece) > shape[0]:
+            raise ValueError(f"{name} has shape {piece.shape}, announced was {shape}")
+        yield piece
+        rows += len(piece)
+        if rows == shape[0]:
+            return
+    raise ValueError(f"{name} ends after {rows} rows, announced was {shape}")
 
 
 def num_parameters(files: Iterable[Path]) -> int:
@@ -88,8 +106,10 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         if not isinstance(table, dict):
             raise ValueError("its header is no JSON object")
         table.pop("__metadata__", None)
-        tensors = {name: _tensor_header(name, entry) for name, entry in table.items()}
-        _require_no_gaps(tensors, size - _LENGTH_BYTES - length)
+        # Offsets in a header count from its end.
+        start = _LENGTH_BYTES + length
+        tensors = {name: _tensor_header(name, entry, start) for name, entry in table.items()}
+        _require_no_gaps(tensors, start, size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {error.strerror or error}; {_INSTEAD}") from None
     except (ValueError, RecursionError) as error:
@@ -118,7 +138,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _tensor_header(name: str, entry: Any) -> TensorHeader:
+def _tensor_header(name: str, entry: Any, start: int) -> TensorHeader:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -131,15 +151,15 @@ def _tensor_header(name: str, entry: Any) -> TensorHeader:
     needed = prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         raise ValueError(f"tensor {name} has {offsets[1] - offsets[0]} bytes; {dtype} {shape} needs {needed}")
-    return TensorHeader(dtype, tuple(shape), offsets[0], offsets[1])
+    return TensorHeader(dtype, tuple(shape), start + offsets[0], start + offsets[1])
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _require_no_gaps(tensors: Mapping[str, TensorHeader], size: int) -> None:
-    end = 0
+def _require_no_gaps(tensors: Mapping[str, TensorHeader], start: int, size: int) -> None:
+    end = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < end:
             raise ValueError(f"tensor {name} begins inside the one before it")

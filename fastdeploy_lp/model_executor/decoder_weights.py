@@ -8,14 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
+
 FloatArray = NDArray[np.float32]
+# A matrix in memory, or one that is read from its file when it is packed.
+Matrix = FloatArray | StoredMatrix
+
+
+def floats(matrix: Matrix) -> FloatArray:
+    """The matrix in memory; raises WeightsError for one whose file holds numbers that are not finite."""
+    return np.asarray(matrix, np.float32)
 
 
 @dataclass(frozen=True)
 class LinearWeights:
     """`weight` [out_features, in_features] and, if the checkpoint has one, `bias` [out_features]."""
 
-    weight: FloatArray
+    weight: Matrix
     bias: FloatArray | None = None
 
 
@@ -46,7 +55,7 @@ class DecoderWeights:
     `embedding` is [vocab_size, hidden_size]; `lm_head` is None when the embedding is the head as well.
     """
 
-    embedding: FloatArray
+    embedding: Matrix
     layers: Iterable[LayerWeights]
     norm: FloatArray
     lm_head: LinearWeights | None

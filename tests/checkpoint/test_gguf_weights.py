@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import load_file
 from support.gguf_model import random_blocks
 
-from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles
+from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, gguf_weights
 from fastdeploy_lp.checkpoint.convert import convert_gguf
 from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
 
@@ -106,6 +106,19 @@ def test_rotating_halves_gives_the_attention_scores_of_the_interleaved_original(
         assert not np.allclose(attention_scores(rotate_half, x, *original), expected, rtol=1e-2)
 
 
+@pytest.mark.parametrize("block", [1, 1000, 4096])
+def test_the_size_of_blocks_does_not_show(
+    tmp_path: Path, make_tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    model = make_tiny(quant=GGMLQuantizationType.Q8_0)
+    whole, _ = convert(model, tmp_path)
+    monkeypatch.setattr(gguf_weights, "BLOCK_FLOATS", block)
+    pieces, _ = convert(model, tmp_path)
+    assert whole.keys() == pieces.keys()
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(pieces[name], tensor)
+
+
 def test_an_own_output_matrix_becomes_lm_head(tmp_path: Path, tiny: Any) -> None:
     embedding, quant = tiny.tensors["token_embd.weight"]
     tiny.tensors["output.weight"] = (embedding * 2, quant)
@@ -195,9 +208,31 @@ def test_a_weight_that_is_no_number_names_its_tensor(tmp_path: Path, tiny: Any, 
         convert(tiny, tmp_path)
 
 
-def test_the_writer_refuses_an_array_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="announced was"):
-        write_safetensors(tmp_path / "a.safetensors", {"a": (2, 3)}, [np.zeros((3, 2), np.float32)])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(3, 2)],
+        [(3, 3)],
+        [(1, 3)],
+        [(1, 3), (2, 3)],
+        [(1, 3), (1, 2)],
+        [(2, 3), (1, 3)],
+        [(1, 3), (2,)],
+        [],
+    ],
+)
+def test_the_writer_refuses_arrays_of_another_shape(tmp_path: Path, pieces: list[tuple[int, ...]]) -> None:
+    arrays = [np.zeros(shape, np.float32) for shape in pieces]
+    with pytest.raises(ValueError, match=r"announced was|more arrays"):
+        write_safetensors(tmp_path / "a.safetensors", {"a": (2, 3)}, arrays)
+
+
+def test_the_writer_takes_rows_in_pieces(tmp_path: Path) -> None:
+    array = np.arange(15, dtype=np.float32).reshape(5, 3)
+    write_safetensors(tmp_path / "a.safetensors", {"a": (5, 3), "b": ()}, [*np.split(array, [2, 3]), np.float32(7)])
+    written = load_file(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(written["a"], array)
+    assert written["b"] == 7
 
 
 # The real model

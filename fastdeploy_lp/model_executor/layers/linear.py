@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
+from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights, floats
 from fastdeploy_lp.model_executor.layers.quantization import (
     ACTIVATION_DIGITS,
     dequantized_weight,
@@ -41,7 +41,9 @@ class Linear:
     """
 
     def __init__(self, weights: LinearWeights, *, digits: int = 0, dtype: str = "float32") -> None:
-        matrix = dequantized_weight(weights.weight) if digits else weights.weight
+        matrix = floats(weights.weight)
+        if digits:
+            matrix = dequantized_weight(matrix)
         self.weight = paddle.to_tensor(np.ascontiguousarray(matrix.T), dtype=dtype)
         self.bias = None if weights.bias is None else paddle.to_tensor(weights.bias, dtype=dtype)
         self._digits = digits
@@ -53,12 +55,12 @@ class Linear:
 
 def merged(parts: list[LinearWeights]) -> LinearWeights:
     """Several projections of one input as one, their outputs side by side; any of them may have a bias."""
-    weight = np.concatenate([part.weight for part in parts])
+    return LinearWeights(np.concatenate([floats(part.weight) for part in parts]), merged_bias(parts))
+
+
+def merged_bias(parts: list[LinearWeights]) -> FloatArray | None:
+    """The biases side by side, zeros for parts that have none; None if no part has one."""
     if all(part.bias is None for part in parts):
-        return LinearWeights(weight)
-    return LinearWeights(weight, np.concatenate([bias_or_zeros(part) for part in parts]))
-
-
-def bias_or_zeros(weights: LinearWeights) -> FloatArray:
-    """The bias [out_features]; zeros where there is none."""
-    return np.zeros(len(weights.weight), np.float32) if weights.bias is None else weights.bias
+        return None
+    zeros = [np.zeros(len(part.weight), np.float32) for part in parts]
+    return np.concatenate([zero if part.bias is None else part.bias for part, zero in zip(parts, zeros, strict=True)])

@@ -9,7 +9,7 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
+from fastdeploy_lp.model_executor.decoder_weights import LinearWeights, Matrix, floats
 from fastdeploy_lp.model_executor.layers.embedding import Embedding
 from fastdeploy_lp.model_executor.layers.linear import LinearLayer, linear
 from fastdeploy_lp.model_executor.loader.split import Section, part_size
@@ -25,11 +25,11 @@ def row_parallel(weights: LinearWeights, quantization: str | None, communicator:
 
 
 def vocab_embedding(
-    weight: FloatArray, quantization: str | None, vocab_size: int, communicator: Communicator
+    weight: Matrix, quantization: str | None, vocab_size: int, communicator: Communicator
 ) -> EmbeddingLayer:
     """The embedding of tokens that are divided among the ranks; `weight` [tokens of this rank, hidden_size]."""
     # A rank that has none of a small vocabulary looks its zeros up as well.
-    held = weight if len(weight) else np.zeros((1, weight.shape[1]), weight.dtype)
+    held = floats(weight) if len(weight) else np.zeros((1, weight.shape[1]), np.float32)
     part = Embedding(held, quantization)
     return part if communicator.size == 1 else _VocabEmbedding(part, vocab_size, communicator)
 

@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn.quant import weight_only_linear, weight_quantize
 
-from fastdeploy_lp.model_executor.decoder_weights import LinearWeights
+from fastdeploy_lp.model_executor.decoder_weights import LinearWeights, floats
 
 ALGORITHM = "weight_only_int8"
 # The operators' tiles: inputs and outputs of other sizes are filled up with zeros.
@@ -23,7 +23,7 @@ class WeightOnlyLinear:
     def __init__(self, weights: LinearWeights, dtype: str) -> None:
         self._out_features, self._in_features = weights.weight.shape
         self._fill_in, fill_out = -self._in_features % IN_MULTIPLE, -self._out_features % OUT_MULTIPLE
-        matrix = np.pad(weights.weight.T, ((0, self._fill_in), (0, fill_out)))
+        matrix = np.pad(floats(weights.weight).T, ((0, self._fill_in), (0, fill_out)))
         self._weight, self._scale = weight_quantize(paddle.to_tensor(matrix, dtype=dtype), algo=ALGORITHM)
         bias = None if weights.bias is None else np.pad(weights.bias, (0, fill_out))
         self._bias = None if bias is None else paddle.to_tensor(bias, dtype=dtype)

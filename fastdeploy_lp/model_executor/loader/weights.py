@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes  # noqa: F401 - teaches numpy bfloat16, which most published checkpoints are in
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.checkpoint.finite import is_finite
+from fastdeploy_lp.checkpoint.safetensors_file import read_header
+from fastdeploy_lp.model_executor.decoder_weights import Matrix
 from fastdeploy_lp.model_executor.loader.split import WHOLE, Split
+from fastdeploy_lp.model_executor.loader.stored_matrix import ELEMENTS, StoredMatrix, StoredTensor, WeightsError
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 
-READABLE = ("BF16", "F16", "F32", "F64")
+__all__ = ["Weights", "WeightsError", "open_weights"]
+
+# Those that the compiled operators read from the file themselves.
+PACKED_FROM_FILE = ("BF16", "F16", "F32")
 # Frequencies of the rotary embedding, which old checkpoints hold although config.json tells them.
 COMPUTED = ".rotary_emb.inv_freq"
-
-
-class WeightsError(CheckpointError):
-    """A weight that is missing, left over, of the wrong shape or type, or no number."""
 
 
 class Weights:
@@ -37,9 +35,9 @@ class Weights:
         self, files: Sequence[Path], stack: ExitStack, *, communicator: Communicator, show_progress: bool
     ) -> None:
         self.communicator = communicator
-        self._files = [(path, stack.enter_context(_open(path))) for path in files]
-        self._source = {name: (path, handle) for path, handle in self._files for name in handle.keys()}  # noqa: SIM118
-        self._untaken = {name for name in self._source if not name.endswith(COMPUTED)}
+        self._files = files
+        self._tensors = {tensor.name: tensor for path in files for tensor in _open(path, stack)}
+        self._untaken = {name for name in self._tensors if not name.endswith(COMPUTED)}
         self._progress = stack.enter_context(
             tqdm(
                 total=len(self._untaken),
@@ -51,45 +49,51 @@ class Weights:
         )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source
+        return name in self._tensors
 
     def take(self, name: str, shape: Sequence[int], split: Split = WHOLE) -> NDArray[np.float32]:
         """The tensor of that name as float32 on the host, or this rank's part of it if the model is shared.
 
         Raises WeightsError unless it is there, has this shape and holds floating-point numbers, all of them finite.
         """
-        if name not in self._source:
-            raise WeightsError(f"{', '.join(str(path) for path, _ in self._files)}: tensor {name} is missing")
-        path, handle = self._source[name]
-        header = handle.get_slice(name)
-        dtype, found = header.get_dtype(), list(header.get_shape())
-        if dtype not in READABLE:
-            raise WeightsError(f"{path}: tensor {name} is {dtype}; weights must be one of {', '.join(READABLE)}")
-        if found != list(shape):
-            raise WeightsError(f"{path}: tensor {name} has shape {found}; config.json makes it {list(shape)}")
-        # A float64 may be too large for a float32, which is_finite then tells.
-        with np.errstate(over="ignore"):
-            array = np.ascontiguousarray(self._read(handle, name, found, split), np.float32)
-        if not is_finite(array):
-            raise WeightsError(f"{path}: tensor {name} holds NaN or infinity")
+        tensor = self._take(name, shape)
+        stored = tensor.mapped()
+        parts = split.parts(shape, self.communicator.rank, self.communicator.size)
+        if parts is not None:
+            stored = np.concatenate([stored[part] for part in parts], axis=split.axis)
+        return tensor.floats(stored)
+
+    def matrix(self, name: str, shape: tuple[int, int], split: Split = WHOLE) -> Matrix:
+        """As `take`, for a matrix that is to be packed: it stays in its file until then.
+
+        Raises WeightsError as `take` does, but for numbers that are not finite: those are found while it is packed.
+        """
+        tensor = self._tensors.get(name)
+        parts = split.parts(shape, self.communicator.rank, self.communicator.size)
+        if tensor is None or parts is not None or tensor.dtype not in PACKED_FROM_FILE:
+            return self.take(name, shape, split)
+        return StoredMatrix.of(self._take(name, shape))
+
+    def _take(self, name: str, shape: Sequence[int]) -> StoredTensor:
+        if name not in self._tensors:
+            raise WeightsError(f"{', '.join(map(str, self._files))}: tensor {name} is missing")
+        tensor = self._tensors[name]
+        if tensor.dtype not in ELEMENTS:
+            message = f"tensor {name} is {tensor.dtype}; weights must be one of {', '.join(ELEMENTS)}"
+            raise WeightsError(f"{tensor.path}: {message}")
+        if tensor.shape != tuple(shape):
+            message = f"tensor {name} has shape {list(tensor.shape)}; config.json makes it {list(shape)}"
+            raise WeightsError(f"{tensor.path}: {message}")
         self._untaken.discard(name)
         self._progress.update()
-        return array
-
-    def _read(self, handle: Any, name: str, shape: Sequence[int], split: Split) -> NDArray[Any]:
-        parts = split.parts(shape, self.communicator.rank, self.communicator.size)
-        if parts is None:
-            whole: NDArray[Any] = handle.get_tensor(name)
-            return whole
-        tensor = handle.get_slice(name)
-        return np.concatenate([tensor[part] for part in parts], axis=split.axis)
+        return tensor
 
     def require_all_taken(self) -> None:
         """Raise WeightsError if the checkpoint holds tensors that the model did not ask for."""
         if self._untaken:
             first = min(self._untaken)
             more = f" and {len(self._untaken) - 1} more are" if len(self._untaken) > 1 else " is"
-            raise WeightsError(f"{self._source[first][0]}: tensor {first}{more} unknown to the model")
+            raise WeightsError(f"{self._tensors[first].path}: tensor {first}{more} unknown to the model")
 
 
 @contextmanager
@@ -101,8 +105,13 @@ def open_weights(
         yield Weights(files, stack, communicator=communicator, show_progress=show_progress)
 
 
-def _open(path: Path) -> safe_open:
+def _open(path: Path, stack: ExitStack) -> Iterator[StoredTensor]:
     try:
-        return safe_open(path, framework="numpy")
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path}: cannot be read as safetensors: {error}") from None
+        header = read_header(path)
+        stream = stack.enter_context(path.open("rb"))
+    except CheckpointError as error:
+        raise WeightsError(str(error)) from None
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read as safetensors: {error.strerror or error}") from None
+    for name, tensor in header.items():
+        yield StoredTensor(path, stream, name, tensor.dtype, tensor.shape, tensor.begin)

@@ -35,7 +35,7 @@ class DecoderReader:
     def decoder(self) -> DecoderWeights:
         """The whole decoder; layers are read as they are iterated over. Raises WeightsError naming a tensor."""
         dims = self.dims
-        embedding = self.weights.take("model.embed_tokens.weight", (dims.vocab_size, dims.hidden_size), ROWS)
+        embedding = self.weights.matrix("model.embed_tokens.weight", (dims.vocab_size, dims.hidden_size), ROWS)
         # Some checkpoints with a tied head hold it a second time under its own name.
         own_head = not dims.tie_word_embeddings or "lm_head.weight" in self.weights
         return DecoderWeights(
@@ -95,7 +95,7 @@ class DecoderReader:
         Of a model that ranks share, this rank's part; where that is of the inputs (`COLUMNS`), the first rank alone has
         the bias, since the ranks' products are added.
         """
-        weight = self.weights.take(f"{name}.weight", (out_features, in_features), split)
+        weight = self.weights.matrix(f"{name}.weight", (out_features, in_features), split)
         if not bias:
             return LinearWeights(weight)
         found = self.weights.take(f"{name}.bias", (out_features,), WHOLE if split is COLUMNS else split)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from fastdeploy_lp.checkpoint.config_field import flag
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LinearWeights
@@ -35,6 +37,6 @@ class _Reader(DecoderReader):
 
 
 def _halves(linear: LinearWeights, head_dim: int) -> LinearWeights:
-    heads = len(linear.weight) // head_dim
-    bias = None if linear.bias is None else undo_rope_interleaving(linear.bias, heads)
-    return LinearWeights(undo_rope_interleaving(linear.weight, heads), bias)
+    rows = len(linear.weight)
+    order = undo_rope_interleaving(np.arange(rows), rows // head_dim)
+    return LinearWeights(linear.weight[order], None if linear.bias is None else linear.bias[order])

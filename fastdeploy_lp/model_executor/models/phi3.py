@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LinearWeights
@@ -32,13 +32,14 @@ class _Reader(DecoderReader):
         split = Split(0, (Section(dims.query_size), kv, kv))
         merged = self.linear(f"{name}.qkv_proj", dims.query_size + 2 * dims.kv_size, dims.hidden_size, split=split)
         local = dims.part_of_rank(self.weights.communicator.size)
-        queries, keys, values = np.split(merged.weight, [local.query_size, local.query_size + local.kv_size])
-        return LinearWeights(queries), LinearWeights(keys), LinearWeights(values)
+        ends = (0, local.query_size, local.query_size + local.kv_size, local.query_size + 2 * local.kv_size)
+        queries, keys, values = (LinearWeights(merged.weight[begin:end]) for begin, end in pairwise(ends))
+        return queries, keys, values
 
     def gate_up(self, name: str) -> tuple[LinearWeights, LinearWeights]:
         inner = self.dims.intermediate_size
         merged = self.linear(
             f"{name}.gate_up_proj", 2 * inner, self.dims.hidden_size, split=Split(0, (Section(inner), Section(inner)))
         )
-        gate, up = np.split(merged.weight, 2)
-        return LinearWeights(gate), LinearWeights(up)
+        half = len(merged.weight) // 2
+        return LinearWeights(merged.weight[:half]), LinearWeights(merged.weight[half:])

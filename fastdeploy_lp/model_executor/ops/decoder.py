@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
-from fastdeploy_lp.model_executor.layers.linear import bias_or_zeros, merged
+from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.layers.linear import merged_bias
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
-from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
+from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.structs import CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms.cpu import mapped_zeros
@@ -47,8 +47,8 @@ class CompiledDecoder:
         half = fd_config.cache_config.dtype == "float16"
         cache = CacheStruct(self._block_size, dims.num_kv_heads, dims.head_dim, half)
         layers = [self._layer(layer) for layer in weights.layers]
-        embedding = self._linear(LinearWeights(weights.embedding))
-        head = embedding if weights.lm_head is None else self._linear(weights.lm_head)
+        embedding = self._linear([LinearWeights(weights.embedding)])
+        head = embedding if weights.lm_head is None else self._linear([weights.lm_head])
         self._model = ModelStruct(
             num_layers=len(layers),
             hidden_size=dims.hidden_size,
@@ -108,22 +108,29 @@ class CompiledDecoder:
         return logits
 
     def _layer(self, weights: LayerWeights) -> LayerStruct:
+        gate_up = [weights.gate_proj, weights.up_proj]
         return LayerStruct(
-            qkv=self._linear(merged([weights.q_proj, weights.k_proj, weights.v_proj])),
-            o=self._linear(weights.o_proj),
-            gate_up=self._linear(_interleaved(weights.gate_proj, weights.up_proj)),
-            down=self._linear(weights.down_proj),
+            qkv=self._linear([weights.q_proj, weights.k_proj, weights.v_proj]),
+            o=self._linear([weights.o_proj]),
+            gate_up=self._linear(gate_up, _turns(len(weights.gate_proj.weight))),
+            down=self._linear([weights.down_proj]),
             input_norm=self._keep(weights.input_norm),
             post_attention_norm=self._keep(weights.post_attention_norm),
             q_norm=None if weights.q_norm is None else self._keep(weights.q_norm),
             k_norm=None if weights.k_norm is None else self._keep(weights.k_norm),
         )
 
-    def _linear(self, weights: LinearWeights) -> LinearStruct:
-        out_features, in_features = weights.weight.shape
-        packed = PackedWeight.of(self._ops, weights.weight, quantized=self._digits > 0)
-        bias = None if weights.bias is None else self._keep(weights.bias)
-        return LinearStruct(in_features, out_features, self._digits, packed.format, self._keep(packed.data), bias)
+    def _linear(self, parts: list[LinearWeights], order: NDArray[np.int64] | None = None) -> LinearStruct:
+        """Several projections of one input as one, their outputs in `order` (see `PackedWeight.of`)."""
+        matrices = [part.weight for part in parts]
+        packed = PackedWeight.of(self._ops, *matrices, quantized=self._digits > 0, order=order)
+        bias = merged_bias(parts)
+        if bias is not None and order is not None:
+            bias = np.where(order == NO_ROW, np.float32(0), bias[order])
+        in_features = matrices[0].shape[1]
+        out_features = sum(map(len, matrices)) if order is None else len(order)
+        kept = None if bias is None else self._keep(bias)
+        return LinearStruct(in_features, out_features, self._digits, packed.format, self._keep(packed.data), kept)
 
     def _keep(self, array: NDArray[Any]) -> int:
         kept = np.ascontiguousarray(array)
@@ -131,18 +138,12 @@ class CompiledDecoder:
         return int(kept.ctypes.data)
 
 
-def _interleaved(gate: LinearWeights, up: LinearWeights) -> LinearWeights:
+def _turns(features: int) -> NDArray[np.int64]:
     """Turns of 16 gate and 16 up features, filled up with zeros, so that one panel holds both halves of a SwiGLU."""
-
-    def turns(first: FloatArray, second: FloatArray) -> FloatArray:
-        fill = [(0, -len(first) % LANES)] + [(0, 0)] * (first.ndim - 1)
-        pair = [np.pad(part, fill).reshape(-1, LANES, *part.shape[1:]) for part in (first, second)]
-        mixed: FloatArray = np.concatenate(pair, axis=1).reshape(-1, *first.shape[1:])
-        return mixed
-
-    if gate.bias is None and up.bias is None:
-        return LinearWeights(turns(gate.weight, up.weight))
-    return LinearWeights(turns(gate.weight, up.weight), turns(bias_or_zeros(gate), bias_or_zeros(up)))
+    gate = np.full(_padded(features), NO_ROW)
+    gate[:features] = np.arange(features)
+    up = np.where(gate == NO_ROW, NO_ROW, gate + features)
+    return np.stack([gate.reshape(-1, LANES), up.reshape(-1, LANES)], axis=1).reshape(-1)
 
 
 def _padded(size: int) -> int:

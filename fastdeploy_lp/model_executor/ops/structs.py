@@ -1,4 +1,4 @@
-"""The C structures of `csrc/decoder.cpp`, field by field."""
+"""The C structures of the compiled operators, field by field."""
 
 from __future__ import annotations
 
@@ -78,3 +78,9 @@ class BatchStruct(ctypes.Structure):
         ("block_tables", c_void_p),
         ("output_rows", c_void_p),
     )
+
+
+class FaultStruct(ctypes.Structure):
+    """`Fault`: the reason why a row could not be packed (`csrc/stored_rows.h`), 0 for none, and its number."""
+
+    _fields_ = (("reason", c_int32), ("row", c_int32))

@@ -375,43 +375,6 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
 
 }  // namespace
 
-// The shortest format that holds weights [out][in] as they are; if they are `quantized`, of those of levels, which may round them.
-FDLP_EXPORT int fdlp_weight_format(const float* weights, int in, int out, int quantized) {
-    const packed_weights::Matrix matrix{weights, in, out};
-    const int panels = packed_weights::panels_of(out);
-    std::atomic<unsigned> formats{(1u << packed_weights::kFormats) - 1};
-    // A format that one panel has ruled out need not be tried on others.
-#pragma omp parallel for
-    for (int panel = 0; panel < panels; ++panel) {
-        const unsigned left = formats.load(std::memory_order_relaxed);
-        if (!quantized)
-            formats &= packed_weights::exact_formats(matrix, panel, left);
-        else if ((left & packed_weights::set_of(Format::levels4)) && !packed_weights::panel_fits_4_bits(matrix, panel))
-            formats &= ~packed_weights::set_of(Format::levels4);
-    }
-    // They are numbered from the longest to the shortest.
-    int shortest = 0;
-    for (int format = 0; format < packed_weights::kFormats; ++format)
-        if (formats & (1u << format)) shortest = format;
-    return shortest;
-}
-
-FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, Format format) {
-    return packed_weights::panels_of(out) * packed_weights::panel_bytes(format, in);
-}
-
-// weights [out][in] float32 → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
-FDLP_EXPORT void fdlp_pack(uint8_t* packed, const float* weights, int in, int out, Format format) {
-    const int panels = packed_weights::panels_of(out);
-#pragma omp parallel for
-    for (int panel = 0; panel < panels; ++panel) packed_weights::pack_panel(packed, format, {weights, in, out}, panel);
-}
-
-// Row `row` of a packed matrix as the floats [in] that it stands for.
-FDLP_EXPORT void fdlp_unpack_row(float* to, const uint8_t* packed, Format format, int in, int row) {
-    packed_weights::unpack_row(to, packed, format, in, row);
-}
-
 FDLP_EXPORT void* fdlp_decoder_new(const Model* model) { return new Decoder(*model); }
 
 FDLP_EXPORT void fdlp_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }

@@ -1,0 +1,108 @@
+"""Matrices that stay in their file until they are packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.checkpoint.finite import is_finite
+
+# Element types of weights, by their names in safetensors.
+ELEMENTS: dict[str, np.dtype[Any]] = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+Rows = slice | NDArray[np.int64]
+
+
+class WeightsError(CheckpointError):
+    """A weight that is missing, left over, of the wrong shape or type, or no number."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in an open file. begin: its first byte there. dtype: a name of `ELEMENTS`."""
+
+    path: Path
+    stream: BinaryIO
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+    def mapped(self) -> NDArray[Any]:
+        """The numbers as they are stored, in pages of the file that become memory as they are read."""
+        dtype = ELEMENTS[self.dtype]
+        if 0 in self.shape:
+            return np.zeros(self.shape, dtype)
+        return np.memmap(self.stream, dtype, "r", self.begin, self.shape).view(np.ndarray)
+
+    def floats(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """A copy of some of the numbers as float32; raises WeightsError unless all are finite."""
+        # A float64 may be too large for a float32, which is_finite then tells.
+        with np.errstate(over="ignore"):
+            array = np.array(stored, np.float32, order="C")
+        if not is_finite(array):
+            raise self.not_finite()
+        return array
+
+    def not_finite(self) -> WeightsError:
+        """The error to raise about a NaN or an infinity."""
+        return WeightsError(f"{self.path}: tensor {self.name} holds NaN or infinity")
+
+    def unreadable(self) -> WeightsError:
+        """The error to raise about a file that ends early or cannot be read."""
+        return WeightsError(f"{self.path}: tensor {self.name} cannot be read; give a complete copy of the model")
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """Rows [out_features, in_features] of a matrix in an open file, of BF16, F16 or F32.
+
+    NumPy reads it where an array is needed, as float32: `np.asarray(matrix)` raises WeightsError for a number that is
+    not finite. The compiled operators read it row by row while they pack it. A matrix of some of the rows, or of the
+    rows in another order, is made by an index and reads nothing.
+    """
+
+    tensor: StoredTensor
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tensor: StoredTensor) -> StoredMatrix:
+        """All rows of a tensor of two dimensions."""
+        return cls(tensor, np.arange(tensor.shape[0]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.rows), self.tensor.shape[1]
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return len(self.rows) * self.tensor.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Rows) -> StoredMatrix:
+        return replace(self, rows=self.rows[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("weights are read from their file, which makes a copy of them")
+        return self.tensor.floats(self.tensor.mapped()[self.rows]).astype(dtype or np.float32, copy=False)
+
+    def addresses(self) -> NDArray[np.int64]:
+        """The first byte of each row in the file."""
+        row_bytes = self.tensor.shape[1] * ELEMENTS[self.tensor.dtype].itemsize
+        found: NDArray[np.int64] = self.tensor.begin + self.rows * row_bytes
+        return found

@@ -1,0 +1,135 @@
+// Rows of a weight matrix as a checkpoint stores them, read a panel at a time: no copy of the whole matrix exists, and nothing is mapped.
+#pragma once
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "packed_weights.h"
+
+namespace stored_rows {
+
+// Mirrored by `ELEMENT_TYPES` in packed_weight.py.
+enum class Element : int32_t { float32, float16, bfloat16 };
+
+// One row of a matrix. file: a descriptor, `at` is the row's first byte; kMemory: `at` is an address; kZeros: the row is zero.
+// Mirrored by `ROW` in packed_weight.py.
+struct Row {
+    int64_t at;
+    int32_t file;
+    Element element;
+};
+constexpr int32_t kMemory = -1, kZeros = -2;
+
+// The first row that could not be packed and the reason. Mirrored by `FaultStruct` in packed_weight.py.
+struct Fault {
+    enum Reason : int32_t { none, unreadable, not_finite };
+    int32_t reason, row;
+};
+
+inline int64_t row_bytes(const Row& row, int in) { return static_cast<int64_t>(in) * (row.element == Element::float32 ? 4 : 2); }
+
+inline bool read_all(int file, void* to, int64_t size, int64_t at) {
+    for (char* next = static_cast<char*>(to); size > 0;) {
+        const ssize_t got = pread(file, next, size, at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        next += got, at += got, size -= got;
+    }
+    return true;
+}
+
+inline bool all_finite(const float* values, int n) {
+    constexpr uint32_t kExponent = 0x7f800000u;
+    uint32_t bad = 0;
+    for (int i = 0; i < n; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, values + i, sizeof bits);
+        bad |= (bits & kExponent) == kExponent;
+    }
+    return bad == 0;
+}
+
+// Reads the rows of one panel after another; one for each thread.
+class PanelReader {
+   public:
+    PanelReader(const Row* rows, int in, int out)
+        : rows_(rows), in_(in), out_(out), floats_(static_cast<size_t>(packed_weights::kPanel) * in), bytes_(2 * floats_.size()) {}
+
+    // The panel as a matrix of its own, valid until the next call. Rows of memory are taken to be finite.
+    packed_weights::Matrix read(int panel, Fault* fault) {
+        const int first = panel * packed_weights::kPanel;
+        const int count = out_ - first < packed_weights::kPanel ? out_ - first : packed_weights::kPanel;
+        for (int i = 0; i < count && fault->reason == Fault::none;) {
+            const int run = consecutive(rows_ + first + i, count - i);
+            read_run(floats_.data() + static_cast<int64_t>(i) * in_, first + i, run, fault);
+            i += run;
+        }
+        return {floats_.data(), in_, count};
+    }
+
+   private:
+    // How many of the next rows follow one another in one file or in memory.
+    int consecutive(const Row* row, int count) const {
+        int run = 1;
+        while (run < count && row[run].file == row->file && row[run].element == row->element &&
+               (row->file == kZeros || row[run].at == row->at + run * row_bytes(*row, in_)))
+            ++run;
+        return run;
+    }
+
+    void read_run(float* to, int first, int count, Fault* fault) {
+        const Row& row = rows_[first];
+        const int64_t size = count * row_bytes(row, in_);
+        const bool wide = row.element == Element::float32;
+        if (row.file == kZeros) {
+            std::memset(to, 0, static_cast<size_t>(count) * in_ * sizeof(float));
+            return;
+        }
+        void* stored = wide ? static_cast<void*>(to) : bytes_.data();
+        if (row.file == kMemory)
+            std::memcpy(stored, reinterpret_cast<const void*>(row.at), size);
+        else if (!read_all(row.file, stored, size, row.at))
+            *fault = {Fault::unreadable, first};
+        if (!wide) widen(to, static_cast<const uint16_t*>(stored), static_cast<int64_t>(count) * in_, row.element);
+        if (row.file == kMemory) return;
+        for (int i = 0; i < count && fault->reason == Fault::none; ++i)
+            if (!all_finite(to + static_cast<int64_t>(i) * in_, in_)) *fault = {Fault::not_finite, first + i};
+    }
+
+    static void widen(float* to, const uint16_t* from, int64_t n, Element element) {
+        int64_t i = 0;
+        for (; i + kLanes <= n; i += kLanes) store(to + i, element == Element::bfloat16 ? load_bfloat16(from + i) : load(from + i));
+        for (; i < n; ++i) to[i] = element == Element::bfloat16 ? bfloat16_to_float(from[i]) : half_to_float(from[i]);
+    }
+
+    const Row* rows_;
+    int in_, out_;
+    std::vector<float> floats_;
+    std::vector<uint8_t> bytes_;
+};
+
+// Calls use(panel, its matrix) for all panels on all threads, unless skip(panel); returns a fault if there is one.
+template <class Skip, class Use>
+inline Fault each_panel(const Row* rows, int in, int out, const Skip& skip, const Use& use) {
+    Fault found{Fault::none, 0};
+    const int panels = packed_weights::panels_of(out);
+#pragma omp parallel
+    {
+        PanelReader reader(rows, in, out);
+        Fault fault{Fault::none, 0};
+#pragma omp for
+        for (int panel = 0; panel < panels; ++panel) {
+            if (fault.reason != Fault::none || skip(panel)) continue;
+            const packed_weights::Matrix matrix = reader.read(panel, &fault);
+            if (fault.reason == Fault::none) use(panel, matrix);
+        }
+#pragma omp critical
+        if (fault.reason != Fault::none && (found.reason == Fault::none || fault.row < found.row)) found = fault;
+    }
+    return found;
+}
+
+}  // namespace stored_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from fastdeploy_lp.plugins.general import warn_of_unknown_names
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
 from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def declare_engine(
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors(args.processor_specs, objects, mandatory=args.mandatory)
     _require_declared(args, [processor.name for processor in declared])
+    _require_servable(declared)
     if args.reasoning_parser is not None:
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:
@@ -82,3 +86,21 @@ def _require_declared(args: EngineArgs, declared: Sequence[str]) -> None:
     for name in args.mandatory:
         if name in args.shadow:
             raise ValueError(f"mandatory: {name} is in shadow, where it changes nothing; take it out of one of the two")
+
+
+def _require_servable(declared: Sequence[DeclaredProcessor]) -> None:
+    """Of the mandatory ones, those of which each request has an instance have to be made without arguments."""
+    for processor in declared:
+        if not processor.mandatory:
+            continue
+        reason = processor.dialect.why_it_needs_args(processor.found) if processor.dialect.by_name_only else None
+        if reason is not None:
+            raise ValueError(
+                f"mandatory: {processor.name} cannot be made for a request that passes it no arguments ({reason}); "
+                "give all of its arguments defaults"
+            )
+        if isinstance(processor.found, type) and getattr(processor.found, "only_with_args", False):
+            logger.warning(
+                "mandatory: %s changes only requests that pass it arguments; any other request is served without it",
+                processor.name,
+            )

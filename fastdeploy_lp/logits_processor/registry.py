@@ -81,7 +81,9 @@ def load_processors(
                 spec, f"is a second {processor.name}; names must be unique, write another_name={_split_alias(spec)[1]}"
             )
         declared.append(processor)
-    return [replace(processor, mandatory=processor.name in mandatory) for processor in declared]
+    seeing = [processor for processor in declared if not processor.dialect.by_name_only]
+    claimed = frozenset(name for processor in seeing for name in processor.argument_names)
+    return [replace(each, mandatory=each.name in mandatory, claimed=claimed) for each in declared]
 
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:

@@ -61,8 +61,8 @@ def declare_engine(
     current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors(args.processor_specs, objects, mandatory=args.mandatory)
-    _require_declared(args, [processor.name for processor in declared])
-    _require_servable(declared)
+    _require_shadows(args, declared)
+    _warn_of_idle(declared)
     if args.reasoning_parser is not None:
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:
@@ -78,28 +78,20 @@ def declare_engine(
     )
 
 
-def _require_declared(args: EngineArgs, declared: Sequence[str]) -> None:
-    for option, names in (("mandatory", args.mandatory), ("shadow", args.shadow)):
-        for name in names:
-            if name not in declared:
-                raise ValueError(f"{option}: {name!r} is not declared; declared are {', '.join(declared) or 'none'}")
+def _require_shadows(args: EngineArgs, declared: Sequence[DeclaredProcessor]) -> None:
+    names = [processor.name for processor in declared]
+    for name in args.shadow:
+        if name not in names:
+            raise ValueError(f"shadow: {name!r} is not declared; declared are {', '.join(names) or 'none'}")
     for name in args.mandatory:
         if name in args.shadow:
             raise ValueError(f"mandatory: {name} is in shadow, where it changes nothing; take it out of one of the two")
 
 
-def _require_servable(declared: Sequence[DeclaredProcessor]) -> None:
-    """Of the mandatory ones, those of which each request has an instance have to be made without arguments."""
+def _warn_of_idle(declared: Sequence[DeclaredProcessor]) -> None:
+    """A mandatory processor that waits for arguments may be no more than a mistake."""
     for processor in declared:
-        if not processor.mandatory:
-            continue
-        reason = processor.dialect.why_it_needs_args(processor.found) if processor.dialect.by_name_only else None
-        if reason is not None:
-            raise ValueError(
-                f"mandatory: {processor.name} cannot be made for a request that passes it no arguments ({reason}); "
-                "give all of its arguments defaults"
-            )
-        if isinstance(processor.found, type) and getattr(processor.found, "only_with_args", False):
+        if processor.mandatory and getattr(processor.found, "only_with_args", False):
             logger.warning(
                 "mandatory: %s changes only requests that pass it arguments; any other request is served without it",
                 processor.name,

@@ -18,7 +18,7 @@ class ProcessorInfo:
     """One declared processor, as `GET /v1/logits_processors` and `LLM.logits_processors` tell of it.
 
     order: its place in the chain, from 0. parameters: JSON Schema of its arguments, None if the server does not know
-    them. argmax_invariant: None until the worker has built it.
+    them. argmax_invariant: None until the worker has built it. mandatory: no request can leave it out.
     """
 
     name: str
@@ -30,6 +30,7 @@ class ProcessorInfo:
     parameters: dict[str, Any] | None
     description: str
     stats: ProcessorStats
+    mandatory: bool = False
 
 
 class ProcessorStates:
@@ -80,16 +81,17 @@ class ProcessorStates:
                 parameters=processor.params_model.model_json_schema() if processor.params_model else None,
                 description=processor.description,
                 stats=self._stats[processor.name],
+                mandatory=processor.mandatory,
             )
             for order, processor in enumerate(self._declared)
         ]
 
     def used_by(self, selection: Selection) -> list[str]:
-        """The names of the processors that a request is meant for, in chain order."""
+        """The names of the processors that a request is meant for, and of mandatory ones, in chain order."""
         return [processor.name for processor in self._declared if processor.is_used_by(selection)]
 
     def require_in_service(self, selection: Selection) -> None:
-        """Raise ProcessorUnavailableError if the request asks for a processor that is in quarantine."""
+        """Raise ProcessorUnavailableError if the request needs a processor that is in quarantine."""
         for processor in self._declared:
             stats = self._stats[processor.name]
             if stats.state == QUARANTINED and processor.is_used_by(selection):

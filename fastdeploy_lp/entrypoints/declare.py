@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from fastdeploy_lp.plugins.general import warn_of_unknown_names
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
 from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def declare_engine(
     current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors(args.processor_specs, objects, mandatory=args.mandatory)
-    _require_declared(args, [processor.name for processor in declared])
+    _require_shadows(args, declared)
+    _warn_of_idle(declared)
     if args.reasoning_parser is not None:
         find_reasoning_parser(args.reasoning_parser)
     if args.tool_call_parser is not None:
@@ -74,11 +78,21 @@ def declare_engine(
     )
 
 
-def _require_declared(args: EngineArgs, declared: Sequence[str]) -> None:
-    for option, names in (("mandatory", args.mandatory), ("shadow", args.shadow)):
-        for name in names:
-            if name not in declared:
-                raise ValueError(f"{option}: {name!r} is not declared; declared are {', '.join(declared) or 'none'}")
+def _require_shadows(args: EngineArgs, declared: Sequence[DeclaredProcessor]) -> None:
+    names = [processor.name for processor in declared]
+    for name in args.shadow:
+        if name not in names:
+            raise ValueError(f"shadow: {name!r} is not declared; declared are {', '.join(names) or 'none'}")
     for name in args.mandatory:
         if name in args.shadow:
             raise ValueError(f"mandatory: {name} is in shadow, where it changes nothing; take it out of one of the two")
+
+
+def _warn_of_idle(declared: Sequence[DeclaredProcessor]) -> None:
+    """A mandatory processor that waits for arguments may be no more than a mistake."""
+    for processor in declared:
+        if processor.mandatory and getattr(processor.found, "only_with_args", False):
+            logger.warning(
+                "mandatory: %s changes only requests that pass it arguments; any other request is served without it",
+                processor.name,
+            )

@@ -25,7 +25,11 @@ class LogitsProcessor(ABC):
 
     Params: ClassVar[type[BaseModel] | None] = None
     """A pydantic model of the arguments a request may pass. Requests are checked against it when they arrive; with
-    None the processor's arguments are unknown to the server and reach it unchecked."""
+    None, arguments whose names the class's code mentions reach it unchecked."""
+
+    accepts_any_args: ClassVar[bool] = False
+    """Whether a processor without `Params` reads arguments whose names its code does not mention. Otherwise a request
+    that passes an argument nobody knows is refused."""
 
     only_with_args: ClassVar[bool] = False
     """Whether the processor leaves a request alone that passes none of its `Params`. The chain then does not call it at

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class DeclaredProcessor:
 
     name: what requests, metrics and errors call it. spec: what led to it. source: "builtin", "module", "entry point" or
     "object". found: the class, or the plugin dict. mandatory: every request passes it, and none goes on without it.
+    claimed: flat arguments that the `Params` of declared processors know, so that they are not meant for one without.
     """
 
     name: str
@@ -33,6 +35,7 @@ class DeclaredProcessor:
     found: Any
     dialect: Dialect
     mandatory: bool = False
+    claimed: frozenset[str] = frozenset()
 
     @property
     def given_as_object(self) -> bool:
@@ -50,6 +53,22 @@ class DeclaredProcessor:
         if self.params_model is None:
             return frozenset()
         return frozenset(field.alias or name for name, field in self.params_model.model_fields.items())
+
+    @cached_property
+    def accepts_any_args(self) -> bool:
+        """Whether a class without `Params` says that it reads arguments whose names are not in its code."""
+        return getattr(self.dialect.class_of(self.found), "accepts_any_args", False) is True
+
+    @cached_property
+    def read_names(self) -> frozenset[str]:
+        """The names that the code of a class without `Params` mentions."""
+        return frozenset() if self.params_model else names_in_code(self.dialect.class_of(self.found))
+
+    def takes(self, argument: str) -> bool:
+        """Whether a request may pass it this argument."""
+        if self.params_model is not None:
+            return argument in self.argument_names
+        return self.accepts_any_args or argument in self.read_names
 
     @property
     def description(self) -> str:
@@ -70,19 +89,29 @@ class DeclaredProcessor:
         """Raise ValueError if the processor refuses the request."""
         self.dialect.validate(self.found, sampling_params)
 
-    def is_used_by(self, selection: Selection) -> bool:
-        """Whether the request is meant for this processor: named, or with an argument that is its own.
+    def is_meant_for(self, selection: Selection) -> bool:
+        """Whether the request is meant for this processor: it names it, or passes an argument that is its own.
 
-        A processor whose arguments are unknown is taken to be meant by any flat argument; one in shadow by nothing.
+        Without `Params`, its own are those that it takes and no other's `Params` claim. One in shadow is meant by
+        no request, a mandatory one of a dialect that is reached by name alone by every request.
         """
         if self.name in selection.shadow:
             return False
+        if self.dialect.by_name_only and self.mandatory:
+            return True
         if selection.named is not None:
             return self.name in selection.named
-        if self.dialect.by_name_only:
-            return False
-        return bool(self.argument_names & selection.flat.keys() if self.params_model else selection.flat)
+        return not self.dialect.by_name_only and any(map(self._owns, selection.args_for(self.name)))
+
+    def is_used_by(self, selection: Selection) -> bool:
+        """Whether the request cannot be served without this processor: it is mandatory, or meant."""
+        return self.mandatory or self.is_meant_for(selection)
 
     def leaves_alone(self, selection: Selection) -> bool:
         """Whether the request must not be shown to the processor at all: it named others, or wants it in shadow."""
-        return self.name in selection.shadow or (selection.named is not None and self.name not in selection.named)
+        if self.name in selection.shadow:
+            return True
+        return selection.named is not None and self.name not in selection.named and not self.mandatory
+
+    def _owns(self, argument: str) -> bool:
+        return self.takes(argument) and (self.params_model is not None or argument not in self.claimed)

@@ -9,9 +9,9 @@ class LogitsProcessorSpecError(ValueError):
 
 
 class RequestArgsError(ValueError):
-    """Something that no declared processor can take; `path` is its JSON path in the request."""
+    """Something that no declared processor can take; `path` is its JSON path in the request, None if it has none."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+    def __init__(self, path: str | None, reason: str) -> None:
+        super().__init__(reason if path is None else f"{path}: {reason}")
         self.path = path
         self.reason = reason

@@ -68,7 +68,8 @@ def load_processors(
     """The chain in execution order: entry points that are not declared themselves, then `specs` in their order.
 
     `objects` maps a SPEC to a thing that was given as an object; `mandatory` names processors that every request
-    passes. Raises LogitsProcessorSpecError for a SPEC that does not lead to a processor and for two of one name.
+    passes. Raises LogitsProcessorSpecError for a SPEC that does not lead to a processor and for two of one name, and
+    ValueError for what cannot be mandatory.
     """
     plugins = _allowed_by_name()
     explicit = {_split_alias(spec)[1] for spec in specs}
@@ -81,7 +82,24 @@ def load_processors(
                 spec, f"is a second {processor.name}; names must be unique, write another_name={_split_alias(spec)[1]}"
             )
         declared.append(processor)
-    return [replace(processor, mandatory=processor.name in mandatory) for processor in declared]
+    _require_for_all(mandatory, declared)
+    seeing = [processor for processor in declared if not processor.dialect.by_name_only]
+    claimed = frozenset(name for processor in seeing for name in processor.argument_names)
+    return [replace(each, mandatory=each.name in mandatory, claimed=claimed) for each in declared]
+
+
+def _require_for_all(mandatory: Collection[str], declared: Sequence[DeclaredProcessor]) -> None:
+    """Raise ValueError for a name that is not declared, and for a processor that not every request can have."""
+    by_name = {processor.name: processor for processor in declared}
+    for name in mandatory:
+        if name not in by_name:
+            raise ValueError(f"mandatory: {name!r} is not declared; declared are {', '.join(by_name) or 'none'}")
+        dialect = by_name[name].dialect
+        # The others have one instance for all requests.
+        reason = dialect.why_it_needs_args(by_name[name].found) if dialect.by_name_only else None
+        if reason is not None:
+            problem = f"{name} cannot be made for a request that passes it no arguments ({reason})"
+            raise ValueError(f"mandatory: {problem}; give all of its arguments defaults")
 
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:

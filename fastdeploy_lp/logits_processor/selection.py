@@ -12,16 +12,19 @@ from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 class Selection(msgspec.Struct, omit_defaults=True):
     """A request's validated choice.
 
-    flat: arguments that every declared processor sees, FastDeploy's form.
-    named: arguments by processor name; only the named processors see the request. None when the request names none.
-    order: the names in the order the request wants, None for the declared order.
+    flat: arguments that every declared processor sees, FastDeploy's form, unless they are hidden from it.
+    named: arguments by processor name; only these processors and mandatory ones see the request. None when the request
+    names none.
+    order: the names in the order the request wants, mandatory ones included; None for the declared order.
     shadow: the names of processors that run in shadow: the chain leaves the request to the others.
+    hidden: names of flat arguments that a processor does not see, by the processor's name.
     """
 
     flat: dict[str, Any] = {}
     named: dict[str, dict[str, Any]] | None = None
     order: tuple[str, ...] | None = None
     shadow: tuple[str, ...] = ()
+    hidden: dict[str, tuple[str, ...]] = {}
 
     def in_shadow(self) -> Selection:
         """The same choice as the processors in shadow see it."""
@@ -31,7 +34,10 @@ class Selection(msgspec.Struct, omit_defaults=True):
         """What the processor of that name gets to see in the chain."""
         if name in self.shadow:
             return ProcessorArgs()
-        return ProcessorArgs(self.flat if self.named is None else self.named.get(name, {}))
+        if self.named is not None:
+            return ProcessorArgs(self.named.get(name, {}))
+        hidden = self.hidden.get(name, ())
+        return ProcessorArgs({key: value for key, value in self.flat.items() if key not in hidden})
 
     @property
     def all_args(self) -> ProcessorArgs:

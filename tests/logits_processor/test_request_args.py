@@ -39,7 +39,27 @@ class _Plain(LogitsProcessor):
 
 
 class OpenProcessor(_Plain):
-    """Says nothing about its arguments."""
+    """Says nothing about its arguments, but that there are some."""
+
+    accepts_any_args = True
+
+
+class Flag(_Plain):
+    """Reads its arguments as FastDeploy's document does, and declares none of them."""
+
+    KEY = "from_a_class_attribute"
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        for args in share_inputs["logits_processors_args"]:
+            self.read = [args.enable_flag, args.get("flag_strength"), args[self.KEY], _helped(args), args.get(FLAG_KEY)]
+
+
+def _helped(args: Mapping[str, Any]) -> Any:
+    return args.get("from_a_helper")
+
+
+FLAG_KEY = "from_a_constant"
+FLAG_NAMES = ("enable_flag", "flag_strength", "from_a_class_attribute", "from_a_helper", "from_a_constant")
 
 
 class WindowParams(BaseModel):
@@ -134,11 +154,25 @@ def test_a_token_outside_the_vocabulary_is_named_with_the_vocabularys_size(token
     assert str(VOCAB_SIZE) in error.reason
 
 
-@pytest.mark.parametrize("token", ["hello", "1.5", "", "0x10", "nan"])
+@pytest.mark.parametrize(
+    "token",
+    ["hello", "1.5", "", "0x10", "nan", "042", "00", "-0", " 42", "42 ", "4_2", "+42", "42.0", "4e1", "٤٢", "４２"],
+)
 def test_a_token_that_is_no_integer_is_named(token: str) -> None:
     error = refusal(validator(*LOGIT_BIAS), {"logit_bias": {token: 1.0}})
     assert error.path == f"logits_processors_args.logit_bias.{token}"
     assert "integer" in error.reason
+
+
+@pytest.mark.parametrize("token", [42.0, True])
+def test_a_key_that_is_no_whole_number_of_a_program_is_refused(token: Any) -> None:
+    assert "integer" in refusal(validator(*LOGIT_BIAS), {"logit_bias": {token: 1.0}}).reason
+
+
+def test_a_token_as_number_and_as_string_is_one_token_twice() -> None:
+    error = refusal(validator(*LOGIT_BIAS), {"logit_bias": {42: 1.0, "42": 5.0}})
+    assert error.path == "logits_processors_args.logit_bias"
+    assert "42 is given twice" in error.reason
 
 
 @pytest.mark.parametrize("bias", [math.nan, math.inf, 2e9, -2e9, 1e308, "much", None, [1.0], {"a": 1}])
@@ -165,7 +199,44 @@ def test_without_processors_every_argument_is_refused_with_the_option_to_start_w
     assert "--logits-processors" in error.reason
 
 
-def test_a_processor_without_params_takes_any_argument() -> None:
+@pytest.mark.parametrize("name", FLAG_NAMES)
+@pytest.mark.parametrize("form", ["flat", "named"])
+def test_a_processor_without_params_takes_what_its_code_mentions(name: str, form: str) -> None:
+    declared = declare(Flag)
+    given: Any = {"extra_args": {name: 1}} if form == "flat" else {"logits_processors": {"Flag": {name: 1}}}
+    selection = validator(*declared, *LOGIT_BIAS).validate(SamplingParams(**given))
+    assert selection.args_for("Flag") == {name: 1}
+    assert declared[0].is_meant_for(selection)
+
+
+@pytest.mark.parametrize("name", ["enable_flg", "read", "append", ""])
+def test_an_argument_that_no_code_mentions_is_refused(name: str) -> None:
+    checks = validator(*declare(Flag), *LOGIT_BIAS)
+    error = named_refusal(checks, extra_args={name: 1})
+    assert error.path == f"extra_args.{name}"
+    assert "Flag" in error.reason
+    assert "accepts_any_args" in error.reason
+    error = named_refusal(checks, logits_processors={"Flag": {name: 1}})
+    assert error.path == f"logits_processors.Flag.{name}"
+
+
+@pytest.mark.parametrize("cls", [Flag, OpenProcessor])
+def test_what_the_params_of_another_claim_is_no_use_of_a_processor_without(cls: type[LogitsProcessor]) -> None:
+    objects: dict[str, object] = {spec_of(each): each for each in (cls, WindowProcessor)}
+    declared = load_processors([*objects, "LogitBiasLogitsProcessor"], objects)
+    checks = validator(*declared)
+
+    def meant(**fields: Any) -> list[str]:
+        selection = checks.validate(SamplingParams(**fields))
+        return [processor.name for processor in declared if processor.is_meant_for(selection)]
+
+    assert meant(logit_bias={5: 1.0}) == ["LogitBiasLogitsProcessor"]
+    assert meant(logits_processors_args={"window": 2}) == ["WindowProcessor"]
+    assert meant(logits_processors_args={"enable_flag": 1, "window": 2}) == [cls.__name__, "WindowProcessor"]
+    assert meant() == []
+
+
+def test_a_processor_that_accepts_any_args_takes_any_argument() -> None:
     args = {"anything": [1, {"deep": None}], "logit_bias_2": "x"}
     assert settle(validator(*declare(OpenProcessor)), args) == args
 
@@ -253,8 +324,20 @@ def test_flat_fields_mean_the_same(full: RequestArgsValidator, field: str) -> No
 
 
 @pytest.mark.parametrize("token", [5, "5"])
-def test_openais_field_means_the_same(full: RequestArgsValidator, token: int | str) -> None:
-    assert full.validate(SamplingParams(logit_bias={token: 1})) == Selection(flat={"logit_bias": {5: 1.0}})
+def test_openais_field_is_for_the_first_processor_that_takes_it(full: RequestArgsValidator, token: int | str) -> None:
+    selection = full.validate(SamplingParams(logit_bias={token: 1}))
+    assert selection == Selection(flat={"logit_bias": {5: 1.0}}, hidden={"my_bias": ("logit_bias",)})
+    assert selection.args_for("LogitBiasLogitsProcessor") == {"logit_bias": {5: 1.0}}
+    assert selection.args_for("my_bias") == {}
+    only = validator(*LOGIT_BIAS).validate(SamplingParams(logit_bias={token: 1}))
+    assert only == Selection(flat={"logit_bias": {5: 1.0}})
+
+
+def test_openais_field_is_not_for_one_that_the_operator_has_in_shadow() -> None:
+    declared = load_processors(["LogitBiasLogitsProcessor", "second=LogitBiasLogitsProcessor"])
+    checks = RequestArgsValidator(declared, VOCAB_SIZE, shadow=["LogitBiasLogitsProcessor"])
+    selection = checks.validate(SamplingParams(logit_bias={5: 1}))
+    assert selection.args_for("second") == {"logit_bias": {5: 1.0}}
 
 
 def test_flat_fields_stand_beside_each_other(full: RequestArgsValidator) -> None:
@@ -425,6 +508,20 @@ def test_a_processors_own_refusal_names_it(full: RequestArgsValidator, form: str
         else named_refusal(full, logits_processors={"VllmStyle": args})
     )
     assert error.reason == "VllmStyle: target_token value 'x' is not int"
+    assert error.path == ("extra_args" if form == "flat" else "logits_processors.VllmStyle")
+    in_list = [{"name": "my_bias"}, {"name": "VllmStyle", "params": args}]
+    assert named_refusal(full, logits_processors=in_list).path == "logits_processors.1"
+
+
+def test_a_refusal_of_what_the_request_does_not_say_to_the_processor_has_no_path() -> None:
+    class Cold(_Plain):
+        @classmethod
+        def validate_params(cls, sampling_params: SamplingParams) -> None:
+            if sampling_params.temperature > 1:
+                raise ValueError("too hot")
+
+    error = named_refusal(validator(*declare(Cold)), temperature=2.0)
+    assert (error.path, error.reason, str(error)) == (None, "Cold: too hot", "Cold: too hot")
 
 
 def test_a_request_that_names_others_is_not_asked_about(full: RequestArgsValidator) -> None:
@@ -438,9 +535,9 @@ def test_processors_by_name_alone_are_not_reached_by_flat_arguments(args: dict[s
     declared = load_processors(["LogitBiasLogitsProcessor", *objects], objects)
     error = named_refusal(RequestArgsValidator(declared, VOCAB_SIZE), extra_args=args)
     assert error.path == f"extra_args.{next(iter(args))}"
-    beside_open = load_processors(["here:Vllm", *objects], {**objects, "here:Vllm": VllmStyle})
+    beside_open = load_processors(["here:Open", *objects], {**objects, "here:Open": OpenProcessor})
     selection = RequestArgsValidator(beside_open, VOCAB_SIZE).validate(SamplingParams(extra_args=args))
-    assert [each.name for each in beside_open if each.is_used_by(selection)] == ["VllmStyle"]
+    assert [each.name for each in beside_open if each.is_used_by(selection)] == ["OpenProcessor"]
 
 
 def test_the_callers_parameters_are_left_as_they_were(full: RequestArgsValidator) -> None:
@@ -479,4 +576,10 @@ def test_openais_logit_bias_needs_a_processor_that_takes_it() -> None:
     with pytest.raises(RequestArgsError) as caught:
         checks.validate(SamplingParams(logit_bias={5: 1.0}))
     assert caught.value.path == "logit_bias"
-    assert checks.validate(SamplingParams(logits_processors_args={"logit_bias": {5: 1.0}})).flat
+    reading = validator(*declare(ReadsLogitBias))
+    assert reading.validate(SamplingParams(logit_bias={5: 1.0})).flat
+
+
+class ReadsLogitBias(_Plain):
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        self.biases = [args.get("logit_bias") for args in share_inputs["logits_processors_args"]]

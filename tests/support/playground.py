@@ -23,6 +23,7 @@ CONTEXT = 1024
 KEY = "playground-key"
 ROOT_PATH = "/proxied"
 TRIED = "tried"
+KEPT = "kept"
 CHIP = ".answer .chip"
 
 

@@ -67,7 +67,9 @@ class TakesEverything(LogitsProcessor):
 
 
 class TakesAnything(LogitsProcessor):
-    """Says nothing of its arguments, and does nothing."""
+    """Says nothing of its arguments but that it takes any, and does nothing."""
+
+    accepts_any_args = True
 
     def __init__(self, fd_config: FDConfig) -> None:
         pass

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from fastdeploy_lp.entrypoints.strict_json import DuplicateKeyError, load
+
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling")
 FIELDS = ("custom_id", "method", "url", "body")
 
@@ -29,8 +31,11 @@ class BadLineError(ValueError):
 
 def read_line(line: bytes, number: int) -> RequestLine:
     """Parse the `number`-th line of a file; raises BadLineError naming the line and the field."""
+    twice: DuplicateKeyError | None = None
     try:
-        content = json.loads(line)
+        content = load(line)
+    except DuplicateKeyError as error:
+        twice, content = error, json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadLineError(None, f"line {number}: no valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -38,7 +43,7 @@ def read_line(line: bytes, number: int) -> RequestLine:
     custom_id = content.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadLineError(None, f"line {number}: custom_id: must be a string that is not empty")
-    problem = _problem(content)
+    problem = _problem(content) if twice is None else str(twice)
     if problem is not None:
         raise BadLineError(custom_id, f"line {number}: {problem}")
     return RequestLine(custom_id, content["url"], content["body"])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastdeploy_lp.engine.processor_states import ProcessorInfo, ProcessorStates
 from fastdeploy_lp.entrypoints.parameter_table import parameter_section
-from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorSpecError, load_processors
+from fastdeploy_lp.logits_processor import BUILTIN, load_processors
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -19,11 +19,12 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     )
     text = "as behind --logits-processors (default: the builtin ones)"
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
+    parser.add_argument("--mandatory", nargs="+", default=[], metavar="NAME", help="as --mandatory of a server")
     parser.add_argument("--markdown", action="store_true", help="as Markdown, with a table of arguments each")
     options = parser.parse_args(argv)
     try:
-        declared = load_processors(options.specs or list(BUILTIN))
-    except LogitsProcessorSpecError as error:
+        declared = load_processors(options.specs or list(BUILTIN), mandatory=options.mandatory)
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     show = parameter_section if options.markdown else _lines
@@ -33,8 +34,9 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def _lines(info: ProcessorInfo) -> str:
     parameters = "unknown to the server" if info.parameters is None else json.dumps(info.parameters)
+    mandatory = ", mandatory" if info.mandatory else ""
     return (
-        f"{info.order}. {info.name}  ({info.dialect}, {info.source}: {info.spec})\n"
+        f"{info.order}. {info.name}  ({info.dialect}, {info.source}: {info.spec}{mandatory})\n"
         f"   {info.description or 'no description'}\n"
         f"   parameters: {parameters}"
     )

@@ -1,4 +1,4 @@
-"""The bounds on what a JSON body may be made of, whatever it means."""
+"""The bounds on a JSON body's size and form, whatever its fields mean."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.entrypoints import strict_json
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.request_limits import MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
 
@@ -18,21 +20,44 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class BoundedRoute(APIRoute):
-    """Refuses bodies that would cost much more to look at than they cost to send."""
+    """Refuses bodies that would cost much more to look at than they cost to send, and those with a key twice."""
 
     def get_route_handler(self) -> Handler:
         """The handler of the route, behind the check."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
+            strict = _StrictRequest(request.scope, request.receive)
             try:
-                body = await request.body()
+                body = await strict.body()
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             require_modest(body)
-            return await handler(request)
+            try:
+                return await handler(strict)
+            except _KeyTwiceError as error:
+                raise InvalidRequestError(error.path, error.detail) from None
 
         return handle
+
+
+class _StrictRequest(Request):
+    """A request whose body is parsed once, by a parser that notices a key that an object has twice."""
+
+    async def json(self) -> Any:
+        """The body; raises _KeyTwiceError, or what `json.loads` raises."""
+        try:
+            return strict_json.load(await self.body())
+        except strict_json.DuplicateKeyError as error:
+            raise _KeyTwiceError(error) from None
+
+
+class _KeyTwiceError(HTTPException):
+    """An exception that FastAPI passes on from where it reads the body."""
+
+    def __init__(self, error: strict_json.DuplicateKeyError) -> None:
+        super().__init__(400, error.reason)
+        self.path = error.path
 
 
 def require_modest(body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
 
 
+def _written_plainly(token: Any) -> Any:
+    """A JSON key names one token in one way: digits without sign, spaces, underscores or leading zeros."""
+    if isinstance(token, str) and TOKEN_KEY.fullmatch(token) is None:
+        raise ValueError("must be an integer, the token's id in plain digits such as 42")
+    if isinstance(token, (bool, float)):
+        raise ValueError(f"must be an integer, not {token!r}")
+    return token
+
+
 def _in_vocabulary(token: int, info: ValidationInfo) -> int:
     vocab_size = info.context["vocab_size"] if info.context else None
     if token < 0 or (vocab_size is not None and token >= vocab_size):
@@ -45,8 +55,14 @@ def _can_be_added(bias: float) -> float:
 
 def _few_enough(bias: Any) -> Any:
     """Before each entry is looked at."""
-    if isinstance(bias, Mapping) and len(bias) > MAX_LOGIT_BIAS:
+    if not isinstance(bias, Mapping):
+        return bias
+    if len(bias) > MAX_LOGIT_BIAS:
         raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens are allowed, not {len(bias)}")
+    # JSON has strings alone as keys; a program may pass both kinds.
+    twice = next((token for token in bias if isinstance(token, int) and str(token) in bias), None)
+    if twice is not None:
+        raise ValueError(f"token {twice} is given twice, as a number and as a string")
     return bias
 
 
@@ -57,16 +73,22 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
     return bias
 
 
+TOKEN_KEY = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
 # Forms made from a schema let people look a token up where one is wanted.
 TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
-TokenId = Annotated[int, AfterValidator(_in_vocabulary), WithJsonSchema({"type": "integer", **TOKEN_FORMAT})]
+TokenId = Annotated[
+    int,
+    BeforeValidator(_written_plainly),
+    AfterValidator(_in_vocabulary),
+    WithJsonSchema({"type": "integer", **TOKEN_FORMAT}),
+]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
 # What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
 SCHEMA_OF_BIASES: dict[str, JsonValue] = {
     "maxProperties": MAX_LOGIT_BIAS,
-    "propertyNames": {"pattern": "^[0-9]+$", **TOKEN_FORMAT},
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$", **TOKEN_FORMAT},
 }
 
 

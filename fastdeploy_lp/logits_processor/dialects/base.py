@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
@@ -35,6 +35,18 @@ class Dialect(ABC):
         """The model of its arguments, None if it has none."""
         return None
 
+    def why_it_needs_args(self, found: Any) -> str | None:
+        """The reason why no instance can be made for a request without arguments; None where one can."""
+        model = self.params_model(found)
+        try:
+            if model is not None:
+                model.model_validate({})
+            else:
+                inspect.signature(self.class_of(found)).bind()
+        except Exception as error:  # noqa: BLE001 - an author's validator may raise anything
+            return _one_reason(error)
+        return None
+
     def validate(self, found: Any, sampling_params: SamplingParams) -> None:
         """Raise ValueError for a request it cannot serve; `extra_args` are the arguments it will see."""
         found.validate_params(sampling_params)
@@ -48,6 +60,13 @@ class Dialect(ABC):
         if not isinstance(found, type):
             raise TypeError(f"{found!r} is no class")
         return found
+
+
+def _one_reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return ": ".join([".".join(map(str, first["loc"])), first["msg"]] if first["loc"] else [first["msg"]])
+    return str(error)
 
 
 def require_methods(cls: type, spec: str, base: str, constructor: tuple[str, ...]) -> None:

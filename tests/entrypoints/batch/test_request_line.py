@@ -40,6 +40,12 @@ def test_a_request(url: str) -> None:
         ({"body": None}, "a", "body: must be a JSON object"),
         ({"body": "{}"}, "a", "body: must be a JSON object"),
         ({"body": {"stream": True}}, "a", "body.stream: a batch has no streams"),
+        (
+            b'{"custom_id": "a", "url": "/pooling", "body": {"logit_bias": {"42": 1, "42": 5}}}',
+            "a",
+            "body.logit_bias.42: this key is given twice",
+        ),
+        (b'{"custom_id": "a", "url": "/pooling", "url": "/pooling", "body": {}}', "a", "url: this key is given twice"),
         ({"priority": 1}, "a", "priority: is no field of a batch request; fields are custom_id"),
     ],
     ids=lambda value: repr(value)[:40],

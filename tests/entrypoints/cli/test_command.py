@@ -84,6 +84,16 @@ def test_processors_are_shown(capsys: pytest.CaptureFixture[str], specs: list[st
     assert '"logit_bias"' in shown.out
 
 
+def test_mandatory_processors_are_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["processors", "LogitBiasLogitsProcessor", "MinPLogitsProcessor", "--mandatory", "MinPLogitsProcessor"])
+    shown = capsys.readouterr().out
+    assert "builtin: MinPLogitsProcessor, mandatory)" in shown
+    assert shown.count("mandatory") == 1
+    with pytest.raises(SystemExit):
+        main(["processors", "LogitBiasLogitsProcessor", "--mandatory", "MinP"])
+    assert capsys.readouterr().err.startswith("error: mandatory: 'MinP' is not declared")
+
+
 def test_a_processor_that_is_none_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["processors", "Nothing"])

@@ -18,7 +18,7 @@ COUNTERS = ("seconds", "rows", "requests", "faults", "slow_steps", "skipped_gree
 SCHEMA_OF_LOGIT_BIAS = {
     "additionalProperties": {"type": "number"},
     "maxProperties": 4096,
-    "propertyNames": {"format": "token-id", "pattern": "^[0-9]+$"},
+    "propertyNames": {"format": "token-id", "pattern": "^(0|[1-9][0-9]*)$"},
     "type": "object",
 }
 

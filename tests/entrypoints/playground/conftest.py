@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from support.browser import Page, chromium
-from support.playground import CHAIN, CONTEXT, KEY, ROOT_PATH, TRIED, ready
+from support.playground import CHAIN, CONTEXT, KEPT, KEY, ROOT_PATH, TRIED, ready
 from support.server import ServerProcess
 from support.tiny import write_tiny_checkpoint
 
@@ -29,9 +29,10 @@ def served(checkpoint: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def locked(checkpoint: Path) -> Iterator[ServerProcess]:
-    """The playground of a server that wants a key, as a proxy may show it, with a processor that it only tries."""
+    """The playground of a server that wants a key, as a proxy may show it, one processor only tried, one mandatory."""
     options = ["--playground", "--api-key", KEY, "--root-path", ROOT_PATH]
-    options += ["--logits-processors", CHAIN[0], f"{TRIED}={CHAIN[0]}", "--shadow", TRIED]
+    options += ["--logits-processors", CHAIN[0], f"{TRIED}={CHAIN[0]}", f"{KEPT}={CHAIN[0]}"]
+    options += ["--shadow", TRIED, "--mandatory", KEPT]
     with ServerProcess(*options, model=str(checkpoint)) as running:
         yield running
 

@@ -11,6 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from support.browser import Page
 from support.playground import (
     CHAIN,
+    KEPT,
     KEY,
     ROOT_PATH,
     TRIED,
@@ -172,6 +173,29 @@ def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked
     other = unfold(page, CHAIN[0])
     assert page.field(label, other).is_enabled()
     assert "in shadow" not in page.find(f"{other} .disclosure").text
+
+
+def test_a_mandatory_processor_is_neither_left_out_nor_moved_nor_put_into_shadow(
+    blank: Page, locked: ServerProcess
+) -> None:
+    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
+    page.until(lambda: errors(page))
+    page.keys(KEY)
+    page.button("Use").click()
+    ready(page)
+    within = unfold(page, KEPT)
+    switch = page.find(f"{within} [role=switch]")
+    assert switch.is_selected()
+    shadow = page.field("Shadow: count what it would change", within)
+    for control in (switch, shadow, page.find(f"{within} .handle"), page.button(f"Move {KEPT} up", within)):
+        assert not control.is_enabled()
+    assert "--mandatory" in page.find(f"#{switch.get_attribute('aria-describedby')}").text
+    assert "mandatory" in page.find(f"{within} .disclosure").text
+    # It runs without being named.
+    assert entries(page) == []
+    # Nothing passes it.
+    assert not page.button(f"Move {TRIED} down", unfold(page, TRIED)).is_enabled()
+    assert page.button(f"Move {TRIED} up", card(TRIED)).is_enabled()
 
 
 def test_dragging_a_handle_changes_the_order_of_the_request(page: Page) -> None:

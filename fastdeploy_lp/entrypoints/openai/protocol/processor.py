@@ -33,7 +33,8 @@ class ShadowCounters(BaseModel):
 class ProcessorCard(BaseModel):
     """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known.
 
-    `always_in_shadow`: the operator runs it in shadow for every request that would use it.
+    `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
+    leave it out, reorder it or put it into shadow.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ProcessorCard(BaseModel):
     counters: ProcessorCounters
     shadow: ShadowCounters
     always_in_shadow: bool
+    mandatory: bool
 
 
 class ProcessorList(BaseModel):

@@ -61,4 +61,5 @@ def _card(info: ProcessorInfo, *, always_in_shadow: bool) -> ProcessorCard:
         counters=ProcessorCounters(**counters),
         shadow=ShadowCounters(**msgspec.structs.asdict(stats.shadow)),
         always_in_shadow=always_in_shadow,
+        mandatory=info.mandatory,
     )

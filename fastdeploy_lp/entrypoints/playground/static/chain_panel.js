@@ -25,7 +25,7 @@ export class ChainPanel {
 
   /** What a request says: the processors that are on, in order. */
   get entries() {
-    return this._on().map((card) => card.entry);
+    return this._named().map((card) => card.entry);
   }
 
   get settings() {
@@ -38,20 +38,22 @@ export class ChainPanel {
     const first = settings.map(({ name }) => named.get(name)).filter(Boolean);
     const rest = this.cards.filter((card) => !first.includes(card));
     this.cards = [...first, ...rest.sort((one, other) => one.usual - other.usual)];
+    // The sort is stable: within a section the order stays.
+    this.cards.sort((one, other) => this._section(one) - this._section(other));
     const given = new Map(settings.map((each) => [each.name, each]));
     for (const card of this.cards) card.settings = given.get(card.name) ?? { on: false };
     this._place();
   }
 
   check() {
-    return this._on()
+    return this._named()
       .map((card) => card.check())
       .every(Boolean);
   }
 
   /** An error at a path behind `logits_processors`; false if it leads to no card. */
   showError([which, ...rest], message) {
-    const card = this._on()[Number(which)] ?? this.cards.find((each) => each.name === which);
+    const card = this._named()[Number(which)] ?? this.cards.find((each) => each.name === which);
     if (!card) return false;
     card.showError(rest[0] === "params" ? rest.slice(1) : rest, message);
     card.element.scrollIntoView({ block: "nearest" });
@@ -76,8 +78,19 @@ export class ChainPanel {
     return this.cards.some((card) => card.form.tokenMap);
   }
 
-  _on() {
-    return this.cards.filter((card) => card.on);
+  _named() {
+    return this.cards.filter((card) => card.named);
+  }
+
+  /** Cards of one section may change places: those that no mandatory one divides. */
+  _section(card) {
+    const before = this.cards.filter((each) => each.mandatory && each.usual < card.usual).length;
+    return 2 * before + Number(card.mandatory);
+  }
+
+  _mayMove(card, step) {
+    const neighbour = this.cards[this.cards.indexOf(card) + step];
+    return neighbour !== undefined && this._section(neighbour) === this._section(card);
   }
 
   _watch(card) {
@@ -101,7 +114,7 @@ export class ChainPanel {
   _move(card, step) {
     const from = this.cards.indexOf(card);
     const to = from + step;
-    if (to < 0 || to >= this.cards.length) return;
+    if (!this._mayMove(card, step)) return;
     this.cards.splice(from, 1);
     this.cards.splice(to, 0, card);
     this._place();
@@ -109,7 +122,7 @@ export class ChainPanel {
   }
 
   _drag(card, event) {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || card.mandatory) return;
     event.preventDefault();
     card.handle.focus();
     card.handle.setPointerCapture(event.pointerId);
@@ -132,8 +145,8 @@ export class ChainPanel {
   /** Nodes are moved only where they stand wrong: one that is taken out loses its focus and the pointer. */
   _place() {
     this.cards.forEach((card, index) => {
-      card.up.disabled = index === 0;
-      card.down.disabled = index === this.cards.length - 1;
+      card.up.disabled = !this._mayMove(card, -1);
+      card.down.disabled = !this._mayMove(card, 1);
       card.place.textContent = String(index + 1);
     });
     const held = this.cards.find(({ element }) => element.classList.contains("dragged"))?.element;

@@ -10,6 +10,7 @@ export class ProcessorCard {
     this.name = info.name;
     this.usual = info.order;
     this.alwaysInShadow = info.always_in_shadow;
+    this.mandatory = info.mandatory;
     this.form = info.parameters ? new SchemaForm(info.parameters, server) : new OpenForm();
     this.error = h("p", { class: "error", hidden: true });
     this._build(info);
@@ -23,8 +24,13 @@ export class ProcessorCard {
   }
 
   set on(on) {
-    this.toggle.checked = on;
-    this.element.classList.toggle("on", on);
+    this.toggle.checked = on || this.mandatory;
+    this.element.classList.toggle("on", this.toggle.checked);
+  }
+
+  /** Whether a request says something about it: a mandatory one runs without being named. */
+  get named() {
+    return this.on && !(this.mandatory && Object.keys(this.form.value).length === 0);
   }
 
   get settings() {
@@ -34,7 +40,7 @@ export class ProcessorCard {
 
   set settings({ on, shadow, params }) {
     this.on = Boolean(on);
-    this.shadow.checked = this.alwaysInShadow || Boolean(shadow);
+    this.shadow.checked = this.alwaysInShadow || (Boolean(shadow) && !this.mandatory);
     this.form.value = params ?? {};
     this.clearErrors();
   }
@@ -95,11 +101,13 @@ export class ProcessorCard {
     this.down = moveButton(info.name, "down", "↓");
     this.place = h("span", { class: "place" });
     const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, info.state);
+    const mandatory = this.mandatory ? h("span", { class: "badge" }, "mandatory") : null;
     const inShadow = this.alwaysInShadow ? h("span", { class: "badge" }, "in shadow") : null;
     this.disclosure = h(
       "button",
       { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
       ...shortened(info.name),
+      mandatory,
       inShadow,
       quarantined,
     );
@@ -117,11 +125,12 @@ export class ProcessorCard {
       h("label", { for: this.shadow.id }, "Shadow: count what it would change"),
     );
     this.shadow.addEventListener("change", () => this._edited());
-    const whyInShadow = this.alwaysInShadow ? this._settleShadow(`${id}-why`) : null;
+    const why = this.alwaysInShadow ? this._settleShadow(`${id}-why`) : this.mandatory ? this._settleUse(`${id}-why`) : null;
     const moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
-    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, whyInShadow, moves);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, why, moves);
     const head = [this.handle, this.place, this.disclosure, this.toggle];
     this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
+    this.on = false;
   }
 
   /** Its toggle is the operator's; gives the reason that stands below it. */
@@ -131,6 +140,15 @@ export class ProcessorCard {
     this.shadow.setAttribute("aria-describedby", id);
     const reason = "This server was started with --shadow for it: it only counts, and never changes an answer.";
     return h("p", { class: "hint", id }, reason);
+  }
+
+  /** Its use, its place and its shadow are the operator's; returns the reason. */
+  _settleUse(id) {
+    for (const control of [this.toggle, this.shadow, this.handle]) {
+      control.disabled = true;
+      control.setAttribute("aria-describedby", id);
+    }
+    return h("p", { class: "hint", id }, "This server was started with --mandatory for it: it runs for every request.");
   }
 
   _unfold(open) {

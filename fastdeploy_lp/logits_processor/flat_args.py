@@ -1,0 +1,110 @@
+"""Arguments that a request passes without naming processors, in any of the fields for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.errors import RequestArgsError
+from fastdeploy_lp.logits_processor.sendable import require_sendable
+from fastdeploy_lp.logits_processor.settled_args import settled_args
+from fastdeploy_lp.sampling_params import SamplingParams
+
+FLAT, EXTRA, BIAS = "logits_processors_args", "extra_args", "logit_bias"
+
+
+@dataclass
+class FlatArgs:
+    """A request's flat arguments by name, and their JSON paths."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the request that hold them, each once."""
+        return list(dict.fromkeys(path[0] for path in self.paths.values()))
+
+
+class FlatArgsReader:
+    """Reads the flat fields of requests and checks them against the processors that see flat arguments.
+
+    declared: the chain. context: for the `Params` models. shadow: names of processors that run in shadow for every
+    request, and so are not the one that takes OpenAI's `logit_bias`.
+    """
+
+    def __init__(
+        self, declared: Sequence[DeclaredProcessor], context: dict[str, Any], *, shadow: Collection[str] = ()
+    ) -> None:
+        self._declared = declared
+        self._seeing = [processor for processor in declared if not processor.dialect.by_name_only]
+        # Of two in shadow the first still takes it, to count what it would change.
+        self._bias_takers = sorted(
+            (processor for processor in self._seeing if _knows(processor, BIAS)), key=lambda each: each.name in shadow
+        )
+        self._context = context
+
+    def read(self, params: SamplingParams) -> FlatArgs:
+        """Arguments of all flat fields together, their types settled; raises RequestArgsError."""
+        args = FlatArgs()
+        bias = {BIAS: params.logit_bias} if params.logit_bias else {}
+        for source, given in ((FLAT, params.logits_processors_args), (EXTRA, params.extra_args), (None, bias)):
+            for name, value in (given or {}).items():
+                path = (source, str(name)) if source else (str(name),)
+                if not isinstance(name, str):
+                    raise RequestArgsError(".".join(path), "argument names are strings")
+                if name in args.values:
+                    raise RequestArgsError(".".join(path), "this argument is given twice, in two fields of the request")
+                # OpenAI's own field is meant for the builtin; one that takes just any argument would not look at it.
+                takers = self._seeing if source else self._bias_takers
+                if not any(processor.takes(name) for processor in takers):
+                    raise RequestArgsError(".".join(path), self._unknown())
+                require_sendable(value, ".".join(path))
+                args.values[name], args.paths[name] = value, path
+        args.values = self._settled(args)
+        return args
+
+    def hidden(self, args: FlatArgs) -> dict[str, tuple[str, ...]]:
+        """Names of arguments that a processor does not see, by the processor's name."""
+        if not args.values:
+            return {}
+        # An argument that is not theirs by name would only reach their constructors.
+        hidden = {
+            processor.name: tuple(args.values)
+            for processor in self._declared
+            if processor.dialect.by_name_only and processor.mandatory
+        }
+        if args.paths.get(BIAS) == (BIAS,):
+            others = [each for each in self._seeing if each is not self._bias_takers[0] and each.takes(BIAS)]
+            hidden |= {each.name: (BIAS,) for each in others}
+        return hidden
+
+    def _settled(self, args: FlatArgs) -> dict[str, Any]:
+        settled = dict(args.values)
+        for processor in self._seeing:
+            own = {name: value for name, value in args.values.items() if name in processor.argument_names}
+            if own and processor.params_model is not None:
+                # An argument that is missing, and a rule between several, belong where the others came from.
+                source = args.paths[next(iter(own))][:-1]
+                settled |= settled_args(processor.params_model, own, self._context, source, args.paths)
+        return settled
+
+    def _unknown(self) -> str:
+        if not self._declared:
+            return "no logits processors are declared; start the server with --logits-processors"
+        names = ", ".join(processor.name for processor in self._declared)
+        known = sorted({name for processor in self._seeing for name in processor.argument_names})
+        reason = (
+            f"no declared logits processor ({names}) takes this argument; known arguments: {', '.join(known) or 'none'}"
+        )
+        opaque = [processor.name for processor in self._seeing if processor.params_model is None]
+        if not opaque:
+            return reason
+        return f"{reason}, and those that the code of {', '.join(opaque)} mentions (accepts_any_args = True takes any)"
+
+
+def _knows(processor: DeclaredProcessor, argument: str) -> bool:
+    """Whether it names the argument, in `Params` or in its code."""
+    return argument in processor.argument_names or argument in processor.read_names

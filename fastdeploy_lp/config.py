@@ -111,6 +111,7 @@ class StructuredOutputsConfig:
     shadow: names of processors that run beside the chain, on copies, for every request that would use them.
     max_trace_tokens: tokens of a request that may be traced; 0 for no traces.
     mandatory: names of processors that every request passes, whatever it selects.
+    fastdeploy_compat: provide stand-ins for FastDeploy's modules.
     """
 
     logits_processors: tuple[str, ...] = ()
@@ -122,6 +123,7 @@ class StructuredOutputsConfig:
     max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
     memory_budget: int = DEFAULT_MEMORY_BUDGET
     mandatory: tuple[str, ...] = ()
+    fastdeploy_compat: bool = False
 
 
 @dataclass(frozen=True)

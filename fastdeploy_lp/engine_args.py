@@ -99,6 +99,13 @@ class EngineArgs:
             "help": "let packages that import vllm's logits-processor modules run without vLLM",
         },
     )
+    fastdeploy_compat: bool = field(
+        default=False,
+        metadata={
+            "group": "Logits processors",
+            "help": "let packages that import fastdeploy's logits-processor modules run without FastDeploy",
+        },
+    )
     mandatory: list[str] = field(
         default_factory=list,
         metadata={

@@ -92,6 +92,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             time_budget=args.logits_processors_time_budget,
             memory_budget=args.logits_processors_memory_budget,
             vllm_compat=args.vllm_compat,
+            fastdeploy_compat=args.fastdeploy_compat,
             shadow=tuple(dict.fromkeys(args.shadow)),
             mandatory=tuple(dict.fromkeys(args.mandatory)),
             max_trace_tokens=args.max_trace_tokens,

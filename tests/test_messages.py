@@ -188,7 +188,9 @@ def test_token_ids_in_processor_arguments_stay_integers() -> None:
 
 
 def test_the_worker_starts_with_the_configuration_it_was_given() -> None:
-    policy = StructuredOutputsConfig(("LogitBiasLogitsProcessor", "m:C"), "skip", 3, 0.25, vllm_compat=True)
+    policy = StructuredOutputsConfig(
+        ("LogitBiasLogitsProcessor", "m:C"), "skip", 3, 0.25, vllm_compat=True, fastdeploy_compat=True
+    )
     message = WorkerStart(
         fd_config=tiny_fd_config(eos_token_ids=(2, 7), policy=policy),
         endpoint="ipc://somewhere",

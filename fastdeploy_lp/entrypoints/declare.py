@@ -11,7 +11,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.engine_args import EngineArgs, spec_of
-from fastdeploy_lp.logits_processor import DeclaredProcessor, load_processors, vllm_compat
+from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, load_processors, vllm_compat
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.plugins.general import warn_of_unknown_names
@@ -56,6 +56,8 @@ def declare_engine(
     """
     if args.vllm_compat:
         vllm_compat.install()
+    if args.fastdeploy_compat:
+        fastdeploy_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
     current_platform()  # a plugin that ends the start does so now, not after a conversion

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -21,11 +22,13 @@ class OptionsParser(argparse.ArgumentParser):
     A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), the "group" of the
     help page that it stands in (else the first line of the dataclass's docstring) and "short" names beside the long
     one. A "positional" field has no name on the command line.
-    What the command line says wins over the file; a key of the file that is no option is an error.
+    What the command line says wins over the file; a key of the file that is no option is an error. `--field_name` is
+    `--field-name`, in the file as on the command line. `first` names the option whose value may come first without it.
     """
 
-    def __init__(self, *groups: type[Any], **kwargs: Any) -> None:
+    def __init__(self, *groups: type[Any], first: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs, formatter_class=_Formatter, allow_abbrev=False)
+        self._first = first
         self._groups = groups
         self.add_argument("--config", metavar="FILE", help="YAML file with these same options")
         sections: dict[str, Any] = {}
@@ -40,6 +43,15 @@ class OptionsParser(argparse.ArgumentParser):
                     continue
                 names = [*field.metadata.get("short", ()), _flag(field.name)]
                 section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse's; every other way to parse leads here."""
+        given = _with_hyphens(sys.argv[1:] if args is None else args)
+        if self._first is not None and given and not given[0].startswith("-"):
+            given = self._with_its_name(_flag(self._first), given)
+        return super().parse_known_args(given, namespace)
 
     def parse_options(self, argv: Sequence[str] | None = None) -> list[Any]:
         """One object of each dataclass; ends the process with status 2 and one line for anything wrong."""
@@ -91,6 +103,11 @@ class OptionsParser(argparse.ArgumentParser):
             raise ValueError(f"{source}: {key}: {shown} has the wrong type")
         return value
 
+    def _with_its_name(self, flag: str, argv: list[str]) -> list[str]:
+        if any(argument.partition("=")[0] == flag for argument in argv):
+            self.error(f"{flag}: is given twice, the first time as {argv[0]!r}")
+        return [flag, *argv]
+
     def _secrets(self) -> set[str]:
         fields = (field for group in self._groups for field in dataclasses.fields(group))
         return {field.name for field in fields if field.metadata.get("secret")}
@@ -111,6 +128,16 @@ def _first_line(group: type[Any]) -> str:
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=38, width=110)
+
+
+def _with_hyphens(argv: Sequence[str]) -> list[str]:
+    """The arguments with `--like_this` spelled `--like-this`; values stay as they are, and so does all after `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    spelled = []
+    for argument in argv[:end]:
+        name, equals, value = argument.partition("=")
+        spelled.append(f"{_name(name)}{equals}{value}" if argument.startswith("--") else argument)
+    return [*spelled, *argv[end:]]
 
 
 def _name(field: str) -> str:

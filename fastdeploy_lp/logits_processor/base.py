@@ -48,7 +48,7 @@ class LogitsProcessor(ABC):
         """Read what this step needs from the slot arrays; row r of the logits is the r-th slot whose stop flag is
         False.
 
-        Every output token is seen exactly once. Do not change `share_inputs`.
+        Every output token is seen exactly once. `share_inputs` is read-only: a write raises, or changes a copy.
         """
 
     @abstractmethod

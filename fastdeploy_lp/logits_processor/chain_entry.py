@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.processor_view import ProcessorView
 from fastdeploy_lp.logits_processor.running_calls import CallRecorder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
@@ -40,43 +39,6 @@ class OutOfService(LogitsProcessor):
         return logits
 
 
-class ProcessorView(Mapping[str, Any]):
-    """`share_inputs` as one processor sees it: its own arguments, and the rows of its own group.
-
-    Two fields are of the view alone. `using_slots`: the slots whose requests are meant for this processor.
-    `args_versions` [S]: a number for each slot that rises with every change of its arguments.
-    """
-
-    def __init__(self, max_num_seqs: int) -> None:
-        self.args = [ProcessorArgs() for _ in range(max_num_seqs)]
-        self.using: set[int] = set()
-        self._share_inputs: Mapping[str, Any] = {}
-        self._own: dict[str, Any] = {
-            "logits_processors_args": self.args,
-            "using_slots": self.using,
-            "args_versions": np.zeros(max_num_seqs, np.int64),
-        }
-
-    def set_args(self, slot: int, args: ProcessorArgs) -> None:
-        """Change the arguments that the processor sees in a slot."""
-        self.args[slot] = args
-        self._own["args_versions"][slot] += 1
-
-    def bind(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
-        """Look at these slot arrays, with these stop flags."""
-        self._share_inputs = share_inputs
-        self._own["stop_flags"] = stop_flags
-
-    def __getitem__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else self._share_inputs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own.keys() | self._share_inputs.keys())
-
-    def __len__(self) -> int:
-        return len(self._own.keys() | self._share_inputs.keys())
-
-
 class ChainEntry:
     """A processor, built anew when it has failed.
 
@@ -101,7 +63,9 @@ class ChainEntry:
         # What the builtin ones keep is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
         self._gauge = MemoryGauge() if watched else None
-        self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs)
+        # The builtin ones keep to the contract, and tell requests apart by the identity of what they are given.
+        read_only = declared.source != "builtin"
+        self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
         self._reset_use()
@@ -174,6 +138,7 @@ class ChainEntry:
         began, resident = self._begin()
         try:
             self.processor.update_state(self.view)
+            self.view.require_unchanged()
         except Exception:
             raise
         except BaseException as error:
@@ -186,6 +151,7 @@ class ChainEntry:
         began, resident = self._begin()
         try:
             result = self.processor.apply(logits)
+            self.view.require_unchanged()
         except Exception:
             raise
         except BaseException as error:

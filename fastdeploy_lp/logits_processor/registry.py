@@ -218,8 +218,9 @@ def quiet_paddle() -> Iterator[None]:
 
 
 def _compat_advice(error: BaseException | None) -> str:
-    absent = error.name if isinstance(error, ModuleNotFoundError) else None
-    return "; for a package written for vLLM add --vllm-compat" if (absent or "").partition(".")[0] == "vllm" else ""
+    absent = (error.name or "" if isinstance(error, ModuleNotFoundError) else "").partition(".")[0]
+    written_for = {"vllm": "vLLM", "fastdeploy": "FastDeploy"}.get(absent)
+    return "" if written_for is None else f"; for a package written for {written_for} add --{absent}-compat"
 
 
 def _one_line(error: BaseException) -> str:

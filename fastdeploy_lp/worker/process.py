@@ -22,7 +22,7 @@ from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.log_format import configure_from_environment
-from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors, vllm_compat
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, fastdeploy_compat, load_processors, vllm_compat
 from fastdeploy_lp.logits_processor.running_calls import RunningCalls
 from fastdeploy_lp.messages import (
     AbortRequests,
@@ -108,6 +108,8 @@ class WorkerProcess:
         fd_config = self._start.fd_config
         if fd_config.structured_outputs_config.vllm_compat:
             vllm_compat.install()
+        if fd_config.structured_outputs_config.fastdeploy_compat:
+            fastdeploy_compat.install()
         load_general_plugins()
         engine = EngineCore(fd_config, partial(self._build_chain, fd_config), show_progress=sys.stderr.isatty())
         # What a worker starts with stays: no collection need ever look at it again.

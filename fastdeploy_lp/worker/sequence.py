@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fastdeploy_lp.logits_processor import Selection
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.messages import AddPooling, AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.pooling import POOLINGS
@@ -20,7 +21,8 @@ class Sequence:
     `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
     that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
     was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
-    `was_preempted` says that it was in a slot before.
+    `was_preempted` says that it was in a slot before. Processors hold the two lists of tokens, which only
+    `append` changes.
     `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing. `grammar` is what
     the output has to match, `client` the API key or address that the request came from.
     """
@@ -36,7 +38,7 @@ class Sequence:
     client: str = ""
     slot: int = NO_SLOT
     num_computed: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=ReadOnlyList)
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_known_blocks: int = 0
@@ -54,7 +56,7 @@ class Sequence:
         stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))
         return cls(
             request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
+            prompt_token_ids=ReadOnlyList(request.prompt_token_ids),
             params=params,
             selection=request.selection,
             max_tokens=min(params.max_tokens or room, room),
@@ -70,7 +72,7 @@ class Sequence:
             raise ValueError(f"pooling: {request.pooling!r} is none of {', '.join(POOLINGS)}")
         return cls(
             request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
+            prompt_token_ids=ReadOnlyList(request.prompt_token_ids),
             params=SamplingParams(),
             selection=Selection(),
             max_tokens=0,
@@ -101,7 +103,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Take a sampled token and settle whether it is the last one; end of sequence wins over length."""
-        self.output_token_ids.append(token)
+        list.append(self.output_token_ids, token)
         if token in self.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token
         elif len(self.output_token_ids) >= self.max_tokens:

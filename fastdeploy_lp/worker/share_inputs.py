@@ -11,6 +11,7 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -74,9 +75,9 @@ LIST_FIELDS = (
     # A processor's own view shows it only the arguments that are meant for it.
     ListField("logits_processors_args", ProcessorArgs, lambda s: s.selection.all_args),
     ListField("sampling_params", lambda: None, lambda s: s.params),
-    ListField("prompt_token_ids", list, lambda s: s.prompt_token_ids),
+    ListField("prompt_token_ids", ReadOnlyList, lambda s: s.prompt_token_ids),
     # The live list: it grows by every token before the next step reads it.
-    ListField("output_token_ids", list, lambda s: s.output_token_ids),
+    ListField("output_token_ids", ReadOnlyList, lambda s: s.output_token_ids),
 )
 
 
@@ -84,7 +85,7 @@ class ShareInputs(Mapping[str, Any]):
     """Slot arrays by name, for `max_num_seqs` slots.
 
     Row r of the logits is the r-th slot, ascending, whose entry in `stop_flags` is False. Processors read this mapping
-    in `update_state` and change nothing in it.
+    in `update_state`, through a `ProcessorView` each. The lists are read-only for them and changed here alone.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -101,7 +102,7 @@ class ShareInputs(Mapping[str, Any]):
             if field.host:
                 self._arrays[_host_name(field)] = host
         for slot_list in LIST_FIELDS:
-            self._arrays[slot_list.name] = [slot_list.empty() for _ in range(max_num_seqs)]
+            self._arrays[slot_list.name] = ReadOnlyList(slot_list.empty() for _ in range(max_num_seqs))
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
@@ -117,14 +118,14 @@ class ShareInputs(Mapping[str, Any]):
         for field in ARRAY_FIELDS:
             self._write(field, sequence.slot, field.value(sequence))
         for slot_list in LIST_FIELDS:
-            self._arrays[slot_list.name][sequence.slot] = slot_list.value(sequence)
+            list.__setitem__(self._arrays[slot_list.name], sequence.slot, slot_list.value(sequence))
 
     def clear(self, slot: int) -> None:
         """Empty a slot that its sequence leaves, arguments included."""
         for field in ARRAY_FIELDS:
             self._write(field, slot, field.empty)
         for slot_list in LIST_FIELDS:
-            self._arrays[slot_list.name][slot] = slot_list.empty()
+            list.__setitem__(self._arrays[slot_list.name], slot, slot_list.empty())
 
     def reset(self) -> None:
         """Empty every slot."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.option_values import without_none
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -233,3 +236,37 @@ def test_a_class_among_the_engine_arguments_is_declared_by_its_path() -> None:
     args = EngineArgs(model="smollm2-135m", logits_processors=["LogitBiasLogitsProcessor", ServerArgs])
     declared = args.create_fd_config().structured_outputs_config.logits_processors
     assert declared == ("LogitBiasLogitsProcessor", "fastdeploy_lp.entrypoints.openai.server_args:ServerArgs")
+
+
+@pytest.mark.parametrize("group", [EngineArgs, ServerArgs])
+def test_every_option_may_be_spelled_with_underscores(group: type) -> None:
+    for field in dataclasses.fields(group):
+        given = {bool: [], int: ["7"], float: ["0.5"]}.get(without_none(get_type_hints(group)[field.name]))
+        value = [field.metadata.get("choices", ["a_b-c"])[0]] if given is None else given
+        model = [] if field.name == "model" else ["--model", "m"]
+        printed, spelled = f"--{field.name}", f"--{field.name.replace('_', '-')}"
+        assert OptionsParser(EngineArgs, ServerArgs).parse_args([*model, printed, *value]) == OptionsParser(
+            EngineArgs, ServerArgs
+        ).parse_args([*model, spelled, *value])
+        joined = [f"{printed}={value[0]}"] if value else [f"--no_{field.name}"]
+        assert getattr(OptionsParser(EngineArgs, ServerArgs).parse_args([*model, *joined]), field.name) is not None
+
+
+def test_only_names_are_respelled() -> None:
+    (engine_args, _) = parse("--model", "my_model", "--served_model_name=a_b", "--logits_processors", "my_mod:My_Class")
+    assert (engine_args.model, engine_args.served_model_name) == ("my_model", "a_b")
+    assert engine_args.logits_processors == ["my_mod:My_Class"]
+
+
+def test_the_model_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    def first(*argv: str) -> EngineArgs:
+        engine_args, _ = OptionsParser(EngineArgs, ServerArgs, first="model").parse_options(argv)
+        return engine_args
+
+    assert first("my_model", "--max_num_seqs", "3") == EngineArgs(model="my_model", max_num_seqs=3)
+    assert first("--model", "my_model") == EngineArgs(model="my_model")
+    with pytest.raises(SystemExit):
+        first("my_model", "--model=another")
+    assert "--model: is given twice, the first time as 'my_model'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        first("--max-num-seqs", "3", "my_model")

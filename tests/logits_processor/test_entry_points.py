@@ -102,6 +102,7 @@ def test_an_installed_class_has_the_entry_points_name(installed: Path) -> None:
         ("no_such_module:Good", "", "No module named 'no_such_module'"),
         ("no_such_module:Good", "", "FASTDEPLOY_LP_PLUGINS"),
         ("tested_module:Good", "import vllm", "--vllm-compat"),
+        ("tested_module:Good", "import fastdeploy", "--fastdeploy-compat"),
         ("tested_module:NotOne", MODULE, "must be a subclass of LogitsProcessor"),
         ("tested_module:LacksApply", MODULE, "has no apply"),
     ],

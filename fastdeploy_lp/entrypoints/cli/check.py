@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.engine_args import EngineArgs
-from fastdeploy_lp.logits_processor import vllm_compat
+from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
     if args.vllm_compat:
         vllm_compat.install()
+    if args.fastdeploy_compat:
+        fastdeploy_compat.install()
     params = None if args.params is None else [each for given in args.params for each in given]
     try:
         report = check_processor(
@@ -60,6 +62,7 @@ def _parser(prog: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", help="give it the configuration and the tokenizer of this model (default: of none)")
     parser.add_argument("--seed", type=int, default=0, help="what random logits depend on (default: 0)")
     parser.add_argument("--vllm-compat", action="store_true", help="let it import vllm's modules without vLLM")
+    parser.add_argument("--fastdeploy-compat", action="store_true", help="the same for fastdeploy's modules")
     return parser
 
 

@@ -43,7 +43,8 @@ MISUSED, FAILED = 2, 1
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Serve until a signal ends it; everything that can be wrong is told in one line before the model loads."""
-    parser = OptionsParser(EngineArgs, ServerArgs, prog=prog, description="Serve a model over the OpenAI API.")
+    description = "Serve a model over the OpenAI API. The model may also come first, without --model."
+    parser = OptionsParser(EngineArgs, ServerArgs, first="model", prog=prog, description=description)
     engine_args, server_args = parser.parse_options(argv)
     configure_logging(server_args.log_level, server_args.log_format)
     # The worker inherits them.

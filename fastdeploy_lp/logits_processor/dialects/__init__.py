@@ -1,6 +1,7 @@
 """The ways to write a logits processor that this server runs, one file a dialect; all may stand in one chain."""
 
 from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.fastdeploy import FastDeployDialect
 from fastdeploy_lp.logits_processor.dialects.hugging_face import HuggingFaceDialect
 from fastdeploy_lp.logits_processor.dialects.native import NativeDialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import PluginDictDialect
@@ -10,6 +11,7 @@ from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
 
 # The first one that recognizes a thing runs it, so the special ones stand before the general ones.
 DIALECTS: tuple[Dialect, ...] = (
+    FastDeployDialect(),
     NativeDialect(),
     TorchVllmDialect(),
     RequestLevelDialect(),

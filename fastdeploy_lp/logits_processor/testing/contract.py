@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyError
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, StepError
 from fastdeploy_lp.logits_processor.testing.state import is_array
 from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Subject
@@ -61,7 +62,7 @@ def runs(subject: Subject) -> None:
         try:
             subject.rows_alone([script])
         except StepError as error:
-            if not isinstance(error.cause, WrongResultError):
+            if not isinstance(error.cause, WrongResultError) and not _is_refused_write(error):
                 raise Fault(f"{error}, for arguments that were accepted: {script.args}") from error
 
 
@@ -86,16 +87,27 @@ def share_inputs(subject: Subject) -> None:
         harness.entry.view.bind(harness.slots, harness.slots["stop_flags"])
         before = {name: _copy(value) for name, value in harness.entry.view.items()}
         for phase in ("update_state", "apply"):
-            if phase == "update_state":
-                harness.update()
-            else:
-                harness.apply(harness.tensor(np.zeros((len(harness.active), subject.vocab_size))))
+            try:
+                if phase == "update_state":
+                    harness.update()
+                else:
+                    harness.apply(harness.tensor(np.zeros((len(harness.active), subject.vocab_size))))
+            except StepError as error:
+                if not _is_refused_write(error):
+                    raise
+                raise Fault(f"{phase} writes to share_inputs: {error.cause}; work on a copy") from error
             changed = [name for name, value in before.items() if not _same(value, harness.entry.view[name])]
             if changed:
                 fields = ", ".join(changed)
                 raise Fault(f"{phase} changes share_inputs[{fields}], which belongs to everybody: work on a copy")
         for slot in harness.active:
             harness.slots.append_token(slot, 3)
+
+
+def _is_refused_write(error: StepError) -> bool:
+    """Whether it comes of a write to a list, a tensor or an array of `share_inputs`."""
+    refused = isinstance(error.cause, ValueError) and "read-only" in str(error.cause)
+    return refused or isinstance(error.cause, ReadOnlyError)
 
 
 def _copy(value: Any) -> Any:
@@ -110,7 +122,7 @@ def _same(before: Any, now: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """A value whose parts compare by what they hold."""
-    if isinstance(value, list):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(each) for each in value]
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)

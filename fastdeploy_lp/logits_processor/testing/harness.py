@@ -13,6 +13,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.author_code import contained
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
@@ -84,7 +85,11 @@ class ProcessorHarness:
             raise ValueError("slot: all are taken" if place is None else f"slot: {place} is taken")
         selection = self.select(args, params)
         occupant = Occupant(
-            request_id, list(prompt), [] if output is None else output, selection, params or SamplingParams()
+            request_id,
+            ReadOnlyList(prompt),
+            ReadOnlyList() if output is None else output,
+            selection,
+            params or SamplingParams(),
         )
         self.requests[place] = occupant
         self.slots.assign(place, occupant)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -50,7 +51,7 @@ class Slots(Mapping[str, Any]):
         }
         self._empty = {name: array[0].copy() for name, array in self._host.items()}
         self._lists: dict[str, list[Any]] = {
-            name: [empty() for _ in range(max_num_seqs)] for name, empty in LISTS.items()
+            name: ReadOnlyList(empty() for _ in range(max_num_seqs)) for name, empty in LISTS.items()
         }
         self._shared = {name: current_platform().view_of(self._host[name]) for name in ON_BOTH_SIDES}
 
@@ -90,18 +91,22 @@ class Slots(Mapping[str, Any]):
         for name, value in values.items():
             self._host[name][slot] = value
         self._host["token_ids_all"][slot, : len(tokens)] = tokens
-        self._lists["req_ids"][slot] = occupant.request_id
-        self._lists["logits_processors_args"][slot] = occupant.selection.all_args
-        self._lists["sampling_params"][slot] = params
-        self._lists["prompt_token_ids"][slot] = occupant.prompt
-        self._lists["output_token_ids"][slot] = occupant.output
+        entries: dict[str, Any] = {
+            "req_ids": occupant.request_id,
+            "logits_processors_args": occupant.selection.all_args,
+            "sampling_params": params,
+            "prompt_token_ids": occupant.prompt,
+            "output_token_ids": occupant.output,
+        }
+        for name, entry in entries.items():
+            list.__setitem__(self._lists[name], slot, entry)
 
     def clear(self, slot: int) -> None:
         """Empty the slot, arguments included."""
         for name, array in self._host.items():
             array[slot] = self._empty[name]
         for name, entries in self._lists.items():
-            entries[slot] = LISTS[name]()
+            list.__setitem__(entries, slot, LISTS[name]())
 
     def set_active(self, slots: list[int]) -> None:
         """Say which slots have a row this step."""
@@ -116,7 +121,7 @@ class Slots(Mapping[str, Any]):
         # The last token of a full context has no place in the array.
         if position < self._host["token_ids_all"].shape[1]:
             self._host["token_ids_all"][slot, position] = token
-        self._lists["output_token_ids"][slot].append(token)
+        list.append(self._lists["output_token_ids"][slot], token)
 
     def _on_device(self, name: str) -> Any:
         if self._shared[name] is not None:
@@ -130,7 +135,7 @@ LISTS: dict[str, Callable[[], Any]] = {
     "req_ids": str,
     "logits_processors_args": ProcessorArgs,
     "sampling_params": lambda: None,
-    "prompt_token_ids": list,
-    "output_token_ids": list,
+    "prompt_token_ids": ReadOnlyList,
+    "output_token_ids": ReadOnlyList,
 }
 """Fields with a Python object a slot, and what an empty slot holds."""

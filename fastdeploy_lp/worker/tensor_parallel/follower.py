@@ -15,7 +15,7 @@ import paddle
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.log_format import configure_from_environment
-from fastdeploy_lp.logits_processor import vllm_compat
+from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
@@ -63,6 +63,8 @@ def _read_commands(pipe: RawIOBase, commands: queue.SimpleQueue[bytes]) -> None:
 def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
     if start.fd_config.structured_outputs_config.vllm_compat:
         vllm_compat.install()
+    if start.fd_config.structured_outputs_config.fastdeploy_compat:
+        fastdeploy_compat.install()
     load_general_plugins()
     communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
     model = _load(start, communicator)

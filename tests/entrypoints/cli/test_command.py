@@ -108,7 +108,9 @@ def test_serve_tells_mistakes_in_one_line() -> None:
     assert line.startswith("error: logits_processors: 'Nothing'")
 
 
-@pytest.mark.parametrize("module", ["fastdeploy_lp.entrypoints.openai.api_server", "entrypoints.openai.api_server"])
+@pytest.mark.parametrize(
+    "module", ["fastdeploy_lp.entrypoints.openai.api_server", "entrypoints.openai.api_server", "api_server"]
+)
 def test_api_server_runs_as_a_module(module: str) -> None:
     """The second name is the link at the root of the checkout."""
     done = run(sys.executable, "-m", module, "--help")

@@ -24,7 +24,8 @@ Case = dict[str, Any]
 def documented() -> Iterator[ServerProcess]:
     """Started with every option of the document; the context is small because its requests have no `max_tokens`."""
     ports = ["--engine-worker-queue-port", str(free_port()), "--cache-queue-port", str(free_port())]
-    processors = ["--logits-processors", "LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
+    printed = "support.documents_fastdeploy:YourLogitsProcessor"
+    processors = ["--fastdeploy-compat", "--logits-processors", "LogitBiasLogitsProcessor", printed]
     with ServerProcess(*ports, *processors, "--max-model-len", "96") as running:
         yield running
 

@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "shape": (wrong.ReturnsFewerColumns, "result", "1023"),
     "dtype": (wrong.ReturnsDoubles, "result", "float64"),
     "arguments": (wrong.PopsItsArguments, "share-inputs", "update_state changes share_inputs[logits_processors_args]"),
-    "arrays": (wrong.WritesFlags, "share-inputs", "update_state changes share_inputs[step_idx]"),
+    "arrays": (wrong.WritesFlags, "share-inputs", "update_state writes to share_inputs: "),
     "only_with_args": (wrong.SaysOnlyWithArgs, "only-with-args", "pass no argument"),
     "random": (wrong.DrawsAtRandom, "deterministic", "its seed"),
     "apply": (wrong.AdvancesInApply, "apply-again", "advance state in update_state"),

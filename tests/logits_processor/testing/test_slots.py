@@ -9,6 +9,7 @@ import pytest
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import Selection
+from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 
@@ -36,7 +37,7 @@ def test_they_hold_what_the_workers_hold(output: list[int]) -> None:
     sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": -1, "min_p": 0.125, "seed": 2**63}
     selection = Selection(named={"one": {"a": 1}, "two": {"b": 2}})
     made = sequence([7, 8, 9], request_id="r", slot=2, output=output, selection=selection, **sampling)
-    slots.assign(2, Occupant("r", [7, 8, 9], list(output), selection, made.params))
+    slots.assign(2, Occupant("r", ReadOnlyList([7, 8, 9]), list(output), selection, made.params))
     worker.assign(made)
     require_same(slots, worker)
     slots.set_active([2])

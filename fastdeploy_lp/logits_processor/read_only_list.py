@@ -1,0 +1,33 @@
+"""Lists that processors may read and only the engine may change."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeVar
+
+Item = TypeVar("Item")
+
+
+class ReadOnlyError(TypeError):
+    """A processor wrote to something of `share_inputs`, which all requests share."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"{place} is read-only: it belongs to every request; work on a copy")
+
+
+class ReadOnlyList(list[Item]):
+    """A list whose own methods change nothing: they raise ReadOnlyError.
+
+    Reading costs what it costs for a list. The engine changes one by the methods of `list` itself, as in
+    `list.append(tokens, token)`, so that everyone who holds it sees it grow. Copies and slices are plain lists.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ReadOnlyError("this list of share_inputs")
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)

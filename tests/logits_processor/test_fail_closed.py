@@ -92,7 +92,7 @@ def test_any_other_processor_is_left_out_for_those_who_pass_it_nothing() -> None
     """The default policy, as the documentation states it."""
     engine = engine_with(GlobalMask, max_faults=0)
     GlobalMask.fails = "apply"
-    user = request("user", [1], max_tokens=2, logits_processors_args={"strength": 1})
+    user = request("user", [1], max_tokens=2, selection=naming(GlobalMask={}))
     outcome = run(engine, user, request("plain", [1], max_tokens=1))
     assert set(outcome.errors) == {"user"}
     assert len(outcome.tokens["plain"]) == 1

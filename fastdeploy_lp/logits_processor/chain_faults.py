@@ -156,8 +156,8 @@ class ChainFaults:
         if self._ends_requests(entry):
             for slot in ended:
                 self.failures.setdefault(slot, SlotFailure(reason))
-        # A request that passes it no arguments did not cause the fault.
-        blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]}
+        # A request that passes it no arguments did not cause the fault, and offline there is no client to tell apart.
+        blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]} - {""}
         self._count_towards_quarantine(entry, reason, blamed)
 
     def _count_towards_quarantine(self, entry: ChainEntry, reason: str, blamed: AbstractSet[str]) -> None:

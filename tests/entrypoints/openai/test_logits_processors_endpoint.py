@@ -58,12 +58,15 @@ def faulty(faulty_server: ServerProcess) -> ServerProcess:
     return faulty_server
 
 
-def send(server: ServerProcess, path: str = "completions", **fields: Any) -> httpx.Response:
+def send(server: ServerProcess, path: str = "completions", *, client: int = 1, **fields: Any) -> httpx.Response:
+    """The answer to a completion; `client` is the last part of the loopback address that it is sent from."""
     asked: Body = {"messages": HELLO} if path == "chat/completions" else {"prompt": PROMPT}
     # Sent as bytes: `json=` refuses values such as NaN.
     content = json.dumps({**asked, "temperature": 0, "max_tokens": TOKENS, **fields}).encode()
     headers = {"Content-Type": "application/json"}
-    return httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers, timeout=REQUEST_SECONDS)
+    transport = httpx.HTTPTransport(local_address=f"127.0.0.{client}")
+    with httpx.Client(transport=transport, timeout=REQUEST_SECONDS) as http:
+        return http.post(f"{server.url}/v1/{path}", content=content, headers=headers)
 
 
 def texts(server: ServerProcess, **fields: Any) -> list[str]:
@@ -355,8 +358,8 @@ def test_a_concurrent_healthy_stream_gives_exactly_its_calm_answer(faulty: Serve
     with opened_stream(faulty, healthy) as payloads:
         parts = [json.loads(next(payloads)) for _ in range(4)]
         assert text_of(parts)
-        for _ in range(MAX_FAULTS):
-            check_names_the_fault(error_of(send(faulty, **MID_ANSWER), 500))
+        for client in range(1, MAX_FAULTS + 1):
+            check_names_the_fault(error_of(send(faulty, client=client, **MID_ANSWER), 500))
         error_of(send(faulty, **MID_ANSWER), 503)
         # It was there all the time.
         assert metric(faulty, "num_requests_running") == 1
@@ -370,7 +373,7 @@ def test_repeated_faults_put_a_processor_into_quarantine_until_it_is_reset(fault
     for fault in range(1, MAX_FAULTS + 1):
         assert cards(faulty)[FAULTY]["state"] == "ok"
         assert metric(faulty, "logits_processor_quarantined", processor=FAULTY) == 0
-        check_names_the_fault(error_of(send(faulty, **BOOM), 500))
+        check_names_the_fault(error_of(send(faulty, client=fault, **BOOM), 500))
         assert cards(faulty)[FAULTY]["counters"]["faults"] == faults_before + fault
         assert metric(faulty, "logits_processor_faults_total", processor=FAULTY) == faults_before + fault
 
@@ -393,6 +396,14 @@ def test_repeated_faults_put_a_processor_into_quarantine_until_it_is_reset(fault
     assert metric(faulty, "logits_processor_quarantined", processor=FAULTY) == 0
     check_names_the_fault(error_of(send(faulty, **BOOM), 500))
     assert texts(faulty, logits_processors_args={"boom": TOKENS})[0].startswith(decode(PLAIN_TOKEN))
+
+
+def test_no_client_puts_a_processor_into_quarantine_for_the_others(faulty: ServerProcess) -> None:
+    """However many sets of arguments it has that fail."""
+    for boom in range(MAX_FAULTS + 2):
+        error_of(send(faulty, logits_processors_args={"boom": -boom}), 500)
+    assert cards(faulty)[FAULTY]["state"] == "ok"
+    assert texts(faulty, client=2, logits_processors_args={"boom": TOKENS})[0].startswith(decode(PLAIN_TOKEN))
 
 
 def test_one_request_level_callable_ends_its_own_request_only(faulty: ServerProcess) -> None:

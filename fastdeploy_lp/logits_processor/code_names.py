@@ -21,7 +21,7 @@ def names_in_code(cls: type) -> frozenset[str]:
     """Names by which the code of a class may read an argument, without running it.
 
     These are string constants (`args.get("name")`, `args["name"]`), attributes that are read of anything but `self`
-    (`args.name`), and annotated fields, in the class, its bases, and the functions, classes and constants of its own
+    (`args.name`), and annotated fields, in the class, its bases, and the functions, classes and constants of the same
     package that they refer to. A name that is put together at run time is not found.
     """
     return frozenset(_Reader(cls).names)
@@ -77,7 +77,7 @@ class _Reader:
             self._refer_to(function.__globals__.get(name), function.__code__)
 
     def _refer_to(self, found: Any, code: CodeType) -> None:
-        """Read on in what a global name stands for, if it is of the same package or a constant."""
+        """Read the object of a global name if it is a constant or of the same package."""
         if isinstance(found, ModuleType):
             if found.__name__.partition(".")[0] == self._package:
                 self._waiting += [
@@ -102,7 +102,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _unwrapped(found: Any) -> Any:
-    """What decorators and descriptors of the standard library hold."""
+    """The function within decorators and descriptors of the standard library."""
     while True:
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
@@ -125,7 +125,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _all_names(code: CodeType) -> Iterator[str]:
-    """Global and attribute names, those of nested functions among them."""
+    """Global and attribute names, nested functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -146,5 +146,5 @@ def _attributes(code: CodeType) -> Iterator[str]:
 
 
 def _is_call(instruction: dis.Instruction) -> bool:
-    """Whether the attribute is a method to be called, which Python tells from 3.12 on by a bit of the instruction."""
+    """True for a method that is called: from Python 3.12 on a bit of the instruction."""
     return sys.version_info >= (3, 12) and bool((instruction.arg or 0) & 1)

@@ -25,7 +25,7 @@ class DeclaredProcessor:
     """One entry of the chain.
 
     name: what requests, metrics and errors call it. spec: what led to it. source: "builtin", "module", "entry point" or
-    "object". found: the class, or the plugin dict. mandatory: every request passes it, and none goes on without it.
+    "object". found: the class, or the plugin dict. mandatory: every request passes it, and none is served without it.
     claimed: flat arguments that the `Params` of declared processors know, so that they are not meant for one without.
     """
 
@@ -56,7 +56,7 @@ class DeclaredProcessor:
 
     @cached_property
     def accepts_any_args(self) -> bool:
-        """Whether a class without `Params` says that it reads arguments whose names are not in its code."""
+        """True if a class without `Params` says that it reads arguments whose names are not in its code."""
         return getattr(self.dialect.class_of(self.found), "accepts_any_args", False) is True
 
     @cached_property
@@ -65,7 +65,7 @@ class DeclaredProcessor:
         return frozenset() if self.params_model else names_in_code(self.dialect.class_of(self.found))
 
     def takes(self, argument: str) -> bool:
-        """Whether a request may pass it this argument."""
+        """True for an argument that a request may pass it."""
         if self.params_model is not None:
             return argument in self.argument_names
         return self.accepts_any_args or argument in self.read_names
@@ -90,10 +90,10 @@ class DeclaredProcessor:
         self.dialect.validate(self.found, sampling_params)
 
     def is_meant_for(self, selection: Selection) -> bool:
-        """Whether the request is meant for this processor: it names it, or passes an argument that is its own.
+        """True if the request names this processor, or passes an argument that belongs to it.
 
-        Without `Params`, its own are those that it takes and no other's `Params` claim. One in shadow is meant by
-        no request, a mandatory one of a dialect that is reached by name alone by every request.
+        Arguments that a class without `Params` takes belong to it unless another's `Params` claim them. No request is
+        meant for a processor in shadow; every request is meant for a mandatory one of a dialect without flat arguments.
         """
         if self.name in selection.shadow:
             return False
@@ -104,7 +104,7 @@ class DeclaredProcessor:
         return not self.dialect.by_name_only and any(map(self._owns, selection.args_for(self.name)))
 
     def is_used_by(self, selection: Selection) -> bool:
-        """Whether the request cannot be served without this processor: it is mandatory, or meant."""
+        """True if the processor is mandatory, or the request is meant for it."""
         return self.mandatory or self.is_meant_for(selection)
 
     def leaves_alone(self, selection: Selection) -> bool:

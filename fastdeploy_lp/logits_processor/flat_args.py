@@ -106,5 +106,5 @@ class FlatArgsReader:
 
 
 def _knows(processor: DeclaredProcessor, argument: str) -> bool:
-    """Whether it names the argument, in `Params` or in its code."""
+    """True if its `Params` or its code names the argument."""
     return argument in processor.argument_names or argument in processor.read_names

@@ -14,6 +14,8 @@ from fastdeploy_lp.sampling_params import SamplingParams
 class Hasty(vllm_v1.AdapterLogitsProcessor):
     """Compares what it was given before it looks at its type."""
 
+    accepts_any_args = True
+
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         if sampling_params.extra_args and sampling_params.extra_args["most"] > 9:

@@ -82,7 +82,7 @@ export class ChainPanel {
     return this.cards.filter((card) => card.named);
   }
 
-  /** Cards of one section may change places: those that no mandatory one divides. */
+  /** Cards of one section may change places: no mandatory card is between them. */
   _section(card) {
     const before = this.cards.filter((each) => each.mandatory && each.usual < card.usual).length;
     return 2 * before + Number(card.mandatory);

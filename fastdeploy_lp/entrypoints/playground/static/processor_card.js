@@ -28,7 +28,7 @@ export class ProcessorCard {
     this.element.classList.toggle("on", this.toggle.checked);
   }
 
-  /** Whether a request says something about it: a mandatory one runs without being named. */
+  /** True if a request has to name it: a mandatory one without arguments runs anyway. */
   get named() {
     return this.on && !(this.mandatory && Object.keys(this.form.value).length === 0);
   }

@@ -1,7 +1,7 @@
 """One object for a module, also when it is imported through a link at the top of a checkout.
 
-`worker` and `entrypoints` there are links to packages of `fastdeploy_lp`. Without this, `import worker.sequence` would
-execute the file a second time, and its classes would be others than those of `fastdeploy_lp.worker.sequence`.
+`worker` and `entrypoints` there are links to packages of `fastdeploy_lp`. Without a redirection, `import worker.pipe`
+executes the file a second time: its classes are not those of `fastdeploy_lp.worker.pipe`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def redirect(link: str, package: str) -> None:
 
 
 class LinkedModules(MetaPathFinder):
-    """Finds modules below a link as those of the package."""
+    """Finds the package's modules for names below a link."""
 
     def __init__(self, link: str, package: str) -> None:
         self._prefix = f"{link}."
@@ -45,7 +45,7 @@ class LinkedModules(MetaPathFinder):
 
 
 class _Loader(InspectLoader):
-    """Gives the module that is there under its real name."""
+    """Returns the module of the real name."""
 
     def __init__(self, real: ModuleSpec) -> None:
         self._real = real
@@ -54,7 +54,7 @@ class _Loader(InspectLoader):
         return import_module(self._real.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        # It has been executed; only the import system has put the link's spec in place of its own.
+        # Executed before, under its real name. The import system has replaced its spec by the link's.
         module.__spec__ = self._real
 
     def get_code(self, fullname: str) -> CodeType | None:  # noqa: ARG002 - the interface's

@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def get_logger(name: str, *_: Any, **__: Any) -> logging.Logger:
-    """A logger of this server's; it writes to no file of its own."""
+    """A logger of the server, without a separate file."""
     return logging.getLogger(f"fastdeploy_lp.{name}")
 
 

@@ -22,8 +22,8 @@ class FastDeployInputs(Mapping[str, Any]):
     its ThinkingBudget takes the number of the slot. Without stopped slots both mean the same row. A request's slot
     changes when another one ends, so that what lasts for several steps is kept by `req_ids`.
 
-    Arrays are Paddle tensors on the CPU, made of host copies when a field is first read in a step: reading one waits
-    for no device, and what is written to it reaches nobody.
+    Arrays are Paddle tensors on the CPU, made of host copies when a field is first read in a step. A read never
+    waits for the device, and a write changes the copy alone.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyError, ReadOnl
 
 
 class ProcessorView(Mapping[str, Any]):
-    """The slot arrays with a processor's own arguments, and the rows of its own group.
+    """The slot arrays with a processor's own arguments and its group's rows.
 
     Two fields are of the view alone. `using_slots`: the slots whose requests are meant for this processor.
     `args_versions` [S]: a number for each slot that rises with every change of its arguments.
@@ -41,7 +41,7 @@ class ProcessorView(Mapping[str, Any]):
 
     def set_args(self, slot: int, args: ProcessorArgs) -> None:
         """Change the arguments that the processor sees in a slot."""
-        # What is nested in them belongs to the request, whose other processors see it too.
+        # Nested values belong to the request, and its other processors see them too.
         list.__setitem__(self.args, slot, copy.deepcopy(args) if self._read_only and args else args)
         self._versions[slot] += 1
 

@@ -24,7 +24,7 @@ class Lazily:
 
 
 def is_absent(package: str) -> bool:
-    """Whether neither the package nor a stand-in for it is there."""
+    """True without the package and without a stand-in for it."""
     return package not in sys.modules and importlib.util.find_spec(package) is None
 
 

@@ -40,7 +40,7 @@ class FastDeployDialect(Dialect):
     name = "fastdeploy"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of whatever stands under FastDeploy's module names in this process."""
+        """Subclasses of the class that FastDeploy's module names lead to in this process."""
         bases = (getattr(sys.modules.get(name), "LogitsProcessor", None) for name in INTERFACE_MODULES)
         return isinstance(found, type) and any(base is not None and issubclass(found, base) for base in bases)
 
@@ -104,7 +104,7 @@ def _documented(name: str) -> type[BaseModel] | None:
 
 
 def _prepared(args: ProcessorArgs) -> ProcessorArgs:
-    """The arguments under the names that FastDeploy's API process gives them."""
+    """The arguments under the names that FastDeploy's API process uses."""
     if args.get(SENTENCE) is None:
         return args
     return ProcessorArgs({**{key: args[key] for key in args if key != SENTENCE}, SENTENCE_IDS: args[SENTENCE]})

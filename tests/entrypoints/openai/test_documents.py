@@ -54,11 +54,14 @@ def entry_point_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def torch_server() -> Iterator[ServerProcess]:
-    """The printed torch classes, which import from `vllm`, and the variable that one of them reads."""
+    """The printed torch classes, which import from `vllm`, and the variable that one of them reads.
+
+    Started by the names that vLLM's documents use: underscores in options, and a module `api_server`.
+    """
     names = ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor", "MyLogitsProcessor"]
     classes = [f"support.documents_torch:{name}" for name in names]
-    options = ["--vllm-compat", "--logits-processors", *classes]
-    with ServerProcess(*options, env={"MY_PROCESSOR_PARAM": "2.0"}) as running:
+    options = ["--vllm_compat", "--logits_processors", *classes]
+    with ServerProcess(*options, module="api_server", env={"MY_PROCESSOR_PARAM": "2.0"}) as running:
         yield running
 
 

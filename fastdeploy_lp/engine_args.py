@@ -371,6 +371,10 @@ class EngineArgs:
         return settled_config(self, show_progress=show_progress)
 
 
+AsyncEngineArgs = EngineArgs
+"""vLLM's name for the options of `AsyncLLM`."""
+
+
 def spec_of(given: str | type) -> str:
     """The SPEC of a declared logits processor: itself, or for a class the path under which it is declared."""
     return given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"

@@ -11,7 +11,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.batch_interface import OWN, BatchInterface
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
-from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch, torch_device
 from fastdeploy_lp.logits_processor.dialects.vllm_v1 import CONSTRUCTOR, VllmV1Processor
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, set_current_vllm_config
 
@@ -56,7 +56,7 @@ class TorchVllmDialect(Dialect):
         config = VllmConfig.from_fd_config(fd_config)
         model = dataclasses.replace(config.model_config, dtype=getattr(torch, fd_config.model_config.dtype))
         with set_current_vllm_config(dataclasses.replace(config, model_config=model)) as settled:
-            processor = found(settled, torch.device("cpu"), False)
+            processor = found(settled, torch_device(), False)
         eos_token_ids = fd_config.model_config.eos_token_ids
         if _is_vllms_adapter(processor):
             return TorchVllmProcessor(_AdapterRows(processor), BatchTracker(OWN, eos_token_ids))

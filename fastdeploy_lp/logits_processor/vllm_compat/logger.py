@@ -7,25 +7,48 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def init_logger(name: str) -> logging.Logger:
-    """The logger of this name, with `debug_once`, `info_once`, `warning_once` and `error_once`."""
+    """The logger of this name, with `debug_once`, `info_once`, `warning_once` and `error_once`.
+
+    Each logs the first time that it is called with a message and its arguments; `scope` is vLLM's and not followed.
+    """
     logger = logging.getLogger(name)
-    for level in LEVELS:
-        if not hasattr(logger, f"{level}_once"):
-            setattr(logger, f"{level}_once", _once(getattr(logger, level)))
+    if not issubclass(type(logger), _Once):
+        logger.__class__ = _with_once(type(logger))
     return logger
 
 
-def _once(log: Callable[..., None]) -> Callable[..., None]:
-    # A message that repeats with ever new arguments would be kept for each of them.
-    @functools.lru_cache(maxsize=1024)
-    def first_time(message: str, *arguments: Hashable) -> None:
-        log(message, *arguments, stacklevel=3)
+class _Once:
+    name: str
+    debug: Callable[..., None]
+    info: Callable[..., None]
+    warning: Callable[..., None]
+    error: Callable[..., None]
 
-    def log_once(message: str, *arguments: Hashable, scope: Any = None) -> None:  # noqa: ARG001 - vLLM's signature
-        first_time(message, *arguments)
+    def debug_once(self, message: str, *arguments: Hashable, scope: Any = None) -> None:  # noqa: ARG002
+        _first_time(self.debug, message, *arguments)
 
-    return log_once
+    def info_once(self, message: str, *arguments: Hashable, scope: Any = None) -> None:  # noqa: ARG002
+        _first_time(self.info, message, *arguments)
+
+    def warning_once(self, message: str, *arguments: Hashable, scope: Any = None) -> None:  # noqa: ARG002
+        _first_time(self.warning, message, *arguments)
+
+    def error_once(self, message: str, *arguments: Hashable, scope: Any = None) -> None:  # noqa: ARG002
+        _first_time(self.error, message, *arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A program's global logger travels to the worker with its classes.
+        return init_logger, (self.name,)
+
+
+@functools.cache
+def _with_once(kind: type[logging.Logger]) -> type[Any]:
+    return type(kind.__name__, (_Once, kind), {})
+
+
+# A message that repeats with ever new arguments must not be kept for each of them.
+@functools.lru_cache(maxsize=1024)
+def _first_time(log: Callable[..., None], message: str, *arguments: Hashable) -> None:
+    log(message, *arguments, stacklevel=3)

@@ -96,7 +96,7 @@ class EngineArgs:
         default=False,
         metadata={
             "group": "Logits processors",
-            "help": "let packages that import vllm's logits-processor modules run without vLLM",
+            "help": "let packages written for vLLM run without it, and load vLLM's entry points",
         },
     )
     mandatory: list[str] = field(

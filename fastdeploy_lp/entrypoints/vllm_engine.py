@@ -43,7 +43,7 @@ class AsyncEngineArgs(EngineArgs):
 
 
 class LLM(llm.LLM):
-    """Offline inference; options that this server does not have raise ValueError naming those that there are."""
+    """Offline inference; an option that this server does not have raises ValueError naming the known ones."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **({"vllm_compat": True} | options))

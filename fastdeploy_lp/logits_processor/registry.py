@@ -92,8 +92,7 @@ def load_processors(
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
     """One processor by itself, whatever else is installed; `found` is what the SPEC stands for if it was given as an
-    object. Where stand-ins for vLLM are installed, vLLM's entry points have names, too. Raises
-    LogitsProcessorSpecError.
+    object. Knows vLLM's entry points while its stand-ins are installed. Raises LogitsProcessorSpecError.
     """
     plugins = _allowed_by_name(vllm_entry_points=stand_ins_are_installed())
     return _declare(spec, {} if found is None else {spec: found}, plugins)

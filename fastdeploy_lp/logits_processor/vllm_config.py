@@ -28,14 +28,14 @@ class HfConfig(SimpleNamespace):
         return {name: value.to_dict() if isinstance(value, HfConfig) else value for name, value in vars(self).items()}
 
     def get_text_config(self) -> HfConfig:
-        """The configuration of the text model, which is this one unless it has a part of its own for it."""
+        """The configuration of the text model, which is this one unless it has a separate part for it."""
         text = getattr(self, "text_config", None)
         return text if isinstance(text, HfConfig) else self
 
 
 @dataclass
 class VllmModelConfig:
-    """What processors read of the model.
+    """The attributes of the model that processors read.
 
     tokenizer: the directory with the tokenizer's files, as `AutoTokenizer.from_pretrained` takes it.
     dtype: a name, or for processors written for torch a `torch.dtype`.
@@ -73,7 +73,7 @@ class VllmModelConfig:
 
 @dataclass
 class VllmSchedulerConfig:
-    """What processors read of the scheduler."""
+    """The attributes of the scheduler that processors read."""
 
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0

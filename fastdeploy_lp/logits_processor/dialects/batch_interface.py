@@ -1,4 +1,4 @@
-"""The classes in which a processor in vLLM's style is told of its batch."""
+"""The classes of batch updates, by the module that a processor imports them from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM V1 processors written for torch: the real ones if vLLM is installed, or those of the stand-in modules."""
+"""vLLM V1 processors written for torch, on the classes of an installed vLLM or on the stand-ins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TorchVllmDialect(Dialect):
     name = "torch"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of whatever stands under vLLM's module name in this process."""
+        """Subclasses of the `LogitsProcessor` under vLLM's module name in this process."""
         base = getattr(sys.modules.get(INTERFACE_MODULE), "LogitsProcessor", None)
         return base is not None and isinstance(found, type) and issubclass(found, base)
 
@@ -50,7 +50,7 @@ class TorchVllmDialect(Dialect):
             raise ValueError(str(error)) from error
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance that works on torch tensors, told of its batch in the classes of the module it derives from."""
+        """An instance that works on torch tensors; updates are made of the classes of the module it derives from."""
         import torch
 
         config = VllmConfig.from_fd_config(fd_config)
@@ -73,7 +73,7 @@ class TorchVllmProcessor(VllmV1Processor):
 
 
 def _is_vllms_adapter(processor: Any) -> bool:
-    """Whether vLLM's own `AdapterLogitsProcessor` keeps its rows, nothing of that being overridden."""
+    """True if vLLM's own `AdapterLogitsProcessor` keeps the rows, and no subclass overrides that."""
     adapter = getattr(sys.modules[INTERFACE_MODULE], "AdapterLogitsProcessor", None)
     if adapter is None or issubclass(adapter, vllm_v1.AdapterLogitsProcessor) or not isinstance(processor, adapter):
         return False
@@ -83,7 +83,7 @@ def _is_vllms_adapter(processor: Any) -> bool:
 
 
 class _AdapterRows:
-    """Runs the callables of vLLM's own adapter: there, one that raises ends the requests of all rows."""
+    """Runs the callables of vLLM's own adapter, whose `apply` stops at the first one that raises."""
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
@@ -97,6 +97,6 @@ class _AdapterRows:
         vllm_v1.follow_rows(self._adapter.req_info, batch_update, self._adapter._new_state)
 
     def apply(self, logits: Any) -> Any:
-        """Each callable on its own row; raises RowErrors for those that failed."""
+        """Each callable on its own row; raises RowErrors for the rows that failed."""
         vllm_v1.apply_rows(self._adapter.req_info, logits)
         return logits

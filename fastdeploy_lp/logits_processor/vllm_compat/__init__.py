@@ -1,7 +1,7 @@
 """Stand-ins for the vLLM modules that third-party processor packages import, for `--vllm-compat` without vLLM.
 
-They hold what a logits processor uses, on this server's objects. What vLLM has beyond that is not there, so that an
-import of it fails where it is written.
+They hold the names that logits processors use, on this server's objects. Any other name of vLLM's is an import error at
+the line that imports it.
 """
 
 from fastdeploy_lp.logits_processor.vllm_compat.installation import install, stand_ins_are_installed

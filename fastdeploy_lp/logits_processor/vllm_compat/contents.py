@@ -1,4 +1,4 @@
-"""The names that each stand-in module has, and where the objects behind them live ("module:attribute")."""
+"""The names of each stand-in module, with the object of each as "module:attribute"."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TOP = "vllm"
 
 
 class StandIn(ModuleType):
-    """A module whose names are loaded when they are asked for: most lead to torch or to the engine."""
+    """A module that loads each name at its first use, since most need torch or the engine."""
 
     def __init__(self, name: str, homes: Mapping[str, str]) -> None:
         super().__init__(name, f"A stand-in for vLLM's module {name} by fastdeploy_lp.")
@@ -60,11 +60,11 @@ def install() -> None:
 
 
 def stand_ins_are_installed() -> bool:
-    """Whether `import vllm` leads to a stand-in in this process."""
+    """True if `import vllm` loads a stand-in in this process."""
     return isinstance(sys.modules.get(TOP), StandIn)
 
 
 def _vllm_is_installed() -> bool:
-    # A folder named vllm in the working directory is a package without a file of its own.
+    # A folder named vllm in the working directory is a namespace package, which has no file.
     spec = importlib.util.find_spec(TOP)
     return spec is not None and spec.origin is not None

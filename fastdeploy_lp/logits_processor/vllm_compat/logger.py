@@ -15,7 +15,8 @@ def init_logger(name: str) -> logging.Logger:
     """
     logger = logging.getLogger(name)
     if not issubclass(type(logger), _Once):
-        logger.__class__ = _with_once(type(logger))
+        kind = type(logger)
+        logger.__class__ = type(kind.__name__, (_Once, kind), {})
     return logger
 
 
@@ -41,11 +42,6 @@ class _Once:
     def __reduce__(self) -> tuple[Any, ...]:
         # A program's global logger travels to the worker with its classes.
         return init_logger, (self.name,)
-
-
-@functools.cache
-def _with_once(kind: type[logging.Logger]) -> type[Any]:
-    return type(kind.__name__, (_Once, kind), {})
 
 
 # A message that repeats with ever new arguments must not be kept for each of them.

@@ -25,7 +25,7 @@ class Platform:
         return 1
 
     def is_cuda_alike(self) -> bool:
-        """Whether it is CUDA's or ROCm's."""
+        """True on a device of CUDA or ROCm."""
         return bool(self.is_cuda() or self.is_rocm())
 
     def is_pin_memory_available(self) -> bool:

@@ -36,5 +36,5 @@ class SamplingParams(metaclass=_Named):
 
 
 def default_params() -> OwnParams:
-    """The parameters of a request that gives none."""
+    """The parameters of a request without any."""
     return OwnParams(max_tokens=DEFAULT_MAX_TOKENS)

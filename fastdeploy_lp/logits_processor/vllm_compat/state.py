@@ -39,7 +39,7 @@ class BatchUpdateBuilder:
         self.batch_changed = True
 
     def has_removed(self) -> bool:
-        """Whether rows are left that were removed and not taken again."""
+        """True while removed rows are left for new requests to take."""
         return bool(self._removed)
 
     def peek_removed(self) -> int | None:

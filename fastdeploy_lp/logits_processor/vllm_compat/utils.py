@@ -19,7 +19,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def is_pin_memory_available() -> bool:
-    """False, as processors are told at construction."""
+    """False, as in the constructor of a processor."""
     return False
 
 

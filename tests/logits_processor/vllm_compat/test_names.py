@@ -133,13 +133,18 @@ def test_the_served_models_tokenizer(tmp_path: Path) -> None:
     config = VllmConfig()
     config.model_config.tokenizer = str(write_tiny_checkpoint(tmp_path))
     tokenizer = cached_tokenizer_from_config(config.model_config)
-    assert get_tokenizer(str(tmp_path), revision=None) is tokenizer
+    model = config.model_config
+    assert tokenizer is get_tokenizer(
+        model.tokenizer, tokenizer_mode="auto", trust_remote_code=model.trust_remote_code, revision=None
+    )
     ids = tokenizer.encode("the dog")
     assert tokenizer.decode(ids) == "the dog"
     assert tokenizer.eos_token_id == 2
     assert len(tokenizer.get_vocab()) >= 256
     with pytest.raises(ValueError, match="trust_remote_code"):
         get_tokenizer(str(tmp_path), trust_remote_code=True)
+    with pytest.raises(ValueError, match="tokenizer_mode: must be one of auto, hf, slow here, not 'mistral'"):
+        get_tokenizer(str(tmp_path), tokenizer_mode="mistral")
 
 
 def test_a_request_bound_to_a_grammar_shows_it_to_processors() -> None:

@@ -8,7 +8,7 @@ from fastdeploy_lp.version import __version__
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.engine_args import EngineArgs
+    from fastdeploy_lp.engine_args import AsyncEngineArgs, EngineArgs
     from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
     from fastdeploy_lp.entrypoints.llm import LLM
     from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
@@ -26,6 +26,7 @@ logging.getLogger(__name__).setLevel(logging.WARNING)
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "EngineArgs",
     "FDConfig",
@@ -44,6 +45,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "entrypoints.llm",
+    "AsyncEngineArgs": "engine_args",
     "AsyncLLM": "entrypoints.async_llm",
     "EngineArgs": "engine_args",
     "FDConfig": "config",

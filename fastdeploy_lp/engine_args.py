@@ -96,7 +96,7 @@ class EngineArgs:
         default=False,
         metadata={
             "group": "Logits processors",
-            "help": "let packages that import vllm's logits-processor modules run without vLLM",
+            "help": "let packages written for vLLM run without it, and load vLLM's entry points",
         },
     )
     fastdeploy_compat: bool = field(
@@ -376,6 +376,10 @@ class EngineArgs:
         fit it or the platform.
         """
         return settled_config(self, show_progress=show_progress)
+
+
+AsyncEngineArgs = EngineArgs
+"""vLLM's name for the options of `AsyncLLM`."""
 
 
 def spec_of(given: str | type) -> str:

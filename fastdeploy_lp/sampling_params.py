@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 from typing import Any
 
 import msgspec
+from typing_extensions import Self
 
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.request_limits import (
@@ -200,6 +202,33 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return self.stop if isinstance(self.stop, list) else []
+
+    # vLLM's names for what processors written for it read.
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The model's end-of-sequence token: None until the engine has taken the request, as in vLLM."""
+        return None
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """`stop_token_ids`; once the engine has taken the request, the model's end-of-sequence tokens as well."""
+        return set(self.stop_token_ids or ())
+
+    @property
+    def structured_outputs(self) -> GuidedDecodingParams | None:
+        """`guided_decoding`; in the worker it holds the compiled grammar's text as `grammar`, whatever was sent."""
+        return self.guided_decoding
+
+    @property
+    def thinking_token_budget(self) -> int | None:
+        """The argument `thinking_budget`, which has the builtin ThinkingBudget limit the reasoning."""
+        found = {**(self.logits_processors_args or {}), **(self.extra_args or {})}.get("thinking_budget")
+        return found if isinstance(found, int) else None
+
+    def clone(self) -> Self:
+        """A copy that shares no lists or dicts with this one."""
+        return copy.deepcopy(self)
 
 
 def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
-from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, PoolingsOfOneRequest
@@ -31,8 +31,8 @@ from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 class AsyncLLM:
     """A model in a worker process of its own, for concurrent requests on one event loop.
 
-    Takes the same arguments as `LLM`. Call `start` before the first request and `shutdown` at the end, or use it with
-    `async with`.
+    Takes the same arguments as `LLM`. The first request starts the worker, unless `start` did; call `shutdown` at the
+    end, or use it with `async with`.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class AsyncLLM:
     ) -> None:
         self._setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._starting = asyncio.Lock()
+        self._first_start: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
+        self._shut_down = False
         self._running: dict[str, RunningRequest] = {}
 
     @classmethod
@@ -82,9 +84,9 @@ class AsyncLLM:
 
         Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for a request that
         cannot be served, QueueFullError when `max_waiting_requests` wait already, RequestFailedError for one that could
-        not go on and EngineDeadError without a worker.
+        not go on, EngineDeadError without a worker, and what `start` raises where this is the first request.
         """
-        inputs = self._require_engine().inputs
+        inputs = (await self._started()).inputs
         chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         tokens = inputs.chat_prompt(prompt) if chat else read_prompt(inputs, prompt)  # type: ignore[arg-type]
         async with aclosing(self._answer(tokens, sampling_params, request_id)) as outputs:
@@ -99,7 +101,7 @@ class AsyncLLM:
         **chat_options: Unpack[ChatKeywords],
     ) -> AsyncIterator[RequestOutput]:
         """The answer to a conversation as `generate` gives it; `chat_options` are those of `LLM.chat`."""
-        prompt = self._require_engine().inputs.chat_prompt(messages, ChatOptions(**chat_options))
+        prompt = (await self._started()).inputs.chat_prompt(messages, ChatOptions(**chat_options))
         async with aclosing(self._answer(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -111,7 +113,7 @@ class AsyncLLM:
         request_id: str | None = None,
     ) -> EmbeddingRequestOutput:
         """The embedding of a text or token-id prompt; a task that is cancelled aborts it. Raises as `generate` does."""
-        tokens = self._require_engine().inputs.pooling_prompt(prompt)
+        tokens = (await self._started()).inputs.pooling_prompt(prompt)
         params = pooling_params or PoolingParams()
         require_one_vector(params)
         return EmbeddingRequestOutput.of(await self._pool(tokens, params, request_id))
@@ -126,7 +128,7 @@ class AsyncLLM:
 
         A task that is cancelled aborts it. Raises as `generate` does.
         """
-        inputs = self._require_engine().inputs
+        inputs = (await self._started()).inputs
         if isinstance(prompt, Mapping) and DATA in prompt:
             processing = data_processing(inputs, self._setup.io_processor, prompt)
             return await self._process(processing, prompt[DATA], pooling_params, request_id)
@@ -154,6 +156,7 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the worker, once it has started if that is under way; calling it again does nothing."""
         async with self._starting:
+            self._shut_down = True
             if self._engine is not None:
                 await self._engine.shutdown()
 
@@ -214,10 +217,30 @@ class AsyncLLM:
         finally:
             del self._running[running.name]
 
+    async def _started(self) -> Engine:
+        """The engine, which the first caller starts and those beside it wait for; raises what `start` raises.
+
+        A request that is cancelled meanwhile leaves the start to the others, and to `shutdown`.
+        """
+        if self._engine is None:
+            if self._shut_down:
+                raise EngineDeadError("AsyncLLM was shut down")
+            if self._first_start is None or self._first_start.done():
+                self._first_start = asyncio.create_task(self.start())
+                self._first_start.add_done_callback(_read_outcome)
+            await asyncio.shield(self._first_start)
+        return self._require_engine()
+
     def _require_engine(self) -> Engine:
         if self._engine is None:
             raise RuntimeError("AsyncLLM: call `await start()` first")
         return self._engine
+
+
+def _read_outcome(start: asyncio.Task[None]) -> None:
+    """A failure that no request waits for any more is no warning of asyncio's."""
+    if not start.cancelled():
+        start.exception()
 
 
 class RunningRequest:

@@ -62,7 +62,9 @@ def declare_engine(
     load_general_plugins()
     current_platform()  # a plugin that ends the start does so now, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
-    declared = load_processors(args.processor_specs, objects, mandatory=args.mandatory)
+    declared = load_processors(
+        args.processor_specs, objects, mandatory=args.mandatory, vllm_entry_points=args.vllm_compat
+    )
     _require_shadows(args, declared)
     _warn_of_idle(declared)
     if args.reasoning_parser is not None:

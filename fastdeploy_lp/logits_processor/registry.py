@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
     Plugin,
@@ -63,15 +64,19 @@ BUILTIN: dict[str, str] = {
 
 
 def load_processors(
-    specs: Sequence[str], objects: Mapping[str, object] | None = None, *, mandatory: Collection[str] = ()
+    specs: Sequence[str],
+    objects: Mapping[str, object] | None = None,
+    *,
+    mandatory: Collection[str] = (),
+    vllm_entry_points: bool = False,
 ) -> list[DeclaredProcessor]:
     """The chain in execution order: entry points that are not declared themselves, then `specs` in their order.
 
     `objects` maps a SPEC to a thing that was given as an object; `mandatory` names processors that every request
-    passes. Raises LogitsProcessorSpecError for a SPEC that does not lead to a processor and for two of one name, and
-    ValueError for what cannot be mandatory.
+    passes; `vllm_entry_points` has vLLM's group of entry points count as well. Raises LogitsProcessorSpecError for a
+    SPEC that does not lead to a processor and for two of one name, and ValueError for what cannot be mandatory.
     """
-    plugins = _allowed_by_name()
+    plugins = _allowed_by_name(vllm_entry_points=vllm_entry_points)
     explicit = {_split_alias(spec)[1] for spec in specs}
     order = [name for name in plugins if name not in explicit] + list(specs)
     declared: list[DeclaredProcessor] = []
@@ -104,9 +109,10 @@ def _require_for_all(mandatory: Collection[str], declared: Sequence[DeclaredProc
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
     """One processor by itself, whatever else is installed; `found` is what the SPEC stands for if it was given as an
-    object. Raises LogitsProcessorSpecError.
+    object. Knows vLLM's entry points while its stand-ins are installed. Raises LogitsProcessorSpecError.
     """
-    return _declare(spec, {} if found is None else {spec: found}, _allowed_by_name())
+    plugins = _allowed_by_name(vllm_entry_points=stand_ins_are_installed())
+    return _declare(spec, {} if found is None else {spec: found}, plugins)
 
 
 def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plugin]) -> DeclaredProcessor:
@@ -148,11 +154,20 @@ def _split_alias(spec: str) -> tuple[str | None, str]:
     return alias, target
 
 
-def _allowed_by_name() -> dict[str, Plugin]:
+def _allowed_by_name(*, vllm_entry_points: bool = False) -> dict[str, Plugin]:
     """In the order of their names, so that every process has the same chain; of two with one name the last, which
     refuses to be loaded.
+
+    A distribution that announces a name in both groups means the one of this package here.
     """
-    return {plugin.name: plugin for plugin in allowed_plugins(PluginGroup.LOGITS_PROCESSOR)}
+    found = {plugin.name: plugin for plugin in allowed_plugins(PluginGroup.LOGITS_PROCESSOR)}
+    for plugin in allowed_plugins(PluginGroup.VLLM_LOGITS_PROCESSOR) if vllm_entry_points else ():
+        other = found.get(plugin.name)
+        if other is None or other.group is plugin.group:
+            found[plugin.name] = plugin
+        elif other.distribution != plugin.distribution:
+            found[plugin.name] = replace(plugin, namesake=other.distribution)
+    return dict(sorted(found.items()))
 
 
 def _load_plugin(plugin: Plugin, spec: str) -> object:
@@ -181,6 +196,8 @@ def _no_colon(target: str, names: list[str]) -> str:
     guess = f"; did you mean {close[0]}?" if close else ""
     if any(plugin.name == target for plugin in installed_plugins(PluginGroup.LOGITS_PROCESSOR)):
         guess = f"; the installed plugin of this name is left out by {PLUGINS_VARIABLE}"
+    elif any(plugin.name == target for plugin in allowed_plugins(PluginGroup.VLLM_LOGITS_PROCESSOR)):
+        guess = "; the installed plugin of this name is one for vLLM: add --vllm-compat"
     if "." in target:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
@@ -206,7 +223,7 @@ def _import(module_path: str, spec: str) -> Any:
         raise LogitsProcessorSpecError(spec, f"{problem}; install what it needs{_compat_advice(error)}") from error
     except (Exception, SystemExit) as error:  # an author's module may raise anything, and a script may end itself
         problem = f"cannot be used: importing {module_path!r} failed: {type(error).__name__}: {_one_line(error)}"
-        raise LogitsProcessorSpecError(spec, problem) from error
+        raise LogitsProcessorSpecError(spec, f"{problem}{_compat_advice(error)}") from error
 
 
 @contextmanager
@@ -218,9 +235,12 @@ def quiet_paddle() -> Iterator[None]:
 
 
 def _compat_advice(error: BaseException | None) -> str:
-    absent = (error.name or "" if isinstance(error, ModuleNotFoundError) else "").partition(".")[0]
+    absent = (error.name if isinstance(error, ImportError) else None) or ""
+    package = absent.partition(".")[0]
+    if package == "vllm" and stand_ins_are_installed():
+        return "; --vllm-compat has no stand-in for it, so the package needs vLLM itself"
     written_for = {"vllm": "vLLM", "fastdeploy": "FastDeploy"}.get(absent)
-    return "" if written_for is None else f"; for a package written for {written_for} add --{absent}-compat"
+    return "" if written_for is None else f"; for a package written for {written_for} add --{package}-compat"
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,15 +13,34 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastdeploy_lp.logits_processor.author_code import contained, described
+from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, VllmModelConfig, VllmSchedulerConfig
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from fastdeploy_lp.config import FDConfig
     from fastdeploy_lp.sampling_params import SamplingParams
+
+__all__ = [
+    "AdapterLogitsProcessor",
+    "AddedRequest",
+    "BatchUpdate",
+    "LogitsProcessor",
+    "MoveDirectionality",
+    "MovedRequest",
+    "RemovedRequest",
+    "RequestLogitsProcessor",
+    "RowErrors",
+    "VllmConfig",
+    "VllmModelConfig",
+    "VllmSchedulerConfig",
+    "WrongResultError",
+]
 
 RequestLogitsProcessor = Callable[..., Any]
 """`(output_ids, row) -> row` or `(prompt_ids, output_ids, row) -> row`, row being [vocab_size]."""
+
+RowCallable = Callable[[Any], Any]
+"""The same with the request's tokens filled in: `row -> row`."""
 
 
 class MoveDirectionality(Enum):
@@ -48,46 +67,6 @@ class BatchUpdate:
     removed: Sequence[RemovedRequest]
     added: Sequence[AddedRequest]
     moved: Sequence[MovedRequest]
-
-
-@dataclass(frozen=True)
-class VllmModelConfig:
-    """What processors read of the model."""
-
-    model: str
-    dtype: str
-    max_model_len: int
-    vocab_size: int
-
-    def get_vocab_size(self) -> int:
-        """Number of columns of the logits."""
-        return self.vocab_size
-
-
-@dataclass(frozen=True)
-class VllmSchedulerConfig:
-    """What processors read of the scheduler."""
-
-    max_num_seqs: int
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """The configuration object given to a processor's constructor, with the attributes that processors read."""
-
-    model_config: VllmModelConfig
-    scheduler_config: VllmSchedulerConfig
-    fd_config: FDConfig
-
-    @classmethod
-    def from_fd_config(cls, fd_config: FDConfig) -> VllmConfig:
-        """The same facts under vLLM's names."""
-        model = fd_config.model_config
-        return cls(
-            VllmModelConfig(model.model, model.dtype, model.max_model_len, model.vocab_size),
-            VllmSchedulerConfig(fd_config.scheduler_config.max_num_seqs),
-            fd_config,
-        )
 
 
 class LogitsProcessor(ABC):
@@ -118,44 +97,68 @@ class AdapterLogitsProcessor(LogitsProcessor):
     """Runs a callable of its own for each request that wants one."""
 
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:  # noqa: ARG002 - contract
-        self._rows: dict[int, Callable[[Any], Any]] = {}
+        self.req_info: dict[int, RowCallable] = {}
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """The callable for a new request; None leaves the request alone."""
 
+    def _new_state(
+        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> RowCallable | None:
+        """The callable of a new request with its tokens filled in; vLLM's name, which subclasses override."""
+        processor = self.new_req_logits_processor(params)
+        return None if processor is None else bind_request(processor, prompt_ids, output_ids)
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Keep every row's callable with its request."""
-        if batch_update is None:
-            return
-        failed: dict[int, Exception] = {}
-        for row in batch_update.removed:
-            self._rows.pop(row, None)
-        for row, params, prompt_ids, output_ids in batch_update.added:
-            self._rows.pop(row, None)
-            try:
-                processor = self.new_req_logits_processor(params)
-                if processor is not None:
-                    self._rows[row] = bind_request(processor, prompt_ids, output_ids)
-            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
-                failed[row] = contained(error)
-        for source, target, direction in batch_update.moved:
-            _move(self._rows, source, target, direction)
-            _move(failed, source, target, direction)
-        raise_row_errors(failed)
+        follow_rows(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Each callable on its own row; one that fails is dropped, and the others still run."""
-        failed: dict[int, Exception] = {}
-        for row, processor in list(self._rows.items()):
-            try:
-                part = logits[row]
-                logits[row] = require_same_kind(processor(part), part)
-            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
-                failed[row] = contained(error)
-                del self._rows[row]
-        raise_row_errors(failed)
+        apply_rows(self.req_info, logits)
         return logits
+
+
+def follow_rows(
+    rows: dict[int, RowCallable],
+    batch_update: BatchUpdate | None,
+    new_state: Callable[[Any, Any, Any], RowCallable | None],
+) -> None:
+    """Keep the callables `rows` with their requests; raises RowErrors for requests whose `new_state` raised."""
+    if batch_update is None:
+        return
+    failed: dict[int, Exception] = {}
+    for row in batch_update.removed:
+        rows.pop(row, None)
+    for row, params, prompt_ids, output_ids in batch_update.added:
+        rows.pop(row, None)
+        try:
+            processor = new_state(params, prompt_ids, output_ids)
+            if processor is not None:
+                rows[row] = processor
+        except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+            failed[row] = contained(error)
+    for source, target, direction in batch_update.moved:
+        _move(rows, source, target, direction)
+        _move(failed, source, target, direction)
+    raise_row_errors(failed)
+
+
+def apply_rows(rows: dict[int, RowCallable], logits: Any) -> None:
+    """Run each callable on its row of `logits` [rows, vocab_size], in place.
+
+    One that raises is dropped, and the others still run; then raises RowErrors.
+    """
+    failed: dict[int, Exception] = {}
+    for row, processor in list(rows.items()):
+        try:
+            part = logits[row]
+            logits[row] = require_same_kind(processor(part), part)
+        except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+            failed[row] = contained(error)
+            del rows[row]
+    raise_row_errors(failed)
 
 
 class RowErrors(Exception):  # noqa: N818 - several errors, by row
@@ -198,9 +201,7 @@ def require_same_kind(result: Any, given: Any) -> Any:
     return result
 
 
-def bind_request(
-    processor: RequestLogitsProcessor, prompt_ids: list[int] | None, output_ids: list[int]
-) -> Callable[[Any], Any]:
+def bind_request(processor: RequestLogitsProcessor, prompt_ids: list[int] | None, output_ids: list[int]) -> RowCallable:
     """The callable with its request's tokens filled in; three-argument callables get the prompt first.
 
     Raises TypeError for a callable that takes neither two nor three arguments.

@@ -13,6 +13,8 @@ class PluginGroup(str, Enum):
     IO_PROCESSOR = "fastdeploy_lp.io_processor_plugins"
     STAT_LOGGER = "fastdeploy_lp.stat_logger_plugins"
     LOGITS_PROCESSOR = "fastdeploy_lp.logits_processors"
+    # vLLM's own group, read with --vllm-compat alone.
+    VLLM_LOGITS_PROCESSOR = "vllm.logits_processors"
 
     @property
     def kind(self) -> str:
@@ -31,4 +33,5 @@ _KINDS = {
     PluginGroup.IO_PROCESSOR: "IO-processor plugin",
     PluginGroup.STAT_LOGGER: "stat-logger plugin",
     PluginGroup.LOGITS_PROCESSOR: "logits-processor plugin",
+    PluginGroup.VLLM_LOGITS_PROCESSOR: "vLLM logits-processor plugin",
 }

@@ -121,7 +121,9 @@ class WorkerProcess:
     def _build_chain(self, fd_config: FDConfig) -> LogitsProcessorChain:
         objects = {spec: cloudpickle.loads(data) for spec, data in self._start.pickled_processors.items()}
         policy = fd_config.structured_outputs_config
-        declared = load_processors(policy.logits_processors, objects, mandatory=policy.mandatory)
+        declared = load_processors(
+            policy.logits_processors, objects, mandatory=policy.mandatory, vllm_entry_points=policy.vllm_compat
+        )
         fd = self._start.running_calls_fd
         calls = None if fd is None else RunningCalls(fd)
         return LogitsProcessorChain(declared, fd_config, calls=calls, quarantine=self._start.quarantine)

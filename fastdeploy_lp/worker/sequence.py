@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.messages import AddPooling, AddRequest
@@ -54,6 +57,9 @@ class Sequence:
         params = request.params
         room = max_model_len - len(request.prompt_token_ids)
         stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))
+        if request.grammar is not None:
+            # Processors may ask whether the output is bound to a form.
+            params = msgspec.structs.replace(params, guided_decoding=GuidedDecodingParams(grammar=request.grammar))
         return cls(
             request_id=request.request_id,
             prompt_token_ids=ReadOnlyList(request.prompt_token_ids),

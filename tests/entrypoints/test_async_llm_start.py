@@ -1,4 +1,4 @@
-"""`AsyncLLM` from its options to its end: nothing works before, and no worker is left behind."""
+"""`AsyncLLM` from its options to its end: the first request starts it once, and no worker is left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.documents import DummyLogitsProcessor
 from support.server import process_exists, wait_until
 from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp import AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
+from fastdeploy_lp import AsyncEngineArgs, AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 
 PLAIN = SamplingParams(temperature=0, max_tokens=8)
@@ -22,19 +22,74 @@ ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
 TARGET = 67
 
 
-def test_nothing_works_before_start() -> None:
+def test_what_no_request_is_for_needs_start() -> None:
     async def use() -> None:
         llm = AsyncLLM(MODEL, logits_processors=[DummyLogitsProcessor])
-        with pytest.raises(RuntimeError, match="start"):
-            await anext(llm.generate("Hello"))
         with pytest.raises(RuntimeError, match="start"):
             _ = llm.logits_processors
         with pytest.raises(RuntimeError, match="start"):
             await llm.reset_logits_processor("DummyLogitsProcessor")
         llm.abort("nobody")
         await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await anext(llm.generate("Hello"))
 
     asyncio.run(use())
+
+
+def test_the_first_requests_start_one_worker_together(tmp_path: Path) -> None:
+    async def use() -> None:
+        args = AsyncEngineArgs(model=str(write_tiny_checkpoint(tmp_path)), logits_processors=[DummyLogitsProcessor])
+        llm = AsyncLLM.from_engine_args(args)
+
+        async def tokens(target: int) -> list[int]:
+            forced = SamplingParams(max_tokens=3, extra_args={"target_token": target})
+            answer = llm.generate(request_id=f"r{target}", prompt="the dog", sampling_params=forced)
+            *_, output = [each async for each in answer]
+            return output.outputs.token_ids
+
+        cancelled = asyncio.ensure_future(tokens(50))
+        waiting = [asyncio.ensure_future(tokens(target)) for target in range(60, 65)]
+        vector = asyncio.ensure_future(llm.embed("the dog"))
+        await asyncio.sleep(0)
+        # The one that began the start leaves; the others still wait for it.
+        cancelled.cancel()
+        assert await asyncio.gather(*waiting) == [[target] * 3 for target in range(60, 65)]
+        assert (await vector).outputs.embedding
+        assert cancelled.cancelled()
+        assert len(children_of_this_process() - before) == 1
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            await tokens(60)
+
+    before = children_of_this_process()
+    asyncio.run(use())
+
+
+def test_a_start_that_fails_fails_the_requests_that_wait_for_it(tmp_path: Path) -> None:
+    class CannotStart(LogitsProcessor):
+        """Fails in the worker alone."""
+
+        def __init__(self, fd_config: FDConfig) -> None:
+            raise ValueError("not on this machine")
+
+        def update_state(self, share_inputs: Any) -> None:
+            """Nothing to know."""
+
+        def apply(self, logits: Any) -> Any:
+            return logits
+
+    async def use() -> None:
+        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path)), logits_processors=[CannotStart])
+        first = [anext(llm.generate("the dog")) for _ in range(3)]
+        errors = await asyncio.gather(*first, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineStartError] * 3
+        assert all("not on this machine" in str(error) for error in errors)
+        await llm.shutdown()
+
+    before = children_of_this_process()
+    asyncio.run(use())
+    assert children_of_this_process() == before
 
 
 def test_wrong_options_are_told_at_once() -> None:

@@ -6,9 +6,12 @@ import importlib
 from pathlib import Path
 
 import pytest
+from support import distributions
 from support.declared import MODULE, names, refusal
+from support.hash_bias_torch import vllm_stand_ins
 
-from fastdeploy_lp.logits_processor import load_processors
+from fastdeploy_lp.logits_processor import LogitsProcessorSpecError, load_processors
+from fastdeploy_lp.logits_processor.registry import load_processor
 
 
 def test_entry_points_load_by_themselves_before_the_declared_ones(folder: Path, plugins: pytest.MonkeyPatch) -> None:
@@ -116,3 +119,52 @@ def test_an_entry_point_that_cannot_be_used_says_why(installed: Path, value: str
 
 def test_a_plugin_that_is_reached_twice_runs_re_entrantly(plugins: pytest.MonkeyPatch) -> None:
     assert names() == names() == ["example_plugin", "my_decoder"]
+
+
+FOR_VLLM = """
+from vllm.v1.sample.logits_processor import LogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor
+"""
+VLLM_GROUP, OWN_GROUP = "vllm.logits_processors", "logits_processors"
+
+
+def listed(*specs: str, on: bool = True) -> list[tuple[str, str, str]]:
+    declared = load_processors(specs, vllm_entry_points=on)
+    return [(each.name, each.source, each.dialect.name) for each in declared]
+
+
+def test_vllms_entry_points_load_with_the_option(installed: Path) -> None:
+    points = {VLLM_GROUP: {"tested": "for_vllm:MinPLogitsProcessor", "other": "for_vllm:MinTokensLogitsProcessor"}}
+    distributions.install(installed, "package", points, modules={"for_vllm": FOR_VLLM})
+    assert listed(on=False) == []
+    assert "add --vllm-compat" in refusal("tested")
+    with vllm_stand_ins():
+        # FASTDEPLOY_LP_PLUGINS lets this one load alone.
+        assert listed() == [("tested", "entry point", "torch")]
+        assert listed("x=tested", "LogitBiasLogitsProcessor")[0] == ("x", "entry point", "torch")
+        assert load_processor("tested").found.__name__ == "MinPLogitsProcessor"
+    assert "is left out by FASTDEPLOY_LP_PLUGINS" not in refusal("tested")
+
+
+def test_a_package_of_both_groups_means_its_own_for_this_server(installed: Path) -> None:
+    points = {VLLM_GROUP: {"tested": "for_vllm:MinPLogitsProcessor"}, OWN_GROUP: {"tested": "ours:Good"}}
+    distributions.install(installed, "package", points, modules={"for_vllm": FOR_VLLM, "ours": MODULE})
+    with vllm_stand_ins():
+        assert listed() == [("tested", "entry point", "native")]
+
+
+def test_two_packages_may_not_have_one_name_in_two_groups(installed: Path) -> None:
+    distributions.install(
+        installed, "package", {VLLM_GROUP: {"tested": "for_vllm:MinPLogitsProcessor"}}, modules={"for_vllm": FOR_VLLM}
+    )
+    distributions.install(installed, "another", {OWN_GROUP: {"tested": "ours:Good"}}, modules={"ours": MODULE})
+    with vllm_stand_ins(), pytest.raises(LogitsProcessorSpecError, match="another has a vLLM logits-processor plugin"):
+        listed()
+
+
+def test_an_entry_point_that_needs_more_than_the_stand_ins_says_so(installed: Path) -> None:
+    points = {VLLM_GROUP: {"tested": "needs_more:Any"}}
+    distributions.install(installed, "package", points, modules={"needs_more": "import vllm.lora"})
+    with vllm_stand_ins(), pytest.raises(LogitsProcessorSpecError) as caught:
+        listed()
+    assert "add --vllm-compat" not in str(caught.value)
+    assert "needs vLLM itself" in str(caught.value)

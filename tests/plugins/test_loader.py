@@ -29,10 +29,6 @@ STRICT = [group for group in PluginGroup if group is not PluginGroup.GENERAL]
 GENERAL = PluginGroup.GENERAL
 
 
-def end(group: PluginGroup) -> str:
-    return group.value.partition(".")[2]
-
-
 def names(group: PluginGroup) -> list[str]:
     return [loaded.name for loaded in load_group(group)]
 
@@ -42,8 +38,8 @@ def names(group: PluginGroup) -> list[str]:
 
 @pytest.mark.parametrize("group", PluginGroup)
 def test_plugins_of_a_group_come_in_the_order_of_their_names(site: Path, group: PluginGroup) -> None:
-    install(site, "zeta", {end(group): {"one": "zeta_module:value"}}, modules={"zeta_module": "value = 1"})
-    install(site, "alpha", {end(group): {"two": "alpha_module:value"}}, modules={"alpha_module": "value = 2"})
+    install(site, "zeta", {group.value: {"one": "zeta_module:value"}}, modules={"zeta_module": "value = 1"})
+    install(site, "alpha", {group.value: {"two": "alpha_module:value"}}, modules={"alpha_module": "value = 2"})
     assert [(loaded.name, loaded.found) for loaded in load_group(group)] == [("one", 1), ("two", 2)]
     for other in PluginGroup:
         assert names(other) == (["one", "two"] if other is group else [])
@@ -73,7 +69,7 @@ def test_a_plugin_knows_where_it_comes_from(site: Path) -> None:
 def test_the_variable_names_those_that_may_load(
     site: Path, monkeypatch: pytest.MonkeyPatch, group: PluginGroup, variable: str | None, expected: list[str]
 ) -> None:
-    install(site, "alpha", {end(group): {"one": "os:path", "two": "os:sep"}})
+    install(site, "alpha", {group.value: {"one": "os:path", "two": "os:sep"}})
     if variable is None:
         monkeypatch.delenv("FASTDEPLOY_LP_PLUGINS")
     else:
@@ -116,7 +112,7 @@ def test_one_that_cannot_be_imported_ends_the_start_by_name(
     site: Path, caplog: pytest.LogCaptureFixture, group: PluginGroup, kind: str
 ) -> None:
     code, reason = BROKEN[kind]
-    install(site, "alpha", {end(group): {"one": "broken:value"}}, modules={"broken": code})
+    install(site, "alpha", {group.value: {"one": "broken:value"}}, modules={"broken": code})
     with pytest.raises(PluginError) as caught:
         load_group(group)
     message = str(caught.value)
@@ -175,7 +171,9 @@ def test_a_distribution_says_which_release_it_needs(
     site: Path, caplog: pytest.LogCaptureFixture, requirement: str, fits: bool
 ) -> None:
     group = PluginGroup.IO_PROCESSOR
-    install(site, "alpha", {end(group): {"one": "tested:value"}}, requires=[requirement], modules={"tested": "value=1"})
+    install(
+        site, "alpha", {group.value: {"one": "tested:value"}}, requires=[requirement], modules={"tested": "value=1"}
+    )
     if fits:
         assert names(group) == ["one"]
         return

@@ -24,15 +24,17 @@ def install(
     requires: Sequence[str] = (),
     modules: Mapping[str, str] | None = None,
 ) -> None:
-    """`entry_points`: the end of a group's name ("general_plugins") to names and values. `modules`: names to code."""
+    """`entry_points`: a group, or the end of one of ours ("general_plugins"), to names and values. `modules`: names to
+    code.
+    """
     info = folder / f"{distribution}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
     (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {each}" for each in requires), ""]))
-    sections = [
-        "\n".join([f"[fastdeploy_lp.{group}]", *(f"{name} = {value}" for name, value in points.items())])
-        for group, points in entry_points.items()
-    ]
+    sections = []
+    for group, points in entry_points.items():
+        section = group if "." in group else f"fastdeploy_lp.{group}"
+        sections.append("\n".join([f"[{section}]", *(f"{name} = {value}" for name, value in points.items())]))
     (info / "entry_points.txt").write_text("\n".join(sections) + "\n")
     for name, code in (modules or {}).items():
         (folder / f"{name}.py").write_text(dedent(code))

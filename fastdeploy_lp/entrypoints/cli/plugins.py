@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from fastdeploy_lp.logits_processor import vllm_compat
 from fastdeploy_lp.logits_processor.registry import find_dialect
 from fastdeploy_lp.platforms import platform_of
 from fastdeploy_lp.plugins import (
@@ -56,8 +57,15 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         prog=prog, description="Load the installed plugins as a server would, and say what became of each."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--vllm-compat", action="store_true", help="read vLLM's entry points, as a server with it does")
     args = parser.parse_args(argv)
-    rows = [_row(plugin) for group in PluginGroup for plugin in installed_plugins(group)]
+    if args.vllm_compat:
+        vllm_compat.install()
+    rows = [
+        _row(plugin) if args.vllm_compat or plugin.group is not PluginGroup.VLLM_LOGITS_PROCESSOR else _vllms(plugin)
+        for group in PluginGroup
+        for plugin in installed_plugins(group)
+    ]
     names = allowed_names()
     if args.json:
         listed = {"filter": None if names is None else sorted(names), "plugins": [row.as_dict() for row in rows]}
@@ -65,6 +73,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     else:
         print("\n".join(_lines(rows)))
     return int(any(row.state in (PluginState.FAILED, PluginState.INCOMPATIBLE) for row in rows))
+
+
+def _vllms(plugin: Plugin) -> Row:
+    return Row(plugin, PluginState.FILTERED, "vLLM's entry points load with --vllm-compat alone")
 
 
 def _row(plugin: Plugin) -> Row:
@@ -109,6 +121,7 @@ _DETAILS: dict[PluginGroup, Callable[[LoadedPlugin], str]] = {
     PluginGroup.IO_PROCESSOR: _io_processor,
     PluginGroup.STAT_LOGGER: _stat_logger,
     PluginGroup.LOGITS_PROCESSOR: _logits_processor,
+    PluginGroup.VLLM_LOGITS_PROCESSOR: _logits_processor,
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from fastdeploy_lp.logits_processor.vllm_v1 import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
+from fastdeploy_lp.logits_processor.dialects.batch_interface import OWN, BatchInterface
+from fastdeploy_lp.logits_processor.served_params import ServedParams
+from fastdeploy_lp.logits_processor.vllm_v1 import AddedRequest
 
 
 class BatchTracker:
@@ -17,13 +18,17 @@ class BatchTracker:
     The rules are those of vLLM's document: new requests take freed rows, lowest first, then extend the batch; rows left
     free are removed and the batch is condensed by one-way moves from the highest row to the lowest hole; swaps then
     bring the rows into the order of the logits.
+
+    interface: the classes that updates are made of. eos_token_ids: of the model, for `SamplingParams` of new requests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interface: BatchInterface = OWN, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self._interface = interface
+        self._eos_token_ids = eos_token_ids
         self._rows: list[str] = []
 
-    def update(self, share_inputs: Mapping[str, Any]) -> BatchUpdate | None:
-        """The changes since the last call, None if the rows are the same requests in the same order."""
+    def update(self, share_inputs: Mapping[str, Any]) -> Any:
+        """The changes since the last call as the interface's `BatchUpdate`; None for the same requests in order."""
         active = np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()
         wanted = [share_inputs["req_ids"][slot] for slot in active]
         if wanted == self._rows:
@@ -34,7 +39,7 @@ class BatchTracker:
         added = [self._add(request, free, share_inputs, slots[request]) for request in wanted if request not in old]
         removed, moved = list(free), self._condense(free)
         moved += self._reorder(wanted)
-        return BatchUpdate(len(wanted), removed, added, moved)
+        return self._interface.batch_update(batch_size=len(wanted), removed=removed, added=added, moved=moved)
 
     def _add(self, request: str, free: list[int], share_inputs: Mapping[str, Any], slot: int) -> AddedRequest:
         if free:
@@ -44,11 +49,11 @@ class BatchTracker:
             row = len(self._rows)
             self._rows.append(request)
         args = share_inputs["logits_processors_args"][slot]
-        params = msgspec.structs.replace(share_inputs["sampling_params"][slot], extra_args=dict(args) or None)
+        params = ServedParams.of(share_inputs["sampling_params"][slot], args, self._eos_token_ids)
         return row, params, share_inputs["prompt_token_ids"][slot], share_inputs["output_token_ids"][slot]
 
-    def _condense(self, holes: list[int]) -> list[MovedRequest]:
-        moves: list[MovedRequest] = []
+    def _condense(self, holes: list[int]) -> list[tuple[int, int, Any]]:
+        moves: list[tuple[int, int, Any]] = []
         remaining = set(holes)
         while remaining:
             last = len(self._rows) - 1
@@ -58,12 +63,12 @@ class BatchTracker:
                 hole = min(remaining)
                 remaining.discard(hole)
                 self._rows[hole] = self._rows[last]
-                moves.append((last, hole, MoveDirectionality.UNIDIRECTIONAL))
+                moves.append((last, hole, self._interface.one_way))
             self._rows.pop()
         return moves
 
-    def _reorder(self, wanted: list[str]) -> list[MovedRequest]:
-        moves: list[MovedRequest] = []
+    def _reorder(self, wanted: list[str]) -> list[tuple[int, int, Any]]:
+        moves: list[tuple[int, int, Any]] = []
         where = {request: row for row, request in enumerate(self._rows)}
         for row, request in enumerate(wanted):
             current = where[request]
@@ -72,5 +77,5 @@ class BatchTracker:
             other = self._rows[row]
             self._rows[row], self._rows[current] = request, other
             where[request], where[other] = row, current
-            moves.append((current, row, MoveDirectionality.SWAP))
+            moves.append((current, row, self._interface.swap))
         return moves

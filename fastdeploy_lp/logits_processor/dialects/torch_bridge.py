@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 
+def torch_device() -> Any:
+    """The `torch.device` that processors written for torch are told: the host."""
+    import torch
+
+    return torch.device("cpu")
+
+
 def to_torch(tensor: Tensor) -> Any:
     """A torch view of the same memory: what one side writes, the other reads."""
     import torch

@@ -1,22 +1,28 @@
-"""vLLM V1 processors written for torch: the real ones if vLLM is installed, or those of the stand-in modules."""
+"""vLLM V1 processors written for torch, on the classes of an installed vLLM or on the stand-ins."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
-from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch
+from fastdeploy_lp.logits_processor.dialects.batch_interface import OWN, BatchInterface
+from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch, torch_device
 from fastdeploy_lp.logits_processor.dialects.vllm_v1 import CONSTRUCTOR, VllmV1Processor
+from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, set_current_vllm_config
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.sampling_params import SamplingParams
 
 INTERFACE_MODULE = "vllm.v1.sample.logits_processor"
+ERRORS_MODULE = "vllm.exceptions"
 
 
 class TorchVllmDialect(Dialect):
@@ -25,7 +31,7 @@ class TorchVllmDialect(Dialect):
     name = "torch"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of whatever stands under vLLM's module name in this process."""
+        """Subclasses of the `LogitsProcessor` under vLLM's module name in this process."""
         base = getattr(sys.modules.get(INTERFACE_MODULE), "LogitsProcessor", None)
         return base is not None and isinstance(found, type) and issubclass(found, base)
 
@@ -33,12 +39,29 @@ class TorchVllmDialect(Dialect):
         """Methods and constructor."""
         require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
 
+    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
+        """As the base class says; vLLM's own error of a request, which need not be a ValueError, becomes one."""
+        try:
+            super().validate(found, sampling_params)
+        except Exception as error:
+            refusal = getattr(sys.modules.get(ERRORS_MODULE), "VLLMClientError", None)
+            if refusal is None or not isinstance(error, refusal):
+                raise
+            raise ValueError(str(error)) from error
+
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance that works on torch tensors."""
+        """An instance that works on torch tensors; updates are made of the classes of the module it derives from."""
         import torch
 
-        config = vllm_v1.VllmConfig.from_fd_config(fd_config)
-        return TorchVllmProcessor(found(config, torch.device("cpu"), False))
+        config = VllmConfig.from_fd_config(fd_config)
+        model = dataclasses.replace(config.model_config, dtype=getattr(torch, fd_config.model_config.dtype))
+        with set_current_vllm_config(dataclasses.replace(config, model_config=model)) as settled:
+            processor = found(settled, torch_device(), False)
+        eos_token_ids = fd_config.model_config.eos_token_ids
+        if _is_vllms_adapter(processor):
+            return TorchVllmProcessor(_AdapterRows(processor), BatchTracker(OWN, eos_token_ids))
+        interface = BatchInterface.of(sys.modules[INTERFACE_MODULE])
+        return TorchVllmProcessor(processor, BatchTracker(interface, eos_token_ids))
 
 
 class TorchVllmProcessor(VllmV1Processor):
@@ -47,3 +70,33 @@ class TorchVllmProcessor(VllmV1Processor):
     def apply(self, logits: Tensor) -> Tensor:
         """On a view of the logits; results made in place and out of place both count."""
         return to_paddle(self._processor.apply(to_torch(logits)), logits)
+
+
+def _is_vllms_adapter(processor: Any) -> bool:
+    """True if vLLM's own `AdapterLogitsProcessor` keeps the rows, and no subclass overrides that."""
+    adapter = getattr(sys.modules[INTERFACE_MODULE], "AdapterLogitsProcessor", None)
+    if adapter is None or issubclass(adapter, vllm_v1.AdapterLogitsProcessor) or not isinstance(processor, adapter):
+        return False
+    cls = type(processor)
+    inherited = all(getattr(cls, name) is getattr(adapter, name) for name in ("update_state", "apply"))
+    return inherited and hasattr(cls, "_new_state")
+
+
+class _AdapterRows:
+    """Runs the callables of vLLM's own adapter, whose `apply` stops at the first one that raises."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def is_argmax_invariant(self) -> bool:
+        """As the adapter says."""
+        return bool(self._adapter.is_argmax_invariant())
+
+    def update_state(self, batch_update: vllm_v1.BatchUpdate | None) -> None:
+        """Keep the adapter's own table; raises RowErrors for requests that it could not take."""
+        vllm_v1.follow_rows(self._adapter.req_info, batch_update, self._adapter._new_state)
+
+    def apply(self, logits: Any) -> Any:
+        """Each callable on its own row; raises RowErrors for the rows that failed."""
+        vllm_v1.apply_rows(self._adapter.req_info, logits)
+        return logits

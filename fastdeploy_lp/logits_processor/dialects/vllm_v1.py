@@ -9,6 +9,7 @@ from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
+from fastdeploy_lp.logits_processor.vllm_config import set_current_vllm_config
 from fastdeploy_lp.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -35,16 +36,17 @@ class VllmV1Dialect(Dialect):
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """An instance behind a `VllmV1Processor`."""
         # Paddle has no pinned memory without a GPU build; a processor that asks gets an honest no.
-        config = vllm_v1.VllmConfig.from_fd_config(fd_config)
-        return VllmV1Processor(found(config, current_platform().device_type, False))
+        with set_current_vllm_config(vllm_v1.VllmConfig.from_fd_config(fd_config)) as config:
+            processor = found(config, current_platform().device_type, False)
+        return VllmV1Processor(processor, BatchTracker(eos_token_ids=fd_config.model_config.eos_token_ids))
 
 
 class VllmV1Processor(LogitsProcessor):
     """A vLLM processor as the chain sees it."""
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, batch: BatchTracker) -> None:
         self._processor = processor
-        self._batch = BatchTracker()
+        self._batch = batch
         self._argmax_invariant = bool(processor.is_argmax_invariant())
 
     def is_argmax_invariant(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.distributions import import_folder, install
+from support.hash_bias_torch import vllm_stand_ins
 
 from fastdeploy_lp.entrypoints.cli.plugins import main
 from fastdeploy_lp.plugins import PluginGroup
@@ -55,9 +56,9 @@ def site(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def rows(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:
+def rows(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[dict[str, Any]]]:
     """The status, and what is said of the test's own distribution."""
-    status = main(["--json"])
+    status = main(["--json", *options])
     listed = json.loads(capsys.readouterr().out)["plugins"]
     return status, [row for row in listed if row["distribution"] == "tested"]
 
@@ -79,22 +80,36 @@ def test_what_becomes_of_a_plugin(
     assert f"    {row['detail']}\n" in printed
 
 
-@pytest.mark.parametrize("group", PluginGroup)
+def test_one_for_vllm_loads_with_the_option_alone(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = "from vllm.v1.sample.logits_processor import MinPLogitsProcessor"
+    points = {"vllm.logits_processors": {"mine": "for_vllm:MinPLogitsProcessor"}}
+    install(site, "tested", points, modules={"for_vllm": module})
+    status, (row,) = rows(capsys)
+    assert (row["group"], row["state"], status) == ("vllm.logits_processors", "filtered", 0)
+    assert "--vllm-compat" in row["detail"]
+    with vllm_stand_ins():
+        status, (row,) = rows(capsys, "--vllm-compat")
+    assert (row["state"], row["detail"], status) == ("loaded", "torch logits processor", 0)
+
+
+OWN_GROUPS = [group for group in PluginGroup if group is not PluginGroup.VLLM_LOGITS_PROCESSOR]
+
+
+@pytest.mark.parametrize("group", OWN_GROUPS)
 def test_one_for_another_release_is_incompatible(
     site: Path, capsys: pytest.CaptureFixture[str], group: PluginGroup
 ) -> None:
-    points = {group.value.partition(".")[2]: {"mine": "offered:nothing"}}
-    install(site, "tested", points, requires=["fastdeploy-lp>=99"])
+    install(site, "tested", {group.value: {"mine": "offered:nothing"}}, requires=["fastdeploy-lp>=99"])
     status, (row,) = rows(capsys)
     assert (row["state"], status) == ("incompatible", 1)
     assert row["detail"].startswith("needs fastdeploy-lp>=99, this is ")
 
 
-@pytest.mark.parametrize("group", PluginGroup)
+@pytest.mark.parametrize("group", OWN_GROUPS)
 def test_one_that_may_not_load_is_filtered(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, group: PluginGroup
 ) -> None:
-    install(site, "tested", {group.value.partition(".")[2]: {"mine": "offered:raises"}}, requires=["fastdeploy-lp>=99"])
+    install(site, "tested", {group.value: {"mine": "offered:raises"}}, requires=["fastdeploy-lp>=99"])
     monkeypatch.setenv("FASTDEPLOY_LP_PLUGINS", "others")
     status, (row,) = rows(capsys)
     assert (row["state"], status) == ("filtered", 0)

@@ -14,6 +14,7 @@ import pytest
 import support.hash_bias as hash_bias
 from support.hash_bias import PLUGIN, Native, RequestThree, RequestTwo, Vllm, reference
 from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_ins
+from support.installed_vllm import Adapted, RowState, installed_vllm
 from support.recording import After, Before, forget
 from support.sequences import Ran, request
 from support.tiny import tiny_fd_config
@@ -112,6 +113,13 @@ def test_every_row_is_the_references(cls: type, seed: int) -> None:
 @pytest.mark.parametrize("which", [0, 1], ids=["in place", "copies"])
 def test_every_row_of_a_torch_processor_for_vllm_is_the_references(torch_classes: list[type], which: int) -> None:
     check_churn([torch_classes[which]], seed=2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("cls", [RowState, Adapted])
+def test_every_row_is_the_references_where_vllm_has_classes_of_its_own(cls: type, seed: int) -> None:
+    with installed_vllm():
+        check_churn([cls], seed)
 
 
 @pytest.mark.parametrize("seed", [3, 4])

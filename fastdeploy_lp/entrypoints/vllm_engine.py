@@ -1,0 +1,79 @@
+"""The engine under vLLM's names, as programs written for vLLM use it: `--vllm-compat` on, outputs a list."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, fields
+from typing import Any
+
+from typing_extensions import Self
+
+from fastdeploy_lp import outputs
+from fastdeploy_lp.engine_args import EngineArgs as OwnEngineArgs
+from fastdeploy_lp.entrypoints import async_llm, llm
+from fastdeploy_lp.logits_processor.vllm_compat.sampling_params import default_params
+
+
+class RequestOutput(outputs.RequestOutput):
+    """The answer to one prompt; `outputs` lists its completions, where this server's own class has the first one."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, output: outputs.RequestOutput) -> Self:
+        """The same answer under vLLM's names."""
+        return cls(**{each.name: getattr(output, each.name) for each in fields(output)})
+
+    @property
+    def outputs(self) -> list[outputs.CompletionOutput]:  # type: ignore[override]
+        """All completions."""
+        return self.completions
+
+
+@dataclass
+class EngineArgs(OwnEngineArgs):
+    """This server's options, stand-ins for vLLM's modules among them."""
+
+    vllm_compat: bool = True
+
+
+class AsyncEngineArgs(EngineArgs):
+    """The same for `AsyncLLM`."""
+
+
+class LLM(llm.LLM):
+    """Offline inference; an option that this server does not have raises ValueError naming the known ones."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(model, **({"vllm_compat": True} | options))
+
+    def generate(self, prompts: Any, sampling_params: Any = None, **options: Any) -> Any:
+        """As this server's `LLM.generate`, with vLLM's default parameters."""
+        return _as_vllms(super().generate(prompts, sampling_params or default_params(), **options))
+
+    def chat(self, messages: Any, sampling_params: Any = None, **options: Any) -> Any:
+        """As this server's `LLM.chat`, with vLLM's default parameters."""
+        return _as_vllms(super().chat(messages, sampling_params or default_params(), **options))
+
+
+class AsyncLLM(async_llm.AsyncLLM):
+    """Requests on an event loop."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(model, **({"vllm_compat": True} | options))
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any = None, request_id: str | None = None
+    ) -> AsyncIterator[outputs.RequestOutput]:
+        """As this server's `AsyncLLM.generate`, with vLLM's default parameters."""
+        answer = super().generate(prompt, sampling_params or default_params(), request_id)
+        async with aclosing(answer) as grown:  # type: ignore[type-var]
+            async for output in grown:
+                yield RequestOutput.of(output)
+
+
+def _as_vllms(answers: Any) -> Any:
+    if isinstance(answers, list):
+        return [RequestOutput.of(output) for output in answers]
+    return (RequestOutput.of(output) for output in answers)

@@ -1,0 +1,135 @@
+"""vLLM's builtin processors on torch tensors, for packages that derive from them or use them in their tests.
+
+A chain needs none of them: this server's sampler and its own builtins do the same, and faster.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from fastdeploy_lp.logits_processor.vllm_compat.interface import LogitsProcessor
+from fastdeploy_lp.logits_processor.vllm_config import VllmConfig
+from fastdeploy_lp.logits_processor.vllm_v1 import BatchUpdate, MoveDirectionality
+from fastdeploy_lp.sampling_params import SamplingParams
+
+State = TypeVar("State")
+
+
+def process_dict_updates(
+    req_entries: dict[int, State],
+    batch_update: BatchUpdate | None,
+    new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
+) -> bool:
+    """Keep `req_entries`, a state by row, with its requests; returns whether an entry came, went or moved.
+
+    new_state: (params, prompt ids, output ids) → the state of a new request, None for one that needs none.
+    """
+    if batch_update is None:
+        return False
+    changed = False
+    for row in batch_update.removed:
+        changed |= req_entries.pop(row, None) is not None
+    for row, params, prompt_ids, output_ids in batch_update.added:
+        state = new_state(params, prompt_ids, output_ids)
+        changed |= req_entries.pop(row, None) is not None or state is not None
+        if state is not None:
+            req_entries[row] = state
+    for source, target, direction in batch_update.moved:
+        moved, replaced = req_entries.pop(source, None), req_entries.pop(target, None)
+        changed |= moved is not None or replaced is not None
+        if moved is not None:
+            req_entries[target] = moved
+        if replaced is not None and direction is MoveDirectionality.SWAP:
+            req_entries[source] = replaced
+    return changed
+
+
+class _RowStates(LogitsProcessor):
+    """Base of those below: a state a row, for the rows that need one."""
+
+    def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:  # noqa: ARG002 - contract
+        self.device = device
+        self.states: dict[int, Any] = {}
+
+    @abstractmethod
+    def new_state(self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> Any | None:
+        """The state of a new request, None for one that needs none."""
+
+    @abstractmethod
+    def edit(self, row: torch.Tensor, state: Any) -> None:
+        """Change a row [vocab_size] in place."""
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Keep the states with their requests."""
+        process_dict_updates(self.states, batch_update, self.new_state)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Edit the rows that have a state."""
+        for row, state in self.states.items():
+            self.edit(logits[row], state)
+        return logits
+
+
+class LogitBiasLogitsProcessor(_RowStates):
+    """Adds `SamplingParams.logit_bias`."""
+
+    def is_argmax_invariant(self) -> bool:
+        """False."""
+        return False
+
+    def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: Any) -> Any | None:  # noqa: ARG002
+        """Tokens and values."""
+        if not params.logit_bias:
+            return None
+        tokens = torch.tensor([int(token) for token in params.logit_bias], device=self.device)
+        return tokens, torch.tensor([*params.logit_bias.values()], dtype=torch.float32, device=self.device)
+
+    def edit(self, row: torch.Tensor, state: Any) -> None:
+        """Add the values at the tokens."""
+        tokens, values = state
+        row[tokens] += values
+
+
+class MinPLogitsProcessor(_RowStates):
+    """Keeps the tokens of at least `SamplingParams.min_p` times the greatest probability."""
+
+    def is_argmax_invariant(self) -> bool:
+        """True."""
+        return True
+
+    def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: Any) -> Any | None:  # noqa: ARG002
+        """The share."""
+        return params.min_p or None
+
+    def edit(self, row: torch.Tensor, state: Any) -> None:
+        """-inf for all other tokens."""
+        probabilities = torch.softmax(row, dim=-1)
+        row.masked_fill_(probabilities < probabilities.max() * state, -torch.inf)
+
+    def get_min_p_by_index(self, index: int) -> float:
+        """The share of a row, 0 for none."""
+        return float(self.states.get(index, 0.0))
+
+
+class MinTokensLogitsProcessor(_RowStates):
+    """Rules out all stop tokens before `SamplingParams.min_tokens` tokens are there."""
+
+    def is_argmax_invariant(self) -> bool:
+        """False."""
+        return False
+
+    def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: list[int]) -> Any | None:  # noqa: ARG002
+        """The least length, the live output and the stop tokens."""
+        if len(output_ids) >= params.min_tokens or not params.all_stop_token_ids:
+            return None
+        return params.min_tokens, output_ids, torch.tensor(sorted(params.all_stop_token_ids), device=self.device)
+
+    def edit(self, row: torch.Tensor, state: Any) -> None:
+        """-inf for the stop tokens while the output is too short."""
+        least, output_ids, stops = state
+        if len(output_ids) < least:
+            row[stops] = -torch.inf

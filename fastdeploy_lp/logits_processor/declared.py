@@ -14,6 +14,7 @@ from fastdeploy_lp.logits_processor.dialects import Dialect
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.logits_processor.selection import Selection
     from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -53,8 +54,8 @@ class DeclaredProcessor:
     @property
     def description(self) -> str:
         """The first paragraph of its docstring."""
-        # Its own docstring: the one it inherits describes the interface.
-        text = inspect.cleandoc(vars(self.dialect.class_of(self.found)).get("__doc__") or "")
+        # Its own docstring, which Python does not inherit: a base's describes the interface.
+        text = inspect.cleandoc(self.dialect.class_of(self.found).__doc__ or "")
         return " ".join(text.partition("\n\n")[0].split())
 
     def build(self, fd_config: FDConfig) -> LogitsProcessor:
@@ -65,9 +66,9 @@ class DeclaredProcessor:
             reason = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
 
-    def validate(self, sampling_params: SamplingParams) -> None:
-        """Raise ValueError if the processor refuses the request."""
-        self.dialect.validate(self.found, sampling_params)
+    def validate(self, sampling_params: SamplingParams, facts: ModelFacts) -> None:
+        """Raise ValueError if the processor refuses the request; an author's code may raise anything."""
+        self.dialect.validate(self.found, sampling_params, facts)
 
     def is_used_by(self, selection: Selection) -> bool:
         """Whether the request is meant for this processor: named, or with an argument that is its own.

@@ -11,9 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
-from fastdeploy_lp.logits_processor.phrase import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
+from fastdeploy_lp.logits_processor.model_facts import ModelFacts
+from fastdeploy_lp.logits_processor.phrase import PHRASES, Encode, PhraseEncoder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.sendable import require_sendable
+from fastdeploy_lp.logits_processor.token_id import VOCAB_SIZE
+from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from fastdeploy_lp.sampling_params import SamplingParams
 
 FLAT, EXTRA, BIAS, NAMED = "logits_processors_args", "extra_args", "logit_bias", "logits_processors"
@@ -26,7 +29,7 @@ class RequestArgsValidator:
     What a processor's own check raises refuses the request; an error that is no ValueError is its cause.
 
     `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only. `shadow` names
-    the processors that run in shadow for every request.
+    the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RequestArgsValidator:
         encode: Encode | None = None,
         *,
         shadow: Sequence[str] = (),
+        tokenizer: ModelTokenizer | None = None,
     ) -> None:
         self._declared = {processor.name: processor for processor in declared}
         self._always_in_shadow = tuple(shadow)
@@ -43,6 +47,9 @@ class RequestArgsValidator:
         self._known = sorted({name for processor in self._flat for name in processor.argument_names})
         # A processor without Params may read any argument, so none can be called unknown.
         self._open = any(processor.params_model is None for processor in self._flat)
+        self._facts = ModelFacts(vocab_size, tokenizer)
+        for processor in declared:
+            processor.dialect.ready_validation()
         self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
 
     def validate(self, params: SamplingParams) -> Selection:
@@ -154,8 +161,8 @@ class RequestArgsValidator:
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
-                processor.validate(seen)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+                processor.validate(seen, self._facts)
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything, SystemExit too
                 path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
                 expected = isinstance(error, ValueError)
                 reason = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -233,7 +240,7 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    except Exception as error:  # pydantic passes on what an author's validator raises
+    except BaseException as error:  # pydantic passes on what an author's validator raises
         raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from error
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
     # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.

@@ -16,11 +16,11 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationInfo,
-    WithJsonSchema,
 )
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
+from fastdeploy_lp.logits_processor.token_id import TOKEN_FORMAT, VOCAB_SIZE, TokenId
 from fastdeploy_lp.platforms import in_host_memory, to_device
 from fastdeploy_lp.request_limits import MAX_LOGIT_BIAS
 
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-
-def _in_vocabulary(token: int, info: ValidationInfo) -> int:
-    vocab_size = info.context["vocab_size"] if info.context else None
-    if token < 0 or (vocab_size is not None and token >= vocab_size):
-        raise ValueError(f"token id out of range, the vocabulary has {vocab_size} tokens")
-    return token
 
 
 def _can_be_added(bias: float) -> float:
@@ -51,7 +44,7 @@ def _few_enough(bias: Any) -> Any:
 
 
 def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float]:
-    vocab_size = info.context["vocab_size"] if info.context else None
+    vocab_size = (info.context or {}).get(VOCAB_SIZE)
     if vocab_size is not None and sum(value == -math.inf for value in bias.values()) >= vocab_size:
         raise ValueError("bans every token of the vocabulary")
     return bias
@@ -59,9 +52,6 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
 
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
-# Forms made from a schema let people look a token up where one is wanted.
-TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
-TokenId = Annotated[int, AfterValidator(_in_vocabulary), WithJsonSchema({"type": "integer", **TOKEN_FORMAT})]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
 # What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
 SCHEMA_OF_BIASES: dict[str, JsonValue] = {

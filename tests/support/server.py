@@ -23,6 +23,8 @@ API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS = 120.0
 # Where `make test` installs the packages of tests/plugins.
 PLUGINS = Path(sys.prefix) / "test-plugins"
+# logits-processor-zoo, without the packages that it requires and these tests do not need.
+ZOO = Path(sys.prefix) / "test-zoo"
 
 
 def free_port() -> int:

@@ -42,7 +42,7 @@ def server_command(*options: str, module: str = API_SERVER, python: str = sys.ex
 
 def server_environment() -> dict[str, str]:
     """Lets the server import the processors in `tests/support`."""
-    return {**callers_environment(), "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS), str(PLUGINS)])}
+    return {**callers_environment(), "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS, PLUGINS, ZOO)))}
 
 
 class ServerProcess:

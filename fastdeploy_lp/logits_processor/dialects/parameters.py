@@ -129,9 +129,9 @@ def _evaluated(annotation: Any, target: Callable[..., Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
     function = target if inspect.isfunction(target) else getattr(target, "__init__", target)
+    holder = types.SimpleNamespace(__annotations__={"value": annotation})
     try:
-        # Annotations are code of the module that the operator declared.
-        return eval(annotation, getattr(function, "__globals__", {}))
+        return typing.get_type_hints(holder, getattr(function, "__globals__", {}))["value"]
     except Exception:  # noqa: BLE001 - names that are imported for type checkers alone, and anything else
         return annotation
 

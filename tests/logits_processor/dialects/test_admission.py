@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
+from support.tried import RAISED
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, TokenId, load_processors
 from fastdeploy_lp.model_tokenizer import model_tokenizer
@@ -20,55 +19,6 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 VOCAB_SIZE = 512
 LIBRARY = "transformers.generation.logits_process"
-
-
-class TokenParams(BaseModel):
-    token_id: int
-
-
-class AddsAtCall:
-    """A plugin that finds out at its first call that there is no such token."""
-
-    def __init__(self, tokenizer: Any, parameters: TokenParams) -> None:
-        self._token = parameters.token_id
-
-    def __call__(self, token_ids: list[int], logits: paddle.Tensor) -> paddle.Tensor:
-        logits[self._token] += 1.0
-        return logits
-
-
-class TokenizerSecond(AddsAtCall):
-    def __init__(self, parameters: TokenParams, tokenizer: Any) -> None:
-        super().__init__(tokenizer, parameters)
-        if tokenizer is not None and tokenizer.eos_token_id != 2:
-            raise ValueError("this is another tokenizer")
-
-
-PLUGIN = {"logits_processor_class": AddsAtCall, "parameters_model": TokenParams}
-TOKENIZER_SECOND = {"logits_processor_class": TokenizerSecond, "parameters_model": TokenParams}
-
-RAISED: dict[str, Callable[[], BaseException]] = {
-    "exit": lambda: SystemExit(3),
-    "interrupt": lambda: KeyboardInterrupt(),
-    "cancelled": lambda: asyncio.CancelledError(),
-    "base": lambda: BaseException("of its own"),
-    "stop": lambda: StopIteration(),
-    "generator": lambda: GeneratorExit(),
-}
-
-
-class Raises:
-    """Raises when it is built, when it is first called, or at its second token."""
-
-    def __init__(self, kind: str, when: str) -> None:
-        self._kind, self._when = kind, when
-        if when == "build":
-            raise RAISED[kind]()
-
-    def __call__(self, prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-        if self._when == ("second" if output_ids else "first"):
-            raise RAISED[self._kind]()
-        return logits
 
 
 class RaisesInParams(BaseModel):
@@ -170,19 +120,19 @@ def test_an_integer_may_stand_for_a_number_and_a_list_for_a_tuple() -> None:
 @pytest.mark.parametrize("token", [VOCAB_SIZE, 10**9, -VOCAB_SIZE - 1])
 @pytest.mark.parametrize("plugin", ["PLUGIN", "TOKENIZER_SECOND"])
 def test_a_plugin_that_fails_at_its_call_refuses_the_request(plugin: str, token: int) -> None:
-    assert refusal(f"{__name__}:{plugin}", {"token_id": token}).path == "logits_processors.p"
-    assert named(f"{__name__}:{plugin}", {"token_id": 7}) == {"token_id": 7}
+    assert refusal(f"support.tried:{plugin}", {"token_id": token}).path == "logits_processors.p"
+    assert named(f"support.tried:{plugin}", {"token_id": 7}) == {"token_id": 7}
 
 
 def test_the_tokenizer_goes_to_the_parameter_of_its_name(tmp_path: Path) -> None:
     directory = write_tiny_checkpoint(tmp_path)
-    assert named(f"{__name__}:TOKENIZER_SECOND", {"token_id": 7}, directory) == {"token_id": 7}
+    assert named("support.tried:TOKENIZER_SECOND", {"token_id": 7}, directory) == {"token_id": 7}
 
 
 @pytest.mark.parametrize("when", ["build", "first", "second"])
 @pytest.mark.parametrize("kind", RAISED)
 def test_whatever_a_processor_raises_is_the_requests_error(kind: str, when: str) -> None:
-    error = refusal(f"{__name__}:Raises", {"kind": kind, "when": when})
+    error = refusal("support.tried:Raises", {"kind": kind, "when": when})
     assert error.path == "logits_processors.p"
     assert type(RAISED[kind]()).__name__ in error.reason
 

@@ -25,14 +25,19 @@ $(VENV)/dev.done: $(VENV)/serve.done
 	$(PIP) --no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point
 	@touch $@
 
+# Third-party processors that tests run unmodified; what the package requires besides torch and transformers is not needed.
+$(VENV)/zoo.done: | $(VENV)/dev.done
+	$(PIP) --no-deps --upgrade --target $(VENV)/test-zoo logits-processor-zoo==0.2.1
+	@touch $@
+
 serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
 	$(BIN)/python -m fastdeploy_lp.entrypoints.openai.api_server --config configs/smollm2-135m.yaml
 
 # Two files at a time: a test that waits for a server leaves its core to another.
-test: $(VENV)/dev.done ## run the tests
+test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-long: $(VENV)/dev.done ## run the tests that take many minutes
+test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # Clients that are no part of our own environment: they ask for versions of their own.

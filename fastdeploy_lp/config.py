@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.model_tokenizer import ModelTokenizer
 
 # Clients' keys, separated by commas; no other process gets it.
 API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
@@ -191,3 +194,13 @@ class FDConfig:
     supervision_config: SupervisionConfig = field(default_factory=SupervisionConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer, one a process, whose files are read when it is first used.
+
+        Its methods raise ValueError for a model without a tokenizer.
+        """
+        from fastdeploy_lp.model_tokenizer import model_tokenizer
+
+        return model_tokenizer(self.model_config.directory, self.model_config.eos_token_ids)

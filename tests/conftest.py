@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 from hypothesis import HealthCheck, settings
-from support.server import PLUGINS, ServerProcess
+from support.server import PLUGINS, ZOO, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 
@@ -22,7 +22,7 @@ from fastdeploy_lp.platforms import current_platform
 os.environ["FASTDEPLOY_LP_PLUGINS"] = ""
 # Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
 os.environ.update(current_platform().worker_environment())
-sys.path.append(str(PLUGINS))
+sys.path += [str(PLUGINS), str(ZOO)]
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")

@@ -30,7 +30,9 @@ class RequestPreparation:
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
         encode = partial(_phrase, self.tokenizer, config.vocab_size) if self.tokenizer.handles_text else None
-        args_validator = RequestArgsValidator(declared, config.vocab_size, encode, shadow=chain.shadow)
+        args_validator = RequestArgsValidator(
+            declared, config.vocab_size, encode, shadow=chain.shadow, tokenizer=fd_config.tokenizer
+        )
         self.inputs = InputProcessor(
             config,
             self.tokenizer,

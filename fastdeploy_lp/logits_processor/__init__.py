@@ -13,6 +13,7 @@ from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
 from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.token_id import TokenId
 
 __all__ = [
     "BUILTIN",
@@ -27,5 +28,6 @@ __all__ = [
     "RequestArgsValidator",
     "Selection",
     "SlotFailure",
+    "TokenId",
     "load_processors",
 ]

@@ -16,6 +16,7 @@ from fastdeploy_lp.logits_processor.dialects import Dialect
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.logits_processor.selection import Selection
     from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -73,8 +74,8 @@ class DeclaredProcessor:
     @property
     def description(self) -> str:
         """The first paragraph of its docstring."""
-        # Its own docstring: the one it inherits describes the interface.
-        text = inspect.cleandoc(vars(self.dialect.class_of(self.found)).get("__doc__") or "")
+        # Its own docstring, which Python does not inherit: a base's describes the interface.
+        text = inspect.cleandoc(self.dialect.class_of(self.found).__doc__ or "")
         return " ".join(text.partition("\n\n")[0].split())
 
     def build(self, fd_config: FDConfig) -> LogitsProcessor:
@@ -85,9 +86,9 @@ class DeclaredProcessor:
             reason = described(contained(error))
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
 
-    def validate(self, sampling_params: SamplingParams) -> None:
-        """Raise ValueError if the processor refuses the request."""
-        self.dialect.validate(self.found, sampling_params)
+    def validate(self, sampling_params: SamplingParams, facts: ModelFacts) -> None:
+        """Raise ValueError if the processor refuses the request; an author's code may raise anything."""
+        self.dialect.validate(self.found, sampling_params, facts)
 
     def is_meant_for(self, selection: Selection) -> bool:
         """True if the request names this processor, or passes an argument that belongs to it.

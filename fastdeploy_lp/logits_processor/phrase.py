@@ -19,12 +19,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, ValidationInfo
+
+from fastdeploy_lp.logits_processor.token_id import VOCAB_SIZE, TokenId
 
 Encode = Callable[[str], list[int]]
 """The token ids of a text, without the ones that a tokenizer puts around a whole prompt."""
 
-VOCAB_SIZE, PHRASES = "vocab_size", "phrases"
+PHRASES = "phrases"
 MAX_TOKENS = 4096
 SENTENCE_MARKS = (".", "!", "?", "…", ".\n", "\n", "\n\n", '."', ".)", "。", "！", "？")
 NEIGHBOURS = (".", ",", "!", "?", ":", ";", ")", "]", "}", '"', "'", "`", "*", "-", "(", "<", ">", "\n", "\n\n", " ")
@@ -142,14 +144,13 @@ def _checked(value: Any, info: ValidationInfo) -> list[int]:
     return _not_too_long(value)
 
 
-_Token = Annotated[int, WithJsonSchema({"type": "integer", "format": "token-id"})]
-Phrase = Annotated[list[int], BeforeValidator(_to_phrase, json_schema_input_type=str | list[_Token])]
+Phrase = Annotated[list[int], BeforeValidator(_to_phrase, json_schema_input_type=str | list[TokenId])]
 PhraseForms = Annotated[
-    list[list[int]], BeforeValidator(_to_forms, json_schema_input_type=str | list[_Token] | list[list[_Token]])
+    list[list[int]], BeforeValidator(_to_forms, json_schema_input_type=str | list[TokenId] | list[list[TokenId]])
 ]
 Marker = Annotated[
-    list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[_Token] | list[list[_Token]])
+    list[list[int]], BeforeValidator(_to_marker, json_schema_input_type=str | list[TokenId] | list[list[TokenId]])
 ]
 SentenceEnds = Annotated[
-    list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | _Token])
+    list[int], BeforeValidator(_to_sentence_ends, json_schema_input_type=bool | list[str | TokenId])
 ]

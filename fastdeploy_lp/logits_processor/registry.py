@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +13,7 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.quiet_paddle import quiet_paddle
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
@@ -141,7 +140,8 @@ def find_dialect(found: object, spec: str) -> Dialect:
     raise LogitsProcessorSpecError(
         spec,
         "must be a subclass of LogitsProcessor: derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor, "
-        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_v1",
+        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_v1; a class without a base is called "
+        "(input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
     )
 
 
@@ -224,14 +224,6 @@ def _import(module_path: str, spec: str) -> Any:
     except (Exception, SystemExit) as error:  # an author's module may raise anything, and a script may end itself
         problem = f"cannot be used: importing {module_path!r} failed: {type(error).__name__}: {_one_line(error)}"
         raise LogitsProcessorSpecError(spec, f"{problem}{_compat_advice(error)}") from error
-
-
-@contextmanager
-def quiet_paddle() -> Iterator[None]:
-    """Where a processor's module brings Paddle in, Paddle's advice to install a compiler cache helps nobody."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="No ccache found")
-        yield
 
 
 def _compat_advice(error: BaseException | None) -> str:

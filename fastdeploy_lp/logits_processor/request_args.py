@@ -13,11 +13,14 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.flat_args import FlatArgs, FlatArgsReader
 from fastdeploy_lp.logits_processor.mandatory_order import MandatoryOrder, RequestedPlace
+from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.named_entries import NAMED, NamedEntry, named_entries
-from fastdeploy_lp.logits_processor.phrase import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
+from fastdeploy_lp.logits_processor.phrase import PHRASES, Encode, PhraseEncoder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.sendable import require_sendable
 from fastdeploy_lp.logits_processor.settled_args import settled_args
+from fastdeploy_lp.logits_processor.token_id import VOCAB_SIZE
+from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from fastdeploy_lp.sampling_params import SamplingParams
 
 SHADOW = "logits_processors_shadow"
@@ -29,7 +32,7 @@ class RequestArgsValidator:
     What a processor's own check raises refuses the request; an error that is no ValueError is its cause.
 
     `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only. `shadow` names
-    the processors that run in shadow for every request.
+    the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
     """
 
     def __init__(
@@ -39,9 +42,13 @@ class RequestArgsValidator:
         encode: Encode | None = None,
         *,
         shadow: Sequence[str] = (),
+        tokenizer: ModelTokenizer | None = None,
     ) -> None:
         self._declared = {processor.name: processor for processor in declared}
         self._always_in_shadow = tuple(shadow)
+        self._facts = ModelFacts(vocab_size, tokenizer)
+        for processor in declared:
+            processor.dialect.ready_validation()
         self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
         self._flat = FlatArgsReader(declared, self._context, shadow=shadow)
         self._order = MandatoryOrder(declared)
@@ -136,7 +143,7 @@ class RequestArgsValidator:
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
-                processor.validate(seen)
+                processor.validate(seen, self._facts)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 path = paths.of(processor, selection)
                 expected = isinstance(error, ValueError)

@@ -1,5 +1,5 @@
 """`from fastdeploy_lp.openai.logits_processor import LogitsProcessor`, as FastDeploy's documents print it."""
 
-from fastdeploy_lp.logits_processor import LogitsProcessor
+from fastdeploy_lp.logits_processor import LogitsProcessor, TokenId
 
-__all__ = ["LogitsProcessor"]
+__all__ = ["LogitsProcessor", "TokenId"]

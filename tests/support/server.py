@@ -23,6 +23,8 @@ API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS = 120.0
 # Where `make test` installs the packages of tests/plugins.
 PLUGINS = Path(sys.prefix) / "test-plugins"
+# logits-processor-zoo, without the packages that it requires and these tests do not need.
+ZOO = Path(sys.prefix) / "test-zoo"
 
 
 def free_port() -> int:
@@ -40,7 +42,7 @@ def server_command(*options: str, module: str = API_SERVER, python: str = sys.ex
 
 def server_environment() -> dict[str, str]:
     """Lets the server import the processors in `tests/support`."""
-    return {**callers_environment(), "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS), str(PLUGINS)])}
+    return {**callers_environment(), "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS, PLUGINS, ZOO)))}
 
 
 class ServerProcess:

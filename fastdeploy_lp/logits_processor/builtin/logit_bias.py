@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +16,11 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationInfo,
-    WithJsonSchema,
 )
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
+from fastdeploy_lp.logits_processor.token_id import TOKEN_FORMAT, VOCAB_SIZE, TokenId
 from fastdeploy_lp.platforms import in_host_memory, to_device
 from fastdeploy_lp.request_limits import MAX_LOGIT_BIAS
 
@@ -29,22 +28,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-
-def _written_plainly(token: Any) -> Any:
-    """A JSON key names one token in one way: digits without sign, spaces, underscores or leading zeros."""
-    if isinstance(token, str) and TOKEN_KEY.fullmatch(token) is None:
-        raise ValueError("must be an integer, the token's id in plain digits such as 42")
-    if isinstance(token, (bool, float)):
-        raise ValueError(f"must be an integer, not {token!r}")
-    return token
-
-
-def _in_vocabulary(token: int, info: ValidationInfo) -> int:
-    vocab_size = info.context["vocab_size"] if info.context else None
-    if token < 0 or (vocab_size is not None and token >= vocab_size):
-        raise ValueError(f"token id out of range, the vocabulary has {vocab_size} tokens")
-    return token
 
 
 def _can_be_added(bias: float) -> float:
@@ -67,23 +50,14 @@ def _few_enough(bias: Any) -> Any:
 
 
 def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float]:
-    vocab_size = info.context["vocab_size"] if info.context else None
+    vocab_size = (info.context or {}).get(VOCAB_SIZE)
     if vocab_size is not None and sum(value == -math.inf for value in bias.values()) >= vocab_size:
         raise ValueError("bans every token of the vocabulary")
     return bias
 
 
-TOKEN_KEY = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 # Far beyond any logit, and far from what float32 cannot hold.
 MAX_BIAS = 1e9
-# Forms made from a schema let people look a token up where one is wanted.
-TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
-TokenId = Annotated[
-    int,
-    BeforeValidator(_written_plainly),
-    AfterValidator(_in_vocabulary),
-    WithJsonSchema({"type": "integer", **TOKEN_FORMAT}),
-]
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
 # What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
 SCHEMA_OF_BIASES: dict[str, JsonValue] = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from fastdeploy_lp.logits_processor.builtin.logit_bias import TokenId
+from fastdeploy_lp.logits_processor.token_id import TOKEN_SCHEMA, in_vocabulary
 
 MAX_SEQUENCES = 4096
 MAX_SEQUENCE_LENGTH = 1024
 
-ListedToken = Annotated[TokenId, Field(strict=True)]
+# Lists have no keys: a token id that is spelt as text is a mistake there.
+ListedToken = Annotated[int, Field(strict=True), AfterValidator(in_vocabulary), WithJsonSchema({**TOKEN_SCHEMA})]
 TokenSet = Annotated[list[ListedToken], Field(min_length=1)]
 TokenSequence = Annotated[list[ListedToken], Field(min_length=1, max_length=MAX_SEQUENCE_LENGTH)]

@@ -1,6 +1,7 @@
 """The ways to write a logits processor that this server runs, one file a dialect; all may stand in one chain."""
 
 from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.callables import CallableDialect
 from fastdeploy_lp.logits_processor.dialects.fastdeploy import FastDeployDialect
 from fastdeploy_lp.logits_processor.dialects.hugging_face import HuggingFaceDialect
 from fastdeploy_lp.logits_processor.dialects.native import NativeDialect
@@ -18,6 +19,7 @@ DIALECTS: tuple[Dialect, ...] = (
     VllmV1Dialect(),
     PluginDictDialect(),
     HuggingFaceDialect(),
+    CallableDialect(),
 )
 
 __all__ = ["DIALECTS", "Dialect"]

@@ -13,6 +13,7 @@ from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.sampling_params import SamplingParams
 
 
@@ -47,7 +48,10 @@ class Dialect(ABC):
             return _one_reason(error)
         return None
 
-    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
+    def ready_validation(self) -> None:  # noqa: B027 - most need nothing
+        """Import what `validate` needs; runs once when the server starts, before the first request."""
+
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - others need it
         """Raise ValueError for a request it cannot serve; `extra_args` are the arguments it will see."""
         found.validate_params(sampling_params)
 
@@ -55,8 +59,8 @@ class Dialect(ABC):
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """A native processor that runs it."""
 
-    def class_of(self, found: Any) -> type:
-        """The class that carries its name and documentation."""
+    def class_of(self, found: Any) -> Any:
+        """The class, or the function, that carries its name and documentation."""
         if not isinstance(found, type):
             raise TypeError(f"{found!r} is no class")
         return found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.sampling_params import SamplingParams
 
 SENTENCE, SENTENCE_IDS = "think_stop_sentence", "think_stop_sentence_token_ids"
@@ -53,7 +54,7 @@ class FastDeployDialect(Dialect):
         own: type[BaseModel] | None = getattr(found, "Params", None)
         return own or _documented(found.__name__)
 
-    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
         """FastDeploy's interface has no such method; a class may."""
         if hasattr(found, "validate_params"):
             found.validate_params(sampling_params)

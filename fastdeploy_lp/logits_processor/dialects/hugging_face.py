@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
 from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch
+from fastdeploy_lp.logits_processor.dialects.torch_rows import CallStyle, TorchRow, dry_run, on_row, one_thread
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 
 if TYPE_CHECKING:
@@ -17,53 +23,100 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
     from fastdeploy_lp.sampling_params import SamplingParams
 
+LIBRARY = "transformers"
+# Methods by which `generate` hands a processor the model and the model's inputs.
+_SET_UP_BY_GENERATE = ("set_model", "set_inputs")
+_TWO_ROWS = "needs two rows for each sequence, with the condition and without it; a request has one"
+_CHANNELS = "needs a row for each audio channel of a sequence; a request has one"
+# Classes whose signatures do not show that their calls need more than a request's row, by the owner of `__call__`.
+_NEEDS: dict[str, str] = {
+    "ClassifierFreeGuidanceLogitsProcessor": _TWO_ROWS,
+    "DiaClassifierFreeGuidanceLogitsProcessor": _TWO_ROWS,
+    "DiaEOSChannelFilterLogitsProcessor": _CHANNELS,
+    "DiaEOSDelayPatternLogitsProcessor": _CHANNELS,
+}
 
-class HuggingFaceDialect(Dialect):
-    """One instance a request that names the processor, built from the request's parameters."""
+
+class TorchRowDialect(Dialect):
+    """Base of dialects that call a torch processor on one request's row; one instance a request that names it."""
+
+    by_name_only = True
+
+    def params_model(self, found: Any) -> type[BaseModel] | None:
+        """The parameters of its constructor that a request can give; None if it takes any."""
+        return request_parameters(found).model
+
+    def process(self, found: Any, args: dict[str, Any], facts: ModelFacts) -> TorchRow:
+        """A new instance for a request with these arguments."""
+        return on_row(self.style(found), found(**request_parameters(found).arguments(args, facts)))
+
+    def style(self, found: Any) -> CallStyle:  # noqa: ARG002 - others look at it
+        """Arguments of a call."""
+        return CallStyle.INPUT_SCORES
+
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
+        """Build an instance and call it on rows of zeros: both know mistakes that no signature shows."""
+        try:
+            process = self.process(found, dict(sampling_params.extra_args or {}), facts)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        dry_run(process, facts.vocab_size)
+
+    def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
+        """Makes instances as requests come."""
+        return TorchRowProcessor(self, found, ModelFacts.of(fd_config))
+
+
+class HuggingFaceDialect(TorchRowDialect):
+    """Subclasses of transformers' `LogitsProcessor`."""
 
     name = "torch"
-    by_name_only = True
 
     def recognizes(self, found: Any) -> bool:
         """Subclasses of `transformers.LogitsProcessor`, told by where their base class comes from."""
         return isinstance(found, type) and any(
-            base.__name__ == "LogitsProcessor" and base.__module__.partition(".")[0] == "transformers"
+            base.__name__ == "LogitsProcessor" and base.__module__.partition(".")[0] == LIBRARY
             for base in found.__mro__[1:]
         )
 
     def check(self, found: Any, spec: str) -> None:
-        """A class that can be called with input ids and scores."""
-        if "__call__" not in dir(found):
+        """A class whose instances a request's arguments and its row are enough for."""
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            raise LogitsProcessorSpecError(spec, f"is abstract: it has no {missing}")
+        owner = next(base for base in found.__mro__ if "__call__" in vars(base))
+        if owner.__name__ == "LogitsProcessor":
             raise LogitsProcessorSpecError(spec, "has no __call__(self, input_ids, scores)")
-
-    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
-        """Build it once: its constructor is what knows which parameters are right."""
-        try:
-            found(**(sampling_params.extra_args or {}))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-
-    def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:  # noqa: ARG002 - contract
-        """Makes instances as requests come."""
-        return HuggingFaceProcessor(found)
+        require_giveable(found, spec)
+        hooks = [name for name in _SET_UP_BY_GENERATE if hasattr(found, name)]
+        if hooks:
+            needed = " and ".join(f"{name}()" for name in hooks)
+            raise LogitsProcessorSpecError(spec, f"needs {needed}, which only generate() of transformers calls")
+        if owner.__name__ in _NEEDS and owner.__module__.partition(".")[0] == LIBRARY:
+            raise LogitsProcessorSpecError(spec, _NEEDS[owner.__name__])
 
 
-class HuggingFaceProcessor(PerRequestProcessor):
-    """A Hugging Face class as the chain sees it."""
+def require_giveable(found: Any, spec: str, skip: int = 0) -> None:
+    """Raise LogitsProcessorSpecError for required parameters that neither a request nor the server can give."""
+    missing = request_parameters(found, skip).missing
+    if missing:
+        raise LogitsProcessorSpecError(spec, f"needs {' and '.join(missing)}, which no request can give")
 
-    def __init__(self, cls: type) -> None:
+
+class TorchRowProcessor(PerRequestProcessor):
+    """A torch class or function as the chain sees it."""
+
+    def __init__(self, dialect: TorchRowDialect, found: Any, facts: ModelFacts) -> None:
         super().__init__()
-        self._class = cls
+        self._dialect, self._found, self._facts = dialect, found, facts
 
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
-        """`cls(**parameters)` between a torch view of the row and what it returns."""
-        import torch
+        """An instance between a torch view of the row and what it returns."""
+        with one_thread():
+            process = self._dialect.process(self._found, dict(args), self._facts)
 
-        instance = self._class(**args)
+        def process_row(prompt_ids: list[int], output_ids: list[int], row: Tensor) -> Tensor:
+            with one_thread():
+                return to_paddle(process(prompt_ids, output_ids, to_torch(row)), row)
 
-        def process(prompt_ids: list[int], output_ids: list[int], row: Tensor) -> Tensor:
-            scores = row.unsqueeze(0)
-            input_ids = torch.tensor([prompt_ids + output_ids])
-            return to_paddle(instance(input_ids, to_torch(scores)), scores).squeeze(0)
-
-        return process
+        return process_row

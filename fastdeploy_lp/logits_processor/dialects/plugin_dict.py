@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.parameters import TOKENIZER
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.quiet_paddle import quiet_paddle
+from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -41,7 +46,7 @@ class PluginDictDialect(Dialect):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise LogitsProcessorSpecError(spec, f"[{MODEL!r}] must be a pydantic model, class Parameters(BaseModel)")
         try:
-            inspect.signature(cls).bind("tokenizer", "parameters")
+            _bound(cls, "tokenizer", "parameters")
         except TypeError as error:
             raise LogitsProcessorSpecError(
                 spec, f"cannot be built ({error}): write def __init__(self, tokenizer, parameters)"
@@ -52,12 +57,24 @@ class PluginDictDialect(Dialect):
         model: type[BaseModel] = found[MODEL]
         return model
 
-    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
-        """The parameters model has checked everything."""
+    def ready_validation(self) -> None:
+        """Rows of dry calls are Paddle's."""
+        with quiet_paddle():
+            importlib.import_module("paddle")
+
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
+        """Build an instance and call it on rows of zeros: it knows mistakes that its parameters model does not."""
+        import paddle
+
+        process = _process(found, sampling_params.extra_args or {}, facts)
+        with paddle.no_grad():
+            for output_ids in ([], [0]):
+                row = paddle.zeros([facts.vocab_size])
+                require_same_kind(process([], output_ids, row), row)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """Makes instances as requests come."""
-        return PluginDictProcessor(found, Path(fd_config.model_config.directory))
+        return PluginDictProcessor(found, ModelFacts.of(fd_config))
 
     def class_of(self, found: Any) -> type:
         """The processor class."""
@@ -68,44 +85,28 @@ class PluginDictDialect(Dialect):
 class PluginDictProcessor(PerRequestProcessor):
     """A plugin dict as the chain sees it."""
 
-    def __init__(self, plugin: dict[str, Any], directory: Path) -> None:
+    def __init__(self, plugin: dict[str, Any], facts: ModelFacts) -> None:
         super().__init__()
-        self._class, self._model = plugin[CLASS], plugin[MODEL]
-        self._tokenizer = PluginTokenizer(directory)
+        self._plugin, self._facts = plugin, facts
 
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
         """`cls(tokenizer, parameters)`."""
-        instance = self._class(self._tokenizer, self._model.model_validate(dict(args)))
-        return lambda _, output_ids, row: instance(output_ids, row)
+        return _process(self._plugin, args, self._facts)
 
 
-class PluginTokenizer:
-    """The model's tokenizer as plugins use it; other methods are those of `tokenizers.Tokenizer`."""
+def _process(plugin: dict[str, Any], args: Mapping[str, Any], facts: ModelFacts) -> RowProcessor:
+    """A new instance for a request with these arguments, called with its output tokens and its row."""
+    parameters = plugin[MODEL].model_validate(dict(args))
+    bound = _bound(plugin[CLASS], facts.tokenizer, parameters)
+    instance = plugin[CLASS](*bound.args, **bound.kwargs)
+    return lambda _, output_ids, row: instance(output_ids, row)
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "tokenizer.json"
-        self._loaded: Any = None
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of the text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+def _bound(cls: type, tokenizer: Any, parameters: Any) -> inspect.BoundArguments:
+    """Both as the constructor takes them: by position, unless its second parameter is the one called `tokenizer`.
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Text of the tokens."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._tokenizer, name)
-
-    @property
-    def _tokenizer(self) -> Any:
-        # Read when a plugin first asks: many never do.
-        if self._loaded is None:
-            from tokenizers import Tokenizer
-
-            self._loaded = Tokenizer.from_file(str(self._path))
-        return self._loaded
+    Raises TypeError when it takes no such two.
+    """
+    signature = inspect.signature(cls)
+    swapped = list(signature.parameters)[1:2] == [TOKENIZER]
+    return signature.bind(parameters, tokenizer) if swapped else signature.bind(tokenizer, parameters)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.sampling_params import SamplingParams
 
 INTERFACE_MODULE = "vllm.v1.sample.logits_processor"
@@ -39,10 +40,10 @@ class TorchVllmDialect(Dialect):
         """Methods and constructor."""
         require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
 
-    def validate(self, found: Any, sampling_params: SamplingParams) -> None:
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
         """As the base class says; vLLM's own error of a request, which need not be a ValueError, becomes one."""
         try:
-            super().validate(found, sampling_params)
+            super().validate(found, sampling_params, facts)
         except Exception as error:
             refusal = getattr(sys.modules.get(ERRORS_MODULE), "VLLMClientError", None)
             if refusal is None or not isinstance(error, refusal):

@@ -59,7 +59,9 @@ class ProcessorHarness:
         self.requests: dict[int, Occupant] = {}
         self._held: set[int] = set()
         self._seed = seed
-        self._validator = RequestArgsValidator([declared], self.vocab_size, phrase_encoder(self.fd_config))
+        self._validator = RequestArgsValidator(
+            [declared], self.vocab_size, phrase_encoder(self.fd_config), tokenizer=self.fd_config.tokenizer
+        )
 
     def enter(
         self,

@@ -26,7 +26,8 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.phrase import Encode
-from fastdeploy_lp.logits_processor.registry import load_processor, quiet_paddle
+from fastdeploy_lp.logits_processor.quiet_paddle import quiet_paddle
+from fastdeploy_lp.logits_processor.registry import load_processor
 
 Processor = str | type | Mapping[str, Any]
 """A SPEC, a class of any dialect, or a plugin dict."""

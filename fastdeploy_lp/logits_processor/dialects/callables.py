@@ -1,0 +1,96 @@
+"""Torch callables without a base class: classes and functions told by the names of their parameters.
+
+`(input_ids, scores)` as for transformers, `(prompt_ids, output_ids, logits)` and `(output_ids, logits)` as for the
+first version of vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from typing import Any
+
+from pydantic import BaseModel
+
+from fastdeploy_lp.logits_processor.dialects.hugging_face import LIBRARY, TorchRowDialect, require_giveable
+from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
+from fastdeploy_lp.logits_processor.dialects.torch_rows import (
+    CallStyle,
+    TorchRow,
+    call_style,
+    on_row,
+    positional_names,
+)
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.model_facts import ModelFacts
+
+
+class CallableDialect(TorchRowDialect):
+    """Classes whose instances are called; functions, whose other parameters are the request's arguments."""
+
+    name = "callable"
+
+    def recognizes(self, found: Any) -> bool:
+        """By the names of the parameters of a call."""
+        return _style(found) is not None
+
+    def check(self, found: Any, spec: str) -> None:
+        """Everything that it needs can be given, and torch is there."""
+        if importlib.util.find_spec("torch") is None:
+            raise LogitsProcessorSpecError(spec, "is called with torch tensors, and torch is not installed")
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            raise LogitsProcessorSpecError(spec, f"is abstract: it has no {missing}")
+        style = self.style(found)
+        call, skip = (found.__call__, 1) if isinstance(found, type) else (found, 0)
+        extra = [
+            parameter.name
+            for parameter in list(inspect.signature(call).parameters.values())[skip + style.arguments :]
+            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+        ]
+        if isinstance(found, type) and extra:
+            raise LogitsProcessorSpecError(spec, f"is called {style.value}; its __call__ also needs {', '.join(extra)}")
+        require_giveable(found, spec, _skip(found))
+
+    def params_model(self, found: Any) -> type[BaseModel] | None:
+        """The parameters of the constructor, or the further ones of the function."""
+        return request_parameters(found, _skip(found)).model
+
+    def process(self, found: Any, args: dict[str, Any], facts: ModelFacts) -> TorchRow:
+        """A new instance, or the function with its further parameters filled in."""
+        arguments = request_parameters(found, _skip(found)).arguments(args, facts)
+        call = found(**arguments) if isinstance(found, type) else functools.partial(found, **arguments)
+        return on_row(self.style(found), call)
+
+    def style(self, found: Any) -> CallStyle:
+        """As the names say."""
+        style = _style(found)
+        if style is None:
+            raise TypeError(f"{found!r} is no processor")
+        return style
+
+    def class_of(self, found: Any) -> Any:
+        """The class, or the function itself."""
+        return found
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _style(found: Any) -> CallStyle | None:
+    if inspect.isfunction(found):
+        return call_style(positional_names(found))
+    if not isinstance(found, type):
+        return None
+    # The library's own base class and its list of processors run nothing by themselves.
+    if found.__module__.partition(".")[0] == LIBRARY:
+        return None
+    call = next((vars(base)["__call__"] for base in found.__mro__ if "__call__" in vars(base)), None)
+    return call_style(positional_names(call, skip=1)) if inspect.isfunction(call) else None
+
+
+def _skip(found: Any) -> int:
+    """How many parameters of `found` itself a call fills in."""
+    style = _style(found)
+    return style.arguments if style is not None and not isinstance(found, type) else 0

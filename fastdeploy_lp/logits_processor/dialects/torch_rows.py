@@ -1,0 +1,111 @@
+"""Calls of torch processors on one request's row, in the ways that such processors are written for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+
+TorchRow = Callable[[Sequence[int], Sequence[int], Any], Any]
+"""(prompt ids, output ids, row [vocab_size], a torch tensor) → row."""
+
+DRY_PROMPT = 16
+"""Tokens of the prompt of a dry call: enough for processors that look back a few tokens."""
+
+_LOGITS = re.compile(r"(.*_)?(scores?|logits?|row)")
+_OUTPUT = re.compile(r"(past|output|generated|previous)_.*")
+
+
+class CallStyle(Enum):
+    """Arguments of a call, told by the names of its required parameters."""
+
+    INPUT_SCORES = "(input_ids, scores)"
+    """transformers: prompt and output together [1, tokens], scores [1, vocab_size]."""
+    OUTPUT_ROW = "(output_ids, logits)"
+    """vLLM V0: a list, and the row [vocab_size]."""
+    PROMPT_OUTPUT_ROW = "(prompt_ids, output_ids, logits)"
+    """vLLM V0: two lists, and the row [vocab_size]."""
+
+    @property
+    def arguments(self) -> int:
+        """How many."""
+        return self.value.count(",") + 1
+
+
+def call_style(names: Sequence[str]) -> CallStyle | None:
+    """The style of a callable whose first parameters have these names, None if they are no processor's."""
+    if len(names) > 1 and names[0] == "input_ids" and _LOGITS.fullmatch(names[1]):
+        return CallStyle.INPUT_SCORES
+    if len(names) > 2 and names[0].startswith("prompt") and _OUTPUT.fullmatch(names[1]) and _LOGITS.fullmatch(names[2]):
+        return CallStyle.PROMPT_OUTPUT_ROW
+    if len(names) > 1 and _OUTPUT.fullmatch(names[0]) and _LOGITS.fullmatch(names[1]):
+        return CallStyle.OUTPUT_ROW
+    return None
+
+
+def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
+    """Names of the parameters that can be given by position, after the first `skip`; empty if nothing tells them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in positional][skip:]
+
+
+def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
+    """`call`, as a function of a request's tokens and its row; tokens are copies, which `call` may change."""
+    if style is CallStyle.OUTPUT_ROW:
+        return lambda _, output_ids, row: require_logits(call(list(output_ids), row), row)
+    if style is CallStyle.PROMPT_OUTPUT_ROW:
+        return lambda prompt_ids, output_ids, row: require_logits(call(list(prompt_ids), list(output_ids), row), row)
+
+    def with_scores(prompt_ids: Sequence[int], output_ids: Sequence[int], row: Any) -> Any:
+        import torch
+
+        scores = row.unsqueeze(0)
+        input_ids = torch.tensor([[*prompt_ids, *output_ids]], device=row.device)
+        return require_logits(call(input_ids, scores), scores).squeeze(0)
+
+    return with_scores
+
+
+def require_logits(result: Any, given: Any) -> Any:
+    """`result` if it is a torch tensor like `given`; raises WrongResultError otherwise."""
+    if not isinstance(result, type(given)):
+        raise WrongResultError(f"returned {type(result).__name__}, not a torch tensor")
+    if result.shape != given.shape or result.dtype != given.dtype:
+        raise WrongResultError(
+            f"returned {list(result.shape)} {result.dtype}; it must return {list(given.shape)} {given.dtype}"
+        )
+    return result
+
+
+def dry_run(process: TorchRow, vocab_size: int) -> None:
+    """Call a new instance as the first two steps of a request would, on rows of zeros; raises what it raises."""
+    import torch
+
+    with one_thread(), torch.no_grad():
+        for output_ids in ([], [0]):
+            process([0] * DRY_PROMPT, output_ids, torch.zeros(vocab_size))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to the calling thread: a row is too short to share.
+
+    On a machine whose cores are busy, waiting for the other threads made top-k of 49,152 logits take 94 ms, not 1.6.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -54,7 +54,7 @@ class FastDeployDialect(Dialect):
         own: type[BaseModel] | None = getattr(found, "Params", None)
         return own or _documented(found.__name__)
 
-    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
+    def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - contract
         """FastDeploy's interface has no such method; a class may."""
         if hasattr(found, "validate_params"):
             found.validate_params(sampling_params)

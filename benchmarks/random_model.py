@@ -86,7 +86,7 @@ def write_gguf(path: Path, sizes: Sizes, kind: str) -> None:
 
 
 def write_bfloat16(converted: Path, directory: Path) -> None:
-    """Write a Hugging Face directory whose weights are those of another one, rounded to bfloat16."""
+    """Write a copy of a Hugging Face directory with its weights rounded to bfloat16."""
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(converted / name, directory / name)
@@ -115,7 +115,7 @@ def random_blocks(
             halves = ((0.5 + random.random(count, np.float32)) * np.float32(scale)).astype("<f2")
             rows[:, at : at + 2] = halves.view(np.uint8).reshape(count, 2)
     else:
-        # Quantized as those of a model are, of which formats without loss depend; a few of them many times.
+        # The lossless formats need blocks that the library quantized; a few are repeated, since quantizing is slow.
         weights = random.standard_normal((min(count, DISTINCT_BLOCKS), block), np.float32) * np.float32(DEVIATION)
         distinct = gguf.quantize(weights, quant).reshape(len(weights), size)
         rows = distinct[random.integers(0, len(distinct), count)]

@@ -43,7 +43,7 @@ def memory(field: str) -> float:
 
 
 def measured(make: Callable[[], _Made]) -> tuple[_Made, dict[str, float]]:
-    """What `make` returns; the peak and what stays, in MiB beyond what was there before."""
+    """The result of `make`; its peak and the memory that it keeps, in MiB above the memory in use before."""
     before = memory("VmRSS")
     # The peak counts from here on.
     Path("/proc/self/clear_refs").write_text("5")

@@ -47,7 +47,7 @@ class StoredTensor:
 
     def floats(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """A copy of some of the numbers as float32; raises WeightsError unless all are finite."""
-        # A float64 may be too large for a float32, which is_finite then tells.
+        # A float64 may be too large for a float32: is_finite then finds an infinity.
         with np.errstate(over="ignore"):
             array = np.array(stored, np.float32, order="C")
         if not is_finite(array):

@@ -74,12 +74,13 @@ inline bool panel_fits_4_bits(const Matrix& m, int panel) {
 }
 
 inline void pack_levels(uint8_t* half, Format format, const weight_levels::Group& group, int lane) {
-    for (int i = 0; i < kGroup; ++i) {
-        const int line = i / 4, at = lane * 4 + i % 4;
-        if (format == Format::levels8)
-            half[line * kLine + at] = group.q[i];
-        else
-            half[line % (kLines / 2) * kLine + at] |= static_cast<uint8_t>(group.q[i] << (line < kLines / 2 ? 0 : 4));
+    // The 4 levels of each line at once.
+    uint32_t lines[kLines];
+    std::memcpy(lines, group.q, sizeof lines);
+    const int count = format == Format::levels8 ? kLines : kLines / 2;
+    for (int line = 0; line < count; ++line) {
+        const uint32_t bytes = format == Format::levels8 ? lines[line] : lines[line] | lines[line + kLines / 2] << 4;
+        std::memcpy(half + line * kLine + lane * 4, &bytes, sizeof bytes);
     }
     uint16_t* scales = reinterpret_cast<uint16_t*>(half + half_bytes(format) - kScaleBytes);
     scales[lane] = group.scale, scales[kLanes + lane] = group.minimum;

@@ -104,6 +104,17 @@ static inline int32_t largest(Ints v) {
 }
 
 // To the nearest integers, halves to even ones; |v| is below 2^31.
+// Whether any lane of a comparison is true.
+static inline bool any(Ints mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int32_t found = 0;
+    for (int i = 0; i < kLanes; ++i) found |= mask[i];
+    return found != 0;
+#endif
+}
+
 static inline Ints round_to_ints(Floats v) {
 #if defined(__AVX512F__)
     return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)v);

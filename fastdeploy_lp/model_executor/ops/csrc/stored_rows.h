@@ -1,4 +1,4 @@
-// Rows of a weight matrix as a checkpoint stores them, read a panel at a time: no copy of the whole matrix exists, and nothing is mapped.
+// Rows of a weight matrix as a checkpoint stores them, read panel by panel: no copy of the whole matrix exists, and nothing is mapped.
 #pragma once
 
 #include <unistd.h>
@@ -58,7 +58,7 @@ class PanelReader {
     PanelReader(const Row* rows, int in, int out)
         : rows_(rows), in_(in), out_(out), floats_(static_cast<size_t>(packed_weights::kPanel) * in), bytes_(2 * floats_.size()) {}
 
-    // The panel as a matrix of its own, valid until the next call. Rows of memory are taken to be finite.
+    // The panel as a separate matrix, valid until the next call. Rows of memory are taken to be finite.
     packed_weights::Matrix read(int panel, Fault* fault) {
         const int first = panel * packed_weights::kPanel;
         const int count = out_ - first < packed_weights::kPanel ? out_ - first : packed_weights::kPanel;

@@ -39,12 +39,46 @@ inline bool take_steps(Group* group, const float* w, int n, float minimum, float
     return true;
 }
 
+// The same for a whole group, in vectors.
+inline bool take_steps(Group* group, const Floats (&w)[2], float minimum, float scale, bool rounding) {
+    group->scale = float_to_half(scale), group->minimum = float_to_half(minimum);
+    scale = half_to_float(group->scale), minimum = half_to_float(group->minimum);
+    for (int half = 0; half < 2; ++half) {
+        Ints step{};
+        if (scale != 0.0f) {
+            const Floats exact = maximum((w[half] - splat(minimum)) / splat(scale), splat(0.0f));
+            step = round_to_ints(select(exact > splat(kMost), splat(kMost), exact));
+        }
+        if (!rounding && any(splat(minimum) + splat(scale) * to_floats(step) != w[half])) return false;
+        store_bytes(reinterpret_cast<int8_t*>(group->q) + half * kLanes, step);
+    }
+    return true;
+}
+
+struct Range {
+    float low, high;
+
+    // Of equal extremes, which are zeros of both signs, the first one.
+    static Range of(const float* w, int n) {
+        if (n == kGroup) {
+            const Floats first = load(w), second = load(w + kLanes);
+            const Range range{-largest(maximum(-first, -second)), largest(maximum(first, second))};
+            if (range.low != 0.0f && range.high != 0.0f) return range;
+        }
+        Range range{w[0], w[0]};
+        for (int i = 1; i < n; ++i) {
+            range.low = w[i] < range.low ? w[i] : range.low;
+            range.high = w[i] > range.high ? w[i] : range.high;
+        }
+        return range;
+    }
+};
+
 // Of `n` weights; levels beyond them are 0.
 inline Group quantize(const float* w, int n) {
     Group group{};
     if (n <= 0) return group.exact = true, group;
-    float low = w[0], high = w[0];
-    for (int i = 1; i < n; ++i) low = w[i] < low ? w[i] : low, high = w[i] > high ? w[i] : high;
+    const auto [low, high] = Range::of(w, n);
     const float range = high - low, extreme = high > -low ? high : low;
     const float step_of_q8 = half_to_float(float_to_half((extreme < 0.0f ? -extreme : extreme) / 127.0f));
     const float blocks[][2] = {
@@ -54,9 +88,18 @@ inline Group quantize(const float* w, int n) {
         {extreme, extreme / -16.0f},         // Q5_0
         {-128.0f * step_of_q8, step_of_q8},  // Q8_0
     };
-    for (const auto& [minimum, scale] : blocks)
-        if (take_steps(&group, w, n, minimum, scale, false)) return group.exact = true, group;
-    take_steps(&group, w, n, low, range / static_cast<float>(kMost), true);
+    const auto take = [&](const auto&... weights) {
+        for (const auto& [minimum, scale] : blocks)
+            if (take_steps(&group, weights..., minimum, scale, false)) return true;
+        take_steps(&group, weights..., low, range / static_cast<float>(kMost), true);
+        return false;
+    };
+    if (n == kGroup) {
+        const Floats whole[2] = {load(w), load(w + kLanes)};
+        group.exact = take(whole);
+    } else {
+        group.exact = take(w, n);
+    }
     return group;
 }
 

@@ -167,7 +167,11 @@ def test_a_reset_of_an_unknown_name_is_not_found(aliases: ServerProcess) -> None
 def test_flat_arguments_are_seen_by_every_processor_that_knows_them(aliases: ServerProcess) -> None:
     for field in ("logits_processors_args", "vllm_xargs"):
         assert first_token(aliases, **{field: {"logit_bias": HALF_OF_WHAT_IT_TAKES}}) == decode(OTHER_TOKEN)
-    assert first_token(aliases, logit_bias=HALF_OF_WHAT_IT_TAKES) == decode(OTHER_TOKEN)
+
+
+def test_openais_logit_bias_is_added_once(aliases: ServerProcess) -> None:
+    assert first_token(aliases, logit_bias=HALF_OF_WHAT_IT_TAKES) == decode(PLAIN_TOKEN)
+    assert first_token(aliases, logit_bias=FORCE) == decode(OTHER_TOKEN)
 
 
 @pytest.mark.parametrize("name", ["hot", "cold"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 # Characters of an error's text that reach logs, counters and clients.
 MAX_TEXT = 2000
@@ -15,16 +16,19 @@ class EscapedError(Exception):
 def contained(error: BaseException) -> Exception:
     """Returns `error`, or an EscapedError that names it if it is no Exception.
 
-    Raises `error` itself if it is the interrupt of a user at the terminal; a worker ignores SIGINT, so a
-    KeyboardInterrupt there is always the processor's.
+    Raises `error` itself if it may be the interrupt of a user at the terminal, which Python raises in the main thread
+    unless another handler is set. A worker ignores SIGINT and a server handles it, so there it is the processor's.
     """
     if isinstance(error, Exception):
         return error
-    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if isinstance(error, KeyboardInterrupt) and _interrupts_are_raised_here():
         raise error
-    if isinstance(error, SystemExit):
-        return EscapedError("it called for the end of the process, which is not its own")
     return EscapedError(f"it raised {described(error)}, which is no Exception")
+
+
+def _interrupts_are_raised_here() -> bool:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def described(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,3 +25,11 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The installed plugin packages load, unless the test says which."""
     monkeypatch.delenv("FASTDEPLOY_LP_PLUGINS")
     return monkeypatch
+
+
+@pytest.fixture
+def as_in_a_worker() -> Iterator[None]:
+    """SIGINT is ignored: no interrupt that a processor raises can be a user's."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -132,14 +131,6 @@ ERRORS = [
     ValueError("half a surrogate pair \ud800"),
     ValueError("x" * 10_000_000),
 ]
-
-
-@pytest.fixture
-def as_in_a_worker() -> Iterator[None]:
-    """A worker ignores SIGINT: there, no interrupt is a user's."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(params=["Native", "Vllm", "TorchVllm", "Request", "Plugin", "HuggingFace"])

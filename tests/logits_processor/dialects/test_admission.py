@@ -131,6 +131,7 @@ def test_the_tokenizer_goes_to_the_parameter_of_its_name(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("when", ["build", "first", "second"])
 @pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.usefixtures("as_in_a_worker")
 def test_whatever_a_processor_raises_is_the_requests_error(kind: str, when: str) -> None:
     error = refusal("support.tried:Raises", {"kind": kind, "when": when})
     assert error.path == "logits_processors.p"
@@ -139,6 +140,7 @@ def test_whatever_a_processor_raises_is_the_requests_error(kind: str, when: str)
 
 @pytest.mark.parametrize("name", ["NativeRaises", "NativeRaisesInParams"])
 @pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.usefixtures("as_in_a_worker")
 def test_whatever_a_native_check_raises_is_the_requests_error(kind: str, name: str) -> None:
     assert type(RAISED[kind]()).__name__ in refusal(f"{__name__}:{name}", {"kind": kind}).reason
 

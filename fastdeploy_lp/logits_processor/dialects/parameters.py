@@ -205,7 +205,7 @@ def _one_error(kinds: list[Any]) -> Any:
 def _names_token_ids(name: str, annotation: Any) -> bool:
     """True for a parameter that is token ids, judged by the names that transformers uses.
 
-    `eos_token_id` and `bad_words_ids` are, and `suppress_tokens` as a list; `min_new_tokens: int` is a number of tokens.
+    `eos_token_id` and `bad_words_ids` are, and `suppress_tokens` as a list; `min_new_tokens: int` is a number.
     """
     if name.endswith("_tokens") or name == "tokens":
         return annotation is inspect.Parameter.empty or list in _origins(annotation)

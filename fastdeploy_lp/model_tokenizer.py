@@ -1,4 +1,4 @@
-"""The model's tokenizer for logits processors, with the interface of transformers' tokenizers as far as they use it."""
+"""The model's tokenizer for logits processors, with the part of transformers' interface that they use."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ModelTokenizer:
         max_length: int | None = None,
         return_tensors: str | None = None,
     ) -> Any:
-        """Token ids of the text, by default with those that the tokenizer puts around a prompt.
+        """Token ids of the text, by default with the special tokens around a prompt.
 
         With `truncation` the first `max_length` ids. `return_tensors`: "pt" or "np" for a tensor [1, ids].
         """
@@ -200,12 +200,12 @@ class ModelTokenizer:
 
     @cached_property
     def additional_special_tokens(self) -> list[str]:
-        """The special tokens without a name of their own."""
+        """The special tokens without a name."""
         listed = self._config.get("additional_special_tokens") or self._config.get("extra_special_tokens") or []
         values = listed.values() if isinstance(listed, Mapping) else listed
         return [_text(each) for each in values]
 
-    # What it is made of.
+    # Files of the directory.
 
     @cached_property
     def backend_tokenizer(self) -> Any:

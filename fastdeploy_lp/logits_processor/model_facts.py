@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`vocab_size`: columns of the logits. `tokenizer`: None where nobody has named the model's directory."""
+    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory."""
 
     vocab_size: int
     tokenizer: ModelTokenizer | None = None
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> ModelFacts:
-        """Those of the model that is served."""
+        """Facts about the served model."""
         return cls(fd_config.model_config.vocab_size, fd_config.tokenizer)

@@ -1,4 +1,4 @@
-"""Silence about what Paddle has to say while it is imported."""
+"""Import Paddle without its advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_paddle() -> Iterator[None]:
-    """Where a processor's module brings Paddle in, Paddle's advice to install a compiler cache helps nobody."""
+    """Suppresses Paddle's advice to install a compiler cache while a processor's module imports Paddle."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No ccache found")
         yield

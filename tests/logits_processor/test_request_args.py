@@ -410,8 +410,11 @@ def test_only_a_lists_order_is_an_order(full: RequestArgsValidator) -> None:
         ({"plugin": {"fail": True, "more": 1}}, "logits_processors.plugin.more"),
         ({"VllmStyle": {"target_token": "x"}}, "logits_processors.VllmStyle"),
         ({"VllmStyle": {"deep": {"object": {1, 2}}}}, "logits_processors.VllmStyle.deep.object"),
-        ({"TemperatureLogitsWarper": {}}, "logits_processors.TemperatureLogitsWarper"),
-        ({"TemperatureLogitsWarper": {"temperature": 1.0, "more": 2}}, "logits_processors.TemperatureLogitsWarper"),
+        ({"TemperatureLogitsWarper": {}}, "logits_processors.TemperatureLogitsWarper.temperature"),
+        (
+            {"TemperatureLogitsWarper": {"temperature": 1.0, "more": 2}},
+            "logits_processors.TemperatureLogitsWarper.more",
+        ),
         ({"TemperatureLogitsWarper": {"temperature": -1.0}}, "logits_processors.TemperatureLogitsWarper"),
         ([{"name": "my_bias", "params": {"logit_bias": {"100": 1}}}], "logits_processors.0.params.logit_bias.100"),
         ([{"name": "my_bias"}, {"name": "my_bais"}], "logits_processors.1.name"),

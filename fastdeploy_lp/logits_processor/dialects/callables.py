@@ -91,6 +91,6 @@ def _style(found: Any) -> CallStyle | None:
 
 
 def _skip(found: Any) -> int:
-    """How many parameters of `found` itself a call fills in."""
+    """Number of leading parameters of `found` itself that a call fills in: a function's."""
     style = _style(found)
     return style.arguments if style is not None and not isinstance(found, type) else 0

@@ -73,7 +73,7 @@ class HuggingFaceDialect(TorchRowDialect):
     name = "torch"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of `transformers.LogitsProcessor`, told by where their base class comes from."""
+        """Subclasses of `transformers.LogitsProcessor`, told by the module of the base class."""
         return isinstance(found, type) and any(
             base.__name__ == "LogitsProcessor" and base.__module__.partition(".")[0] == LIBRARY
             for base in found.__mro__[1:]

@@ -1,4 +1,4 @@
-"""Parameters of constructors and functions: those that a request gives as JSON, and those that the server supplies."""
+"""Parameters of constructors and functions: JSON values from a request, and values that the server supplies."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _SUPPLIED = frozenset({TOKENIZER, "device", "vocab_size", "batch_size"})
 class RequestParameters:
     """Parameters of `target` after the first `skip`, sorted by their source.
 
-    model: pydantic model of those that a request may give, None when `target` takes any keyword. A parameter counts as
-    a request's when its annotation has a form that JSON has, or when it has no annotation. missing: one description
-    for each required parameter that neither a request nor the server can give.
+    model: pydantic model of the parameters that a request may pass, None when `target` takes any keyword. A request may
+    pass a parameter whose annotation has a form that JSON can write, and one without an annotation. missing: one
+    description for each required parameter that neither a request nor the server can pass.
     """
 
     def __init__(self, target: Callable[..., Any], skip: int = 0) -> None:
@@ -103,7 +103,7 @@ class RequestParameters:
     def arguments(self, given: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
         """Keyword arguments for a call: the request's, and the server's for what it leaves out.
 
-        Raises ValueError for a request that gives what the server supplies, and gives it otherwise.
+        Raises ValueError for a request whose value differs from the one that the server supplies.
         """
         arguments = dict(given)
         if TOKENIZER in given:
@@ -137,7 +137,7 @@ def _evaluated(annotation: Any, target: Callable[..., Any]) -> Any:
 
 
 def _is_object(parameter: inspect.Parameter, annotation: Any) -> bool:
-    """Whether the parameter needs an object of a class, judged by its name or by a class imported for type checkers."""
+    """True for a parameter that needs an object, judged by its name or by a class imported for type checkers alone."""
     if annotation is parameter.empty:
         return parameter.name in _OBJECTS
     return isinstance(annotation, str) and annotation.replace(".", "").isidentifier()
@@ -188,7 +188,7 @@ def _tuple_of(arguments: Sequence[Any]) -> Any:
 
 
 def _one_error(kinds: list[Any]) -> Any:
-    """The union of these; what is wrong for all of them is told once, at the place of the value itself."""
+    """The union of these, which reports one error at the place of the value itself."""
     if len(kinds) == 1:
         return kinds[0]
 
@@ -203,8 +203,9 @@ def _one_error(kinds: list[Any]) -> Any:
 
 
 def _names_token_ids(name: str, annotation: Any) -> bool:
-    """Whether a parameter is token ids, judged by the names that transformers uses: `eos_token_id`, `bad_words_ids`,
-    and `suppress_tokens` where it is a list; `min_new_tokens: int` is a number of tokens.
+    """True for a parameter that is token ids, judged by the names that transformers uses.
+
+    `eos_token_id` and `bad_words_ids` are, and `suppress_tokens` as a list; `min_new_tokens: int` is a number.
     """
     if name.endswith("_tokens") or name == "tokens":
         return annotation is inspect.Parameter.empty or list in _origins(annotation)
@@ -243,7 +244,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _field(parameter: inspect.Parameter, *, required: bool) -> Any:
-    """Default values are told to clients as far as JSON can write them; the constructor fills them in itself."""
+    """Shows clients a default that JSON can write; the constructor fills defaults in itself."""
     default = parameter.default
     if required:
         return Field(..., alias=parameter.name)

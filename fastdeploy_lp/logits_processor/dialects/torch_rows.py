@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
 TorchRow = Callable[[Sequence[int], Sequence[int], Any], Any]
 """(prompt ids, output ids, row [vocab_size], a torch tensor) → row."""
@@ -33,7 +33,7 @@ class CallStyle(Enum):
 
     @property
     def arguments(self) -> int:
-        """How many."""
+        """Their number."""
         return self.value.count(",") + 1
 
 
@@ -49,7 +49,7 @@ def call_style(names: Sequence[str]) -> CallStyle | None:
 
 
 def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
-    """Names of the parameters that can be given by position, after the first `skip`; empty if nothing tells them."""
+    """Names of the parameters that can be given by position, after the first `skip`; empty without a signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -61,29 +61,18 @@ def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
 def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
     """`call`, as a function of a request's tokens and its row; tokens are copies, which `call` may change."""
     if style is CallStyle.OUTPUT_ROW:
-        return lambda _, output_ids, row: require_logits(call(list(output_ids), row), row)
+        return lambda _, output_ids, row: require_same_kind(call(list(output_ids), row), row)
     if style is CallStyle.PROMPT_OUTPUT_ROW:
-        return lambda prompt_ids, output_ids, row: require_logits(call(list(prompt_ids), list(output_ids), row), row)
+        return lambda prompt_ids, output_ids, row: require_same_kind(call(list(prompt_ids), list(output_ids), row), row)
 
     def with_scores(prompt_ids: Sequence[int], output_ids: Sequence[int], row: Any) -> Any:
         import torch
 
         scores = row.unsqueeze(0)
         input_ids = torch.tensor([[*prompt_ids, *output_ids]], device=row.device)
-        return require_logits(call(input_ids, scores), scores).squeeze(0)
+        return require_same_kind(call(input_ids, scores), scores).squeeze(0)
 
     return with_scores
-
-
-def require_logits(result: Any, given: Any) -> Any:
-    """`result` if it is a torch tensor like `given`; raises WrongResultError otherwise."""
-    if not isinstance(result, type(given)):
-        raise WrongResultError(f"returned {type(result).__name__}, not a torch tensor")
-    if result.shape != given.shape or result.dtype != given.dtype:
-        raise WrongResultError(
-            f"returned {list(result.shape)} {result.dtype}; it must return {list(given.shape)} {given.dtype}"
-        )
-    return result
 
 
 def dry_run(process: TorchRow, vocab_size: int) -> None:

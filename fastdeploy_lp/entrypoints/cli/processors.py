@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastdeploy_lp.engine.processor_states import ProcessorInfo, ProcessorStates
 from fastdeploy_lp.entrypoints.parameter_table import parameter_section
-from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorSpecError, load_processors
+from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorSpecError, load_processors, vllm_compat
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -20,9 +20,12 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     text = "as behind --logits-processors (default: the builtin ones)"
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
     parser.add_argument("--markdown", action="store_true", help="as Markdown, with a table of arguments each")
+    parser.add_argument("--vllm-compat", action="store_true", help="let them import vllm's modules without vLLM")
     options = parser.parse_args(argv)
+    if options.vllm_compat:
+        vllm_compat.install()
     try:
-        declared = load_processors(options.specs or list(BUILTIN))
+        declared = load_processors(options.specs or list(BUILTIN), vllm_entry_points=options.vllm_compat)
     except LogitsProcessorSpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

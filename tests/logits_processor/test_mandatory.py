@@ -217,7 +217,7 @@ def declare(*specs: str, **options: Any) -> None:
         (
             ["transformers:TemperatureLogitsWarper"],
             ["TemperatureLogitsWarper"],
-            r"mandatory: TemperatureLogitsWarper cannot be made .*\(missing a required argument: 'temperature'\)",
+            r"mandatory: TemperatureLogitsWarper cannot be made .*\(temperature: Field required\)",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastdeploy_lp.engine.processor_states import ProcessorInfo, ProcessorStates
 from fastdeploy_lp.entrypoints.parameter_table import parameter_section
-from fastdeploy_lp.logits_processor import BUILTIN, load_processors
+from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -21,9 +21,14 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
     parser.add_argument("--mandatory", nargs="+", default=[], metavar="NAME", help="as --mandatory of a server")
     parser.add_argument("--markdown", action="store_true", help="as Markdown, with a table of arguments each")
+    parser.add_argument("--vllm-compat", action="store_true", help="let them import vllm's modules without vLLM")
     options = parser.parse_args(argv)
+    if options.vllm_compat:
+        vllm_compat.install()
     try:
-        declared = load_processors(options.specs or list(BUILTIN), mandatory=options.mandatory)
+        declared = load_processors(
+            options.specs or list(BUILTIN), mandatory=options.mandatory, vllm_entry_points=options.vllm_compat
+        )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

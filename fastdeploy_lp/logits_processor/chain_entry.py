@@ -13,6 +13,7 @@ from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.time_limit import FirstCalls
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
 if TYPE_CHECKING:
@@ -68,11 +69,19 @@ class ProcessorView(Mapping[str, Any]):
 class ChainEntry:
     """A processor, built anew when it has failed."""
 
-    def __init__(self, declared: DeclaredProcessor, fd_config: FDConfig, stats: ProcessorStats) -> None:
+    def __init__(
+        self,
+        declared: DeclaredProcessor,
+        fd_config: FDConfig,
+        stats: ProcessorStats,
+        first_calls: FirstCalls | None = None,
+    ) -> None:
         self.declared = declared
         self.stats = stats
         self._fd_config = fd_config
-        self.step_seconds = 0.0
+        self._budget = fd_config.structured_outputs_config.time_budget
+        self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
+        self.begin_step()
         # What the builtin ones keep is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
         self._gauge = MemoryGauge() if watched else None
@@ -114,6 +123,10 @@ class ChainEntry:
         """Whether it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
+    def begin_step(self) -> None:
+        """Set the step's times to zero: `step_seconds`, of which the time budget excuses `excused_seconds`."""
+        self.step_seconds = self.excused_seconds = 0.0
+
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """A request takes the slot; `again` if it is counted already."""
         self.view.set_args(slot, selection.args_for(self.name))
@@ -130,6 +143,7 @@ class ChainEntry:
         """Run it, and count the time it took."""
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
+        self.first_calls.count_step()
         resident, began = self._resident(), time.perf_counter()
         try:
             self.processor.update_state(self.view)
@@ -157,6 +171,7 @@ class ChainEntry:
     def _count(self, seconds: float, resident: int) -> None:
         self.stats.seconds += seconds
         self.step_seconds += seconds
+        self.excused_seconds += self.first_calls.excuse(seconds - self._budget)
         if self._gauge is not None:
             # Never below 0: what it gives back may have been taken by others.
             self.grown = max(0, self.grown + self._gauge.resident() - resident)

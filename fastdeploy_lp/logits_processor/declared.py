@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects import Dialect
 
@@ -50,6 +51,14 @@ class DeclaredProcessor:
             return frozenset()
         return frozenset(field.alias or name for name, field in self.params_model.model_fields.items())
 
+    @cached_property
+    def checks_with_own_code(self) -> bool:
+        """Whether the check of a request may run code that is not this server's: `Params`, or its own method."""
+        if self.source == "builtin":
+            return False
+        asks = type(self.dialect).validate is not Dialect.validate
+        return asks or self.params_model is not None or _overrides_check(self.dialect.class_of(self.found))
+
     @property
     def description(self) -> str:
         """The first paragraph of its docstring."""
@@ -85,3 +94,9 @@ class DeclaredProcessor:
     def leaves_alone(self, selection: Selection) -> bool:
         """Whether the request must not be shown to the processor at all: it named others, or wants it in shadow."""
         return self.name in selection.shadow or (selection.named is not None and self.name not in selection.named)
+
+
+def _overrides_check(cls: type) -> bool:
+    """Whether the class has a `validate_params` other than those of this package's base classes."""
+    owner = next((base for base in cls.__mro__ if "validate_params" in vars(base)), None)
+    return owner is not None and owner not in (LogitsProcessor, vllm_v1.LogitsProcessor)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from fastdeploy_lp.logits_processor.author_code import AuthorCall, NotInTimeError, Outcome
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.phrase import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
@@ -18,6 +20,10 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 FLAT, EXTRA, BIAS, NAMED = "logits_processors_args", "extra_args", "logit_bias", "logits_processors"
 SHADOW = "logits_processors_shadow"
+
+Result = TypeVar("Result")
+Checks = Generator[AuthorCall, Outcome, Result]
+"""A check that yields each call of a processor's own code, is sent its outcome, and returns its result."""
 
 
 class RequestArgsValidator:
@@ -47,18 +53,25 @@ class RequestArgsValidator:
 
     def validate(self, params: SamplingParams) -> Selection:
         """The request's choice, its arguments with their types settled; raises RequestArgsError."""
-        flat = self._flat_args(params)
+        return run_here(self.checks(params))
+
+    def checks(self, params: SamplingParams) -> Checks[Selection]:
+        """The steps of `validate`, for a caller that runs processors' own code elsewhere.
+
+        Raises NotInTimeError if that is an outcome that it is sent.
+        """
+        flat = yield from self._flat_args(params)
         if params.logits_processors is None:
             selection = Selection(flat=flat)
         elif flat:
             path = next(field for field in (FLAT, EXTRA, BIAS) if getattr(params, field))
             raise RequestArgsError(path, f"cannot stand beside {NAMED}; give every processor its own params there")
         else:
-            selection = self._named_selection(params.logits_processors)
-        self._ask_processors(params, selection)
+            selection = yield from self._named_selection(params.logits_processors)
+        yield from self._ask_processors(params, selection)
         return self._with_shadows(selection, self._wanted_in_shadow(params, selection))
 
-    def _flat_args(self, params: SamplingParams) -> dict[str, Any]:
+    def _flat_args(self, params: SamplingParams) -> Checks[dict[str, Any]]:
         """The arguments of all flat fields together, settled by the processors that know them."""
         paths: dict[str, tuple[str, ...]] = {}
         given: dict[str, Any] = {}
@@ -75,19 +88,20 @@ class RequestArgsValidator:
                     raise RequestArgsError(".".join(path), self._unknown_argument())
                 require_sendable(value, ".".join(path))
                 given[name], paths[name] = value, path
-        return self._settle_flat(given, paths)
+        return (yield from self._settle_flat(given, paths))
 
-    def _settle_flat(self, given: dict[str, Any], paths: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    def _settle_flat(self, given: dict[str, Any], paths: Mapping[str, tuple[str, ...]]) -> Checks[dict[str, Any]]:
         settled = dict(given)
         for processor in self._flat:
             own = {name: given[name] for name in given if name in processor.argument_names}
             if own and processor.params_model is not None:
                 # An argument that is missing, and a rule between several, belong where the others came from.
                 field = next(iter(paths[name] for name in own))[:-1]
-                settled |= _settle(processor.params_model, own, self._context, field, paths)
+                work = partial(_settle, processor.params_model, own, self._context, field, paths)
+                settled |= yield from _call(processor, work)
         return settled
 
-    def _named_selection(self, chosen: Mapping[str, Any] | Sequence[Any]) -> Selection:
+    def _named_selection(self, chosen: Mapping[str, Any] | Sequence[Any]) -> Checks[Selection]:
         named: dict[str, dict[str, Any]] = {}
         for entry in _entries(chosen):
             processor = self._declared.get(entry.name)
@@ -96,7 +110,7 @@ class RequestArgsValidator:
             if entry.name in named:
                 reason = f"{entry.name} is named twice; the server can declare it a second time under an alias"
                 raise RequestArgsError(".".join(entry.name_path), reason)
-            named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
+            named[entry.name] = yield from self._settle_named(processor, entry.params, entry.params_path)
         order = tuple(named)
         declared_order = tuple(name for name in self._declared if name in named)
         # Only a list has an order; the keys of an object have none that a client could rely on.
@@ -136,7 +150,7 @@ class RequestArgsValidator:
 
     def _settle_named(
         self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
-    ) -> dict[str, Any]:
+    ) -> Checks[dict[str, Any]]:
         require_sendable(params, ".".join(path))
         if processor.params_model is None:
             return params
@@ -146,16 +160,19 @@ class RequestArgsValidator:
                 raise RequestArgsError(
                     ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
                 )
-        return _settle(processor.params_model, params, self._context, path)
+        work = partial(_settle, processor.params_model, params, self._context, path)
+        return (yield from _call(processor, work))
 
-    def _ask_processors(self, params: SamplingParams, selection: Selection) -> None:
+    def _ask_processors(self, params: SamplingParams, selection: Selection) -> Checks[None]:
         for processor in self._declared.values():
             if not self._reaches(processor, selection):
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
-                processor.validate(seen)
-            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+                yield from _call(processor, partial(processor.validate, seen))
+            except (NotInTimeError, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 path = FLAT if selection.named is None else f"{NAMED}.{processor.name}"
                 expected = isinstance(error, ValueError)
                 reason = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -173,6 +190,26 @@ class RequestArgsValidator:
         close = difflib.get_close_matches(name, self._declared, n=1)
         guess = f"; did you mean {close[0]}?" if close else ""
         return f"no logits processor of the name {name!r} is declared; declared are {', '.join(self._declared)}{guess}"
+
+
+def run_here(checks: Checks[Result]) -> Result:
+    """The result of checks whose calls are all made in this thread."""
+    try:
+        call = next(checks)
+        while True:
+            call = checks.send(call.outcome())
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _call(processor: DeclaredProcessor, work: Callable[[], Result]) -> Checks[Result]:
+    """The result of a check by the processor; that of a builtin one is ours and runs here."""
+    if not processor.checks_with_own_code:
+        return work()
+    outcome = yield AuthorCall(processor.name, work)
+    result: Result = outcome.result()
+    return result
 
 
 class _Entry(NamedTuple):
@@ -233,7 +270,7 @@ def _settle(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    except Exception as error:  # pydantic passes on what an author's validator raises
+    except BaseException as error:  # pydantic passes on what an author's validator raises
         raise RequestArgsError(".".join(prefix), f"{type(error).__name__}: {error}") from error
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
     # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.

@@ -94,7 +94,7 @@ class ShadowChain:
         self._limit = limit
         self._shadows: dict[str, _Shadow] = {}
         for name in self._policy.shadow:
-            self._shadows[name] = self._build(name)
+            self.adopt(name, None)
 
     @property
     def argmax_invariant(self) -> dict[str, bool]:
@@ -128,9 +128,9 @@ class ShadowChain:
                 continue
             shadow.followed = bool(shadow.group.slots)
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
-            shadow.entry.step_seconds = 0.0
+            shadow.entry.begin_step()
             try:
-                with self._limit:
+                with self._limit.with_more(shadow.entry.first_calls.seconds_left):
                     shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
             except RowErrors as error:
                 self._count_rows(shadow, error)
@@ -170,15 +170,26 @@ class ShadowChain:
         if shadow.stats.state == QUARANTINED and self._rebuild(shadow):
             shadow.stats.state = OK
 
-    def _build(self, name: str) -> _Shadow:
+    def entry_of(self, name: str) -> ChainEntry | None:
+        """The processor's instance here, None if none was built."""
+        return self._shadows[name].entry if name in self._shadows else None
+
+    def new_entry(self, name: str) -> ChainEntry:
+        """An instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
         # Its counters are not those of the instance in the chain.
-        entry = ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name))
-        return _Shadow(entry, ChainGroup([entry]), self._stats[name].shadow)
+        return ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name))
+
+    def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
+        """Use this instance, or a new one, unless there is one; returns the one in use."""
+        if name not in self._shadows:
+            made = entry or self.new_entry(name)
+            self._shadows[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
+        return self._shadows[name].entry
 
     def _shadow_of(self, name: str) -> _Shadow | None:
         if name not in self._shadows:
             try:
-                self._shadows[name] = self._build(name)
+                self.adopt(name, None)
             except RuntimeError as error:
                 stats = self._stats[name].shadow
                 stats.faults, stats.last_error = stats.faults + 1, str(error)
@@ -202,7 +213,7 @@ class ShadowChain:
             return ShadowRows(shadow.entry.name, own, rows, None)
         copies = paddle.gather(logits, to_device(rows))
         try:
-            with self._limit:
+            with self._limit.with_more(shadow.entry.first_calls.seconds_left):
                 copies = shadow.entry.apply(copies)
         except RowErrors as error:
             # The other rows were processed in place.
@@ -238,8 +249,8 @@ class ShadowChain:
         return True
 
     def _check_time(self, shadow: _Shadow) -> None:
-        if shadow.entry.step_seconds > self._policy.time_budget > 0:
-            seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
+        seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
+        if seconds - shadow.entry.excused_seconds > budget > 0:
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 
     def _check_memory(self, shadow: _Shadow) -> None:

@@ -107,7 +107,7 @@ class LogitsProcessorChain:
             group.followed = bool(group.slots)
             group.stop_flags = group.own_stop_flags(stop_flags) if split else stop_flags
             for entry in group.entries:
-                entry.begin_step()
+                entry.step_seconds = 0.0
                 if entry.stats.state == QUARANTINED:
                     self._faults.take_out_of_service(entry)
                 elif entry.needs_update:
@@ -158,13 +158,6 @@ class LogitsProcessorChain:
         ran = self._ran_in(slot)
         names = [entry.name for entry in ran if slot in entry.view.using] or [entry.name for entry in ran]
         return names[-1] if names else "none"
-
-    def instance_failed(self, name: str, error: BaseException) -> SlotFailure | None:
-        """The instance of a new request could not be built; returns why it ends, None if it runs without.
-
-        Raises ChainAbortedError if that is what the operator wants.
-        """
-        return self._faults.instance_failed(self.stats[name], error)
 
     def reset(self, name: str) -> None:
         """Put a quarantined processor back into service, with a state made anew."""

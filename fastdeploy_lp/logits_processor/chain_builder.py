@@ -16,16 +16,16 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
 
 
-class InstanceError(Exception):
-    """The constructor of a request's own instance of a processor raised `__cause__`."""
-
-
 @dataclass(frozen=True)
 class Built:
-    """Result of one call: `entry` for a new order or shadow, `instance` for a processor with one instance a request."""
+    """Result of one call: `entry` for a new order or shadow, `instance` for a processor with one instance a request.
+
+    error: why that instance could not be built, which the request's first step reports as any other fault.
+    """
 
     entry: ChainEntry | None = None
     instance: RowProcessor | None = None
+    error: Exception | None = None
 
 
 class ChainBuilder:
@@ -105,11 +105,19 @@ class ChainBuilder:
             return
         places = {entry.name: entry for entry in group.entries}
         for name in selection.shadow:
-            if name in built:
+            if name in built and (built[name].entry is not None or self._shadows.entry_of(name) is not None):
                 places[name] = self._shadows.adopt(name, built[name].entry)
-        holders = [places[name] for name, each in built.items() if self._hand_over(request_id, places[name], each)]
+        found = [(places[name], each) for name, each in built.items() if name in places]
+        holders = [entry for entry, each in found if self._hand_over(request_id, entry, each)]
         if holders:
             self._holders[request_id] = holders
+
+    def without(self, name: str, selection: Selection, error: BaseException) -> Built | None:
+        """What a request runs with when a call has failed: nothing in place of a shadow, else None: it cannot run."""
+        if name in selection.shadow:
+            self._shadows.could_not_build(name, error)
+            return Built()
+        return None
 
     def forget(self, request_id: str) -> None:
         """The request is over: its instances and its claim on an order go; unknown requests have none."""
@@ -126,19 +134,21 @@ class ChainBuilder:
         new_entry: Callable[[str], ChainEntry] | None = None,
     ) -> Built:
         made = entry or (new_entry or self._new_entry)(name)
-        instance = None
+        instance, failed = None, None
         if isinstance(made.processor, PerRequestProcessor) and self._declared[name].is_used_by(selection):
             try:
                 instance = made.processor.new_instance(selection.args_for(name))
-            except BaseException as error:  # an author's code may raise anything
-                raise InstanceError(f"{type(error).__name__}: {error}") from error
-        return Built(made if entry is None else None, instance)
+            except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+                failed = error
+            except BaseException as error:  # noqa: BLE001 - as above
+                failed = RuntimeError(f"{type(error).__name__}: {error}")
+        return Built(made if entry is None else None, instance, failed)
 
     @staticmethod
     def _hand_over(request_id: str, entry: ChainEntry, built: Built) -> bool:
         if not isinstance(entry.processor, PerRequestProcessor):
             return False
-        entry.processor.adopt(request_id, built.instance)
+        entry.processor.adopt(request_id, built.instance, built.error)
         return True
 
 

@@ -81,7 +81,7 @@ class ChainEntry:
         self._fd_config = fd_config
         self._budget = fd_config.structured_outputs_config.time_budget
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
-        self.begin_step()
+        self.step_seconds = 0.0
         # What the builtin ones keep is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
         self._gauge = MemoryGauge() if watched else None
@@ -93,6 +93,8 @@ class ChainEntry:
 
         Raises RuntimeError, and keeps the old one, if it cannot be built.
         """
+        # Where it was broken off in its first calls, nobody asks `exceeds_budget`.
+        self.first_calls.excuse(self.step_seconds - self._budget)
         processor = self.declared.build(self._fd_config)
         try:
             self.changes_argmax = not processor.is_argmax_invariant()
@@ -123,9 +125,10 @@ class ChainEntry:
         """Whether it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
-    def begin_step(self) -> None:
-        """Set the step's times to zero: `step_seconds`, of which the time budget excuses `excused_seconds`."""
-        self.step_seconds = self.excused_seconds = 0.0
+    def exceeds_budget(self) -> bool:
+        """Whether its time in this step counts as too long; to be asked once a step."""
+        excess = self.step_seconds - self._budget
+        return self._budget > 0 and excess > self.first_calls.excuse(excess)
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """A request takes the slot; `again` if it is counted already."""
@@ -171,7 +174,6 @@ class ChainEntry:
     def _count(self, seconds: float, resident: int) -> None:
         self.stats.seconds += seconds
         self.step_seconds += seconds
-        self.excused_seconds += self.first_calls.excuse(seconds - self._budget)
         if self._gauge is not None:
             # Never below 0: what it gives back may have been taken by others.
             self.grown = max(0, self.grown + self._gauge.resident() - resident)

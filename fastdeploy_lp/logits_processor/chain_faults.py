@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 
 logger = logging.getLogger(__name__)
@@ -75,21 +75,6 @@ class ChainFaults:
             self._count(entry, cause, [int(active[row])])
         return self._policy.on_error == "fail"
 
-    def instance_failed(self, stats: ProcessorStats, error: BaseException) -> SlotFailure | None:
-        """As `LogitsProcessorChain.instance_failed`; a ValueError is the request's own fault and not counted."""
-        reason = f"logits processor {stats.name} failed: {type(error).__name__}: {error}"
-        if isinstance(error, ValueError):
-            return SlotFailure(reason, by_request=True)
-        logger.error("%s", reason, exc_info=error)
-        stats.faults += 1
-        stats.last_error = reason
-        if self._policy.on_error == "abort":
-            raise ChainAbortedError(reason) from error
-        self._since_reset[stats.name] += 1
-        if self._since_reset[stats.name] >= self._policy.max_faults > 0:
-            self._put_into_quarantine(stats, reason)
-        return SlotFailure(reason) if self._policy.on_error == "fail" else None
-
     def take_out_of_service(self, entry: ChainEntry) -> None:
         """It does not run, so no token of this step may reach the requests that rely on it."""
         self.left_out.add(entry)
@@ -99,7 +84,7 @@ class ChainFaults:
 
     def check_budgets(self, entry: ChainEntry) -> None:
         """At the end of a step: the time that it took in it, and the memory that it has taken in all of them."""
-        if entry.step_seconds - entry.excused_seconds > self._policy.time_budget > 0:
+        if entry.exceeds_budget():
             entry.stats.slow_steps += 1
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
@@ -149,12 +134,8 @@ class ChainFaults:
             self._quarantine(entry, reason)
 
     def _quarantine(self, entry: ChainEntry, reason: str) -> None:
-        self._put_into_quarantine(entry.stats, reason)
-
-    @staticmethod
-    def _put_into_quarantine(stats: ProcessorStats, reason: str) -> None:
-        if stats.state == QUARANTINED:
+        if entry.stats.state == QUARANTINED:
             return
-        logger.error("logits processor %s is in quarantine until it is reset: %s", stats.name, reason)
-        stats.state = QUARANTINED
-        stats.last_error = reason
+        logger.error("logits processor %s is in quarantine until it is reset: %s", entry.name, reason)
+        entry.stats.state = QUARANTINED
+        entry.stats.last_error = reason

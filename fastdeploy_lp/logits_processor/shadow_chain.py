@@ -93,6 +93,8 @@ class ShadowChain:
         self._stats = stats
         self._limit = limit
         self._shadows: dict[str, _Shadow] = {}
+        # Those whose constructor failed beside the steps: requests go on without them.
+        self._not_built: set[str] = set()
         for name in self._policy.shadow:
             self.adopt(name, None)
 
@@ -128,7 +130,7 @@ class ShadowChain:
                 continue
             shadow.followed = bool(shadow.group.slots)
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
-            shadow.entry.begin_step()
+            shadow.entry.step_seconds = 0.0
             try:
                 with self._limit.with_more(shadow.entry.first_calls.seconds_left):
                     shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
@@ -181,21 +183,28 @@ class ShadowChain:
 
     def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
         """Use this instance, or a new one, unless there is one; returns the one in use."""
+        self._not_built.discard(name)
         if name not in self._shadows:
             made = entry or self.new_entry(name)
             self._shadows[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
         return self._shadows[name].entry
 
+    def could_not_build(self, name: str, error: BaseException) -> None:
+        """Count a constructor that failed; until another one succeeds, requests run without this shadow."""
+        self._not_built.add(name)
+        stats = self._stats[name].shadow
+        stats.faults, stats.last_error = stats.faults + 1, str(error)
+        logger.error("in shadow: %s", error)
+
     def _shadow_of(self, name: str) -> _Shadow | None:
-        if name not in self._shadows:
+        if name in self._shadows:
+            return self._shadows[name]
+        if name not in self._not_built:
             try:
                 self.adopt(name, None)
             except RuntimeError as error:
-                stats = self._stats[name].shadow
-                stats.faults, stats.last_error = stats.faults + 1, str(error)
-                logger.error("in shadow: %s", error)
-                return None
-        return self._shadows[name]
+                self.could_not_build(name, error)
+        return self._shadows.get(name)
 
     def _apply_one(
         self,
@@ -249,8 +258,8 @@ class ShadowChain:
         return True
 
     def _check_time(self, shadow: _Shadow) -> None:
-        seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
-        if seconds - shadow.entry.excused_seconds > budget > 0:
+        if shadow.entry.exceeds_budget():
+            seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 
     def _check_memory(self, shadow: _Shadow) -> None:

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.author_code import AuthorThreads, NotInTimeError, Outcome, PendingCall
-from fastdeploy_lp.logits_processor.chain_builder import Built, InstanceError
+from fastdeploy_lp.logits_processor.chain_builder import Built
 from fastdeploy_lp.logits_processor.chain_group import Order
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.wake_up import WakeUp
@@ -128,27 +128,27 @@ class Preparing:
         if outcome.error is None:
             work.built[name] = outcome.value
         else:
-            failure = self._failure(name, outcome.error)
-            if failure is not None:
+            built = self._chain.builder.without(name, sequence.selection, outcome.error)
+            if built is None:
                 self._drop(work)
-                failed.append((sequence, failure))
+                failed.append((sequence, _failure(name, outcome.error)))
                 return
-            work.built[name] = Built()
+            work.built[name] = built
         if len(work.built) == len(work.pending):
             del self._works[sequence.request_id]
             self._chain.builder.adopt(sequence.request_id, sequence.selection, work.built)
             ready.append(sequence)
-
-    def _failure(self, name: str, error: BaseException) -> SlotFailure | None:
-        """Why the request ends, None if it runs without its instance; raises ChainAbortedError."""
-        if isinstance(error, NotInTimeError):
-            return SlotFailure(str(error), quarantined=True)
-        if isinstance(error, InstanceError):
-            return self._chain.instance_failed(name, error.__cause__ or error)
-        return SlotFailure(str(error) or f"logits processor {name}: {type(error).__name__}")
 
     def _drop(self, work: _Work) -> None:
         for pending in work.pending.values():
             pending.cancel()
         del self._works[work.sequence.request_id]
         self._chain.builder.forget(work.sequence.request_id)
+
+
+def _failure(name: str, error: BaseException) -> SlotFailure:
+    if isinstance(error, NotInTimeError):
+        return SlotFailure(str(error), quarantined=True)
+    if isinstance(error, RuntimeError):  # it names the processor
+        return SlotFailure(str(error))
+    return SlotFailure(f"logits processor {name} cannot be built: {type(error).__name__}: {error}")

@@ -24,11 +24,13 @@ RowProcessor = Callable[["list[int]", "list[int]", "Tensor"], "Tensor"]
 class _Own:
     """One request's instance; None if it failed, and the request continues without it if it continues at all.
 
+    error: why it could not be built, until the request's next step reports it.
     kept: until `forget`, also while the request has no slot. behind: it has not been called for the tokens so far.
     given, made: the row before and after its call of this step, None before that call.
     """
 
     instance: RowProcessor | None
+    error: Exception | None = None
     kept: bool = False
     behind: bool = False
     given: Tensor | None = None
@@ -53,9 +55,9 @@ class PerRequestProcessor(LogitsProcessor):
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
         """The instance of a request with these arguments; any thread may call this."""
 
-    def adopt(self, request_id: str, instance: RowProcessor | None) -> None:
-        """Use this instance for a new request; None if it could not be built, and the request continues without."""
-        self._own[request_id] = _Own(instance, kept=True)
+    def adopt(self, request_id: str, instance: RowProcessor | None, error: Exception | None = None) -> None:
+        """Use this instance for a new request; None if it could not be built because of `error`."""
+        self._own[request_id] = _Own(instance, error, kept=True)
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
@@ -81,7 +83,9 @@ class PerRequestProcessor(LogitsProcessor):
                 try:
                     own.instance = self.new_instance(share_inputs["logits_processors_args"][slot])
                 except Exception as error:  # noqa: BLE001 - an author's code may raise anything
-                    failed[row] = error
+                    own.error = error
+            if own.error is not None:
+                failed[row], own.error = own.error, None
             own.given = own.made = None
             self._rows.append((row, own, prompt, output))
         raise_row_errors(failed)

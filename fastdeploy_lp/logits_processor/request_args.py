@@ -208,6 +208,8 @@ def _call(processor: DeclaredProcessor, work: Callable[[], Result]) -> Checks[Re
     if not processor.checks_with_own_code:
         return work()
     outcome = yield AuthorCall(processor.name, work)
+    if isinstance(outcome.error, GeneratorExit):  # not the end of this generator
+        raise RuntimeError("GeneratorExit") from outcome.error
     result: Result = outcome.result()
     return result
 

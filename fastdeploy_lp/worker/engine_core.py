@@ -68,9 +68,9 @@ class EngineCore:
             self.scheduler.add(sequence)
 
     def finish_preparing(self) -> list[SequenceStep]:
-        """Wait until no sequence is being prepared; returns the ends of those that cannot run."""
+        """Wait until nothing is being built; returns the ends of sequences that cannot run."""
         steps: list[SequenceStep] = []
-        while len(self.preparing):
+        while self.preparing.is_building:
             steps += self._admit_prepared()
         return steps
 

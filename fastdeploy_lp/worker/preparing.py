@@ -47,6 +47,11 @@ class Preparing:
         return len(self._works) + len(self._without_room)
 
     @property
+    def is_building(self) -> bool:
+        """Whether a call is under way; sequences without room wait for others."""
+        return bool(self._works)
+
+    @property
     def has_news(self) -> bool:
         """Whether `take` may return something."""
         return not self._outcomes.empty() or (bool(self._without_room) and self._may_begin(self._without_room[0]))
@@ -61,7 +66,7 @@ class Preparing:
     def take(self, *, wait: bool = False) -> tuple[list[Sequence], list[tuple[Sequence, SlotFailure]]]:
         """The sequences that are ready now, and those that cannot run.
 
-        wait: do not return before a call has ended, if any is under way. It may be one of several that a sequence needs.
+        wait: do not return before a call has ended, if any is under way; a sequence may need several.
         """
         ready: list[Sequence] = []
         failed: list[tuple[Sequence, SlotFailure]] = []

@@ -82,7 +82,7 @@ def test_a_fault_is_named_and_no_other(fault: str) -> None:
 def test_every_check_that_can_fail_has_a_fault_that_makes_it() -> None:
     """Some only give advice, and speed needs a processor that takes a second."""
     named = {check for _, check, _ in FAULTS.values()}
-    assert named == set(CHECK_NAMES) - {"in-place", "effect", "recovery", "speed"}
+    assert named == set(CHECK_NAMES) - {"in-place", "effect", "recovery", "every-token", "speed"}
 
 
 def without_fault(report: CheckReport) -> None:
@@ -145,7 +145,12 @@ def test_a_fault_takes_along_what_it_would_show_in() -> None:
     report = check_processor(wrong.LeavesStateInSlots, BOOSTS, skip=NO_TIMES)
     skipped = {each.check: each.message for each in report.findings if each.outcome is Outcome.SKIPPED}
     assert skipped.pop("speed") == "as asked"
-    assert skipped == {"preemption": "needs slot-reuse", "recovery": "needs preemption", "churn": "needs slot-reuse"}
+    assert skipped == {
+        "preemption": "needs slot-reuse",
+        "recovery": "needs preemption",
+        "every-token": "needs preemption",
+        "churn": "needs slot-reuse",
+    }
 
 
 def test_a_check_can_be_left_out() -> None:

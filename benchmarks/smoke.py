@@ -37,6 +37,7 @@ def main() -> int:
         ("compare.py", "--smoke"),
         ("simulate.py", "--smoke"),
         ("data_parallel.py", "--smoke"),
+        ("host_work.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

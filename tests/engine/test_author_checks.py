@@ -139,10 +139,7 @@ def test_a_check_that_does_not_return_makes_its_processor_unavailable(cls: type)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize(
-    "error",
-    [KeyboardInterrupt(), SystemExit(1), asyncio.CancelledError(), GeneratorExit(), StopIteration(), KeyError(1)],
-)
+@pytest.mark.parametrize("error", ERRORS)
 def test_whatever_a_check_raises_refuses_its_request_alone(cls: type, error: BaseException) -> None:
     async def scenario() -> None:
         async with preparing(cls, 60.0) as preparation:

@@ -94,7 +94,7 @@ def test_a_preempted_request_keeps_its_instance(caching: bool) -> None:
 def test_a_fault_of_another_processor_shows_no_instance_a_token_twice() -> None:
     engine = engine_with(Follows, Breaks)
     ran = run_to_end(engine, following(3, Breaks={}))
-    assert engine.runner.chain.stats["Breaks"].faults == 1
+    assert engine.runner.chain.stats["Breaks"].faults > 0
     assert {name: each.token_ids for name, each in ran.items()} == {f"r{n}": expected(n) for n in range(3)}
 
 

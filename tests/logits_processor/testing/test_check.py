@@ -192,7 +192,7 @@ def test_the_report_is_readable_and_goes_through_json() -> None:
     lines = str(report).splitlines()
     assert lines[0] == "WaitsForTheDevice (native, support.wrong:WaitsForTheDevice)"
     assert [line for line in lines if line.startswith("  FAIL     host-sync ")]
-    assert lines[-1] == "23 passed, 1 failed, 0 with advice, 1 skipped"
+    assert lines[-1] == "24 passed, 1 failed, 0 with advice, 1 skipped"
     told = json.loads(json.dumps(report.as_dict()))
     assert (told["name"], told["passed"], told["arguments"]) == ("WaitsForTheDevice", False, BOOSTS)
     assert [each["check"] for each in told["findings"]] == list(CHECK_NAMES)

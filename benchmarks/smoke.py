@@ -38,6 +38,7 @@ def main() -> int:
         ("simulate.py", "--smoke"),
         ("data_parallel.py", "--smoke"),
         ("load.py", "--smoke"),
+        ("host_work.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

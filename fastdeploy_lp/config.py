@@ -110,6 +110,8 @@ class StructuredOutputsConfig:
     max_faults: faults and slow steps that put a processor into quarantine; 0 for never.
     time_budget: seconds of a step that a processor may take; ten times as long breaks it off. 0 for no budget.
     memory_budget: MiB of main memory that a processor may take before it goes into quarantine. 0 for no budget.
+    code_timeout: seconds that its constructor, `validate_params` or `Params` may take for a request. 0 for no limit.
+    first_calls: seconds beyond `time_budget` that a processor's first steps may take together, before they count.
     vllm_compat: provide stand-ins for vLLM's modules to packages written for it.
     shadow: names of processors that run beside the chain, on copies, for every request that would use them.
     max_trace_tokens: tokens of a request that may be traced; 0 for no traces.
@@ -127,6 +129,8 @@ class StructuredOutputsConfig:
     memory_budget: int = DEFAULT_MEMORY_BUDGET
     mandatory: tuple[str, ...] = ()
     fastdeploy_compat: bool = False
+    code_timeout: float = 10.0
+    first_calls: float = 30.0
 
 
 @dataclass(frozen=True)

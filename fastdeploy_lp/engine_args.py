@@ -92,6 +92,13 @@ class EngineArgs:
             "help": "MiB of main memory that a logits processor may take, else it goes into quarantine; 0 for no limit",
         },
     )
+    logits_processors_code_timeout: float = field(
+        default=10.0,
+        metadata={
+            "group": "Logits processors",
+            "help": "seconds that a processor's constructor or check of a request's arguments may take; 0 for no limit",
+        },
+    )
     vllm_compat: bool = field(
         default=False,
         metadata={
@@ -349,7 +356,8 @@ class EngineArgs:
         for name in ("block_size", "max_model_len", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 require_at_least(1, name, getattr(self, name))
-        for name in ("logits_processors_time_budget", "step_timeout", "log_stats_interval"):
+        seconds = ("logits_processors_time_budget", "logits_processors_code_timeout")
+        for name in (*seconds, "step_timeout", "log_stats_interval"):
             require_seconds(name, getattr(self, name))
         require_seconds("guided_decoding_timeout", self.guided_decoding_timeout, above_zero=True)
         require_share("gpu_memory_utilization", self.gpu_memory_utilization)

@@ -91,6 +91,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             max_faults=args.logits_processors_max_faults,
             time_budget=args.logits_processors_time_budget,
             memory_budget=args.logits_processors_memory_budget,
+            code_timeout=args.logits_processors_code_timeout,
             vllm_compat=args.vllm_compat,
             fastdeploy_compat=args.fastdeploy_compat,
             shadow=tuple(dict.fromkeys(args.shadow)),

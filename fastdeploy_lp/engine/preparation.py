@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.author_checks import AuthorChecks
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
@@ -42,11 +43,16 @@ class RequestPreparation:
         )
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
+        self._author_checks = AuthorChecks(chain.code_timeout)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        settled = self.inputs.settle(params, prompt)
+        """What `inputs.settle` returns, with a grammar that compiles.
+
+        Processors' own checks run in threads. Raises InvalidRequestError, and ProcessorUnavailableError for a
+        processor whose check does not return in time.
+        """
+        settled = await self._author_checks.run(self.inputs.settling(params, prompt))
         if settled.grammar is not None:
             await self._grammars.check(settled.grammar)
         return settled

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastdeploy_lp.logits_processor.chain_builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_faults import ChainFaults, SlotFailure
-from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
+from fastdeploy_lp.logits_processor.chain_group import ChainGroup
+from fastdeploy_lp.logits_processor.chain_groups import ChainGroups
 from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.running_calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
 from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats, Quarantine
-from fastdeploy_lp.logits_processor.time_limit import TimeLimit
+from fastdeploy_lp.logits_processor.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import FAILED, SKIPPED
@@ -38,6 +40,7 @@ class LogitsProcessorChain:
     Requests enter and leave slots. In a step, `update_state` comes first and `apply` second; afterwards `failures` says
     which slots' requests have to end. A processor that fails is left out of the rest of the step, and the rows of
     requests that do not use it get the logits they would have had without it. `shadows` are beside the chain.
+    `builder` constructs beside the steps what a request needs; a request that it did not see is built for in `enter`.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class LogitsProcessorChain:
         self._policy = fd_config.structured_outputs_config
         self.stats = {name: ProcessorStats(name) for name in self._declared}
         self._limit = TimeLimit(self._policy.time_budget * BREAK_OFF_FACTOR)
+        self._first_calls = {name: FirstCalls(self._policy.first_calls) for name in self._declared}
         # The client of each slot's request, to count faults by client.
         self._clients: dict[int, str] = {}
         self._faults = ChainFaults(self._policy, self._declared, self._clients)
@@ -64,8 +68,12 @@ class LogitsProcessorChain:
         self._recorders = recorders(declared, calls, CallKind.CHAIN)
         in_shadow = recorders(declared, calls, CallKind.SHADOW)
         self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit, in_shadow)
-        self._main = self._new_group(None)
-        self._groups: dict[Order, ChainGroup] = {None: self._main}
+        own_names = [name for name in self._declared if name not in self._policy.shadow]
+        self._main = ChainGroup([self._new_entry(name) for name in own_names])
+        self._groups = ChainGroups(self._main)
+        self.builder = ChainBuilder(self._declared, self._groups, self.shadows, self._new_entry)
+        # Of this step: the groups that take part.
+        self._live = [self._main]
         # Of this step: who worked on its logits, and the names of those that its greedy rows had no use for.
         self._ran: set[ChainEntry] = set()
         self._skipped: set[str] = set()
@@ -86,36 +94,35 @@ class LogitsProcessorChain:
         """A request takes a slot; `again` if it was preempted, and is no new one to be counted."""
         self._clients[slot] = client
         self.shadows.enter(slot, selection, again=again)
-        order = self._order_of(selection)
+        order = self.builder.order_of(selection)
+        group = self._groups.get(order)
         try:
-            if order not in self._groups:
-                self._groups[order] = self._new_group(order)
+            if group is None:
+                group = self._groups.add(order, [self._new_entry(name) for name in order or ()])
         except RuntimeError as error:  # a constructor that worked at the start and does not now
             self._refused[slot] = SlotFailure(str(error))
-            order, selection = None, Selection(named={})
-        self._group_of[slot] = self._groups[order]
-        self._groups[order].enter(slot, selection, again=again)
+            group, selection = self._main, Selection(named={})
+        self._group_of[slot] = group
+        group.enter(slot, selection, again=again)
 
     def leave(self, slot: int) -> None:
-        """A request leaves its slot; the group of an order that nobody wants any more goes with it."""
+        """A request leaves its slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
         self.shadows.leave(slot)
         group = self._group_of.pop(slot, None)
-        if group is None:
-            return
-        group.leave(slot)
-        if group is not self._main and not group.slots:
-            self._groups = {order: other for order, other in self._groups.items() if other is not group}
-            self._ran.difference_update(group.entries)
+        if group is not None:
+            group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Let every processor that has work read the slots; once before each step that samples."""
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         stop_flags = share_inputs["stop_flags"]
-        split = len(self._groups) > 1
-        for group in self._groups.values():
+        self._live = self._groups.live
+        split = len(self._live) > 1
+        for group in self._live:
+            group.followed = bool(group.slots)
             group.stop_flags = group.own_stop_flags(stop_flags) if split else stop_flags
             for entry in group.entries:
                 entry.step_seconds = 0.0
@@ -171,7 +178,7 @@ class LogitsProcessorChain:
         """
         group = self._group_of[slot]
         with self._limit_of(entry), suppress(RowErrors):
-            if len(self._groups) == 1:
+            if len(self._live) == 1:
                 return entry.apply(logits)
             rows = self._rows_of(group)
             logits.index_put_((rows,), entry.apply(_gather(logits, rows)))
@@ -183,35 +190,27 @@ class LogitsProcessorChain:
         self.shadows.reset(name)
 
     def _entries_of(self, name: str) -> list[tuple[ChainGroup, ChainEntry]]:
-        return [(group, entry) for group in self._groups.values() for entry in group.entries if entry.name == name]
-
-    def _order_of(self, selection: Selection) -> Order:
-        """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
-        if selection.order is not None or (selection.named is None and not selection.shadow):
-            return selection.order
-        left_alone = [entry for entry in self._main.entries if entry.declared.leaves_alone(selection)]
-        if all(entry.processor.only_with_args for entry in left_alone):
-            return None
-        return tuple(entry.name for entry in self._main.entries if entry not in left_alone)
-
-    def _new_group(self, order: Order) -> ChainGroup:
-        names = [name for name in self._declared if name not in self._policy.shadow] if order is None else order
-        return ChainGroup([self._new_entry(name) for name in names])
+        return [(group, entry) for group in self._groups.all for entry in group.entries if entry.name == name]
 
     def _new_entry(self, name: str) -> ChainEntry:
         stats = self.stats[name]
-        in_service = stats.state != QUARANTINED
-        recorder = self._recorders.get(name)
-        return ChainEntry(self._declared[name], self._fd_config, stats, recorder, in_service=in_service)
+        return ChainEntry(
+            self._declared[name],
+            self._fd_config,
+            stats,
+            recorder=self._recorders.get(name),
+            first_calls=self._first_calls[name],
+            in_service=stats.state != QUARANTINED,
+        )
 
     def _apply_groups(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
-        if len(self._groups) == 1:
+        if len(self._live) == 1:
             return self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
         return self._apply_split(logits, trace, all_greedy=all_greedy)
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         """Every order's rows on their own: gathered, processed, and put back."""
-        for group in self._groups.values():
+        for group in self._live:
             rows = self._rows_of(group)
             if not rows.size:
                 continue
@@ -223,7 +222,7 @@ class LogitsProcessorChain:
 
     def _rows_of(self, group: ChainGroup) -> Tensor:
         """The rows of a group's slots among all rows of the step, int64 [n]."""
-        active = np.sort(np.concatenate([each.active_slots() for each in self._groups.values()]))
+        active = np.sort(np.concatenate([each.active_slots() for each in self._live]))
         return to_device(np.searchsorted(active, group.active_slots()))
 
     def _apply_group(
@@ -274,7 +273,9 @@ class LogitsProcessorChain:
 
     def _limit_of(self, entry: ChainEntry) -> AbstractContextManager[None]:
         """A builtin runs without one: it has no author's loop to break off, and the alarm would cost a third of it."""
-        return _NO_LIMIT if entry.declared.source == "builtin" else self._limit
+        if entry.declared.source == "builtin":
+            return _NO_LIMIT
+        return self._limit.with_more(entry.first_calls.seconds_left)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
@@ -284,7 +285,7 @@ class LogitsProcessorChain:
 
     def _count_step(self) -> None:
         """Once a step, however often a fault of another processor has made the chain run."""
-        for group in self._groups.values():
+        for group in self._live:
             for entry in group.entries:
                 if entry in self._ran:
                     entry.stats.rows += group.count_rows(entry.view.using)

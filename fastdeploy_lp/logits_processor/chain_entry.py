@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.logits_processor.author_code import contained, described
@@ -15,6 +16,7 @@ from fastdeploy_lp.logits_processor.processor_view import ProcessorView
 from fastdeploy_lp.logits_processor.running_calls import CallRecorder
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.time_limit import FirstCalls
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class ChainEntry:
     """A processor, built anew when it has failed.
 
     One that is in quarantine already is not built before it is reset: its code may be what ended the last worker.
-    recorder: is told of each call, for a processor that may end the process.
+    recorder: is told of each call, for a processor that may end the process. first_calls: the extra time of its first
+    steps, which the instances of one processor share.
     """
 
     def __init__(
@@ -51,14 +54,17 @@ class ChainEntry:
         declared: DeclaredProcessor,
         fd_config: FDConfig,
         stats: ProcessorStats,
-        recorder: CallRecorder | None = None,
         *,
+        recorder: CallRecorder | None = None,
+        first_calls: FirstCalls | None = None,
         in_service: bool = True,
     ) -> None:
         self.declared = declared
         self.stats = stats
         self._recorder = recorder
         self._fd_config = fd_config
+        self._budget = fd_config.structured_outputs_config.time_budget
+        self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self.step_seconds = 0.0
         # What the builtin ones keep is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
@@ -77,16 +83,25 @@ class ChainEntry:
 
         Raises RuntimeError, and keeps the old one, if it cannot be built.
         """
-        if self._recorder is not None:
-            self._recorder.begin_build()
-        try:
+        # Where it was broken off in its first calls, nobody asks `exceeds_budget`.
+        self.first_calls.excuse(self.step_seconds - self._budget)
+        with self.recorded_build():
             processor = self.declared.build(self._fd_config)
             changes_argmax = not self._is_argmax_invariant(processor)
-        finally:
-            if self._recorder is not None:
-                self._recorder.end()
         self.processor, self.changes_argmax = processor, changes_argmax
         self._reset_use()
+
+    @contextmanager
+    def recorded_build(self) -> Iterator[None]:
+        """A constructor of the processor runs in this block, in any thread."""
+        if self._recorder is None:
+            yield
+            return
+        self._recorder.begin_build()
+        try:
+            yield
+        finally:
+            self._recorder.end()
 
     def _is_argmax_invariant(self, processor: LogitsProcessor) -> bool:
         try:
@@ -119,10 +134,15 @@ class ChainEntry:
         """Whether it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
+    def exceeds_budget(self) -> bool:
+        """Whether its time in this step counts as too long; to be asked once a step."""
+        excess = self.step_seconds - self._budget
+        return self._budget > 0 and excess > self.first_calls.excuse(excess)
+
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """A request takes the slot; `again` if it is counted already."""
         self.view.set_args(slot, selection.args_for(self.name))
-        if self.declared.is_used_by(selection):
+        if self.declared.is_meant_for(selection):
             self.view.using.add(slot)
             self.stats.requests += not again
 
@@ -135,6 +155,7 @@ class ChainEntry:
         """Run it, and count the time it took."""
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
+        self.first_calls.count_step()
         began, resident = self._begin()
         try:
             self.processor.update_state(self.view)

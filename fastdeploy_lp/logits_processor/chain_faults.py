@@ -110,7 +110,7 @@ class ChainFaults:
 
     def check_budgets(self, entry: ChainEntry) -> None:
         """At the end of a step: the time that it took in it, and the memory that it has taken in all of them."""
-        if entry.step_seconds > self._policy.time_budget > 0:
+        if entry.exceeds_budget():
             entry.stats.slow_steps += 1
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
@@ -71,6 +72,14 @@ class DeclaredProcessor:
             return argument in self.argument_names
         return self.accepts_any_args or argument in self.read_names
 
+    @cached_property
+    def checks_with_own_code(self) -> bool:
+        """True if the check of a request may run code that is not this server's: `Params`, or its own method."""
+        if self.source == "builtin":
+            return False
+        asks = type(self.dialect).validate is not Dialect.validate
+        return asks or self.params_model is not None or _overrides_check(self.dialect.class_of(self.found))
+
     @property
     def description(self) -> str:
         """The first paragraph of its docstring."""
@@ -116,3 +125,9 @@ class DeclaredProcessor:
 
     def _owns(self, argument: str) -> bool:
         return self.takes(argument) and (self.params_model is not None or argument not in self.claimed)
+
+
+def _overrides_check(cls: type) -> bool:
+    """True if the class has a `validate_params` other than those of this package's base classes."""
+    owner = next((base for base in cls.__mro__ if "validate_params" in vars(base)), None)
+    return owner is not None and owner not in (LogitsProcessor, vllm_v1.LogitsProcessor)

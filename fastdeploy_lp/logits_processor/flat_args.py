@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from fastdeploy_lp.logits_processor.checks import Checks, checked_by
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.sendable import require_sendable
@@ -46,7 +48,7 @@ class FlatArgsReader:
         )
         self._context = context
 
-    def read(self, params: SamplingParams) -> FlatArgs:
+    def read(self, params: SamplingParams) -> Checks[FlatArgs]:
         """Arguments of all flat fields together, their types settled; raises RequestArgsError."""
         args = FlatArgs()
         bias = {BIAS: params.logit_bias} if params.logit_bias else {}
@@ -63,7 +65,7 @@ class FlatArgsReader:
                     raise RequestArgsError(".".join(path), self._unknown())
                 require_sendable(value, ".".join(path))
                 args.values[name], args.paths[name] = value, path
-        args.values = self._settled(args)
+        args.values = yield from self._settled(args)
         return args
 
     def hidden(self, args: FlatArgs) -> dict[str, tuple[str, ...]]:
@@ -81,14 +83,15 @@ class FlatArgsReader:
             hidden |= {each.name: (BIAS,) for each in others}
         return hidden
 
-    def _settled(self, args: FlatArgs) -> dict[str, Any]:
+    def _settled(self, args: FlatArgs) -> Checks[dict[str, Any]]:
         settled = dict(args.values)
         for processor in self._seeing:
             own = {name: value for name, value in args.values.items() if name in processor.argument_names}
             if own and processor.params_model is not None:
                 # An argument that is missing, and a rule between several, belong where the others came from.
                 source = args.paths[next(iter(own))][:-1]
-                settled |= settled_args(processor.params_model, own, self._context, source, args.paths)
+                work = partial(settled_args, processor.params_model, own, self._context, source, args.paths)
+                settled |= yield from checked_by(processor, work)
         return settled
 
     def _unknown(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from fastdeploy_lp.logits_processor.author_code import contained, described, printed
+from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
+from fastdeploy_lp.logits_processor.checks import Checks, checked_by, run_here
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.flat_args import FlatArgs, FlatArgsReader
@@ -55,23 +58,31 @@ class RequestArgsValidator:
 
     def validate(self, params: SamplingParams) -> Selection:
         """The request's choice, its arguments with their types settled; raises RequestArgsError."""
+        return run_here(self.checks(params))
+
+    def checks(self, params: SamplingParams) -> Checks[Selection]:
+        """The steps of `validate`, for a caller that runs processors' own code elsewhere.
+
+        Raises NotInTimeError if that is an outcome that it is sent.
+        """
         chosen = params.logits_processors
-        flat, entries = self._flat.read(params), named_entries(chosen or {})
+        flat = yield from self._flat.read(params)
+        entries = named_entries(chosen or {})
         if chosen is None:
             selection = Selection(flat=flat.values, hidden=self._flat.hidden(flat))
         elif flat.values:
             reason = f"cannot stand beside {NAMED}; give every processor its own params there"
             raise RequestArgsError(flat.fields[0], reason)
         else:
-            selection = Selection(named=self._settle_entries(entries))
-        self._ask_processors(params, selection, _Paths(flat, entries))
+            selection = Selection(named=(yield from self._settle_entries(entries)))
+        yield from self._ask_processors(params, selection, _Paths(flat, entries))
         wanted = self._wanted_in_shadow(params, selection, entries)
         shadow = tuple(name for name in self._declared if name in wanted)
         # Only a list has an order; the keys of an object have none that a client could rely on.
         order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
         return msgspec.structs.replace(selection, order=order, shadow=shadow)
 
-    def _settle_entries(self, entries: Sequence[NamedEntry]) -> dict[str, dict[str, Any]]:
+    def _settle_entries(self, entries: Sequence[NamedEntry]) -> Checks[dict[str, dict[str, Any]]]:
         named: dict[str, dict[str, Any]] = {}
         for entry in entries:
             processor = self._declared.get(entry.name)
@@ -80,7 +91,7 @@ class RequestArgsValidator:
             if entry.name in named:
                 reason = f"{entry.name} is named twice; the server can declare it a second time under an alias"
                 raise RequestArgsError(".".join(entry.name_path), reason)
-            named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
+            named[entry.name] = yield from self._settle_named(processor, entry.params, entry.params_path)
         return named
 
     def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
@@ -123,7 +134,7 @@ class RequestArgsValidator:
 
     def _settle_named(
         self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
-    ) -> dict[str, Any]:
+    ) -> Checks[dict[str, Any]]:
         require_sendable(params, ".".join(path))
         if processor.params_model is None:
             if not processor.dialect.by_name_only:
@@ -135,15 +146,18 @@ class RequestArgsValidator:
                 raise RequestArgsError(
                     ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
                 )
-        return settled_args(processor.params_model, params, self._context, path)
+        work = partial(settled_args, processor.params_model, params, self._context, path)
+        return (yield from checked_by(processor, work))
 
-    def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths) -> None:
+    def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths) -> Checks[None]:
         for processor in self._declared.values():
             if not self._reaches(processor, selection):
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
-                processor.validate(seen, self._facts)
+                yield from checked_by(processor, partial(processor.validate, seen, self._facts))
+            except (NotInTimeError, GeneratorExit):
+                raise
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 path = paths.of(processor, selection)
                 expected = isinstance(error, ValueError)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.author_code import described
+from fastdeploy_lp.logits_processor.author_code import described, printed
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
@@ -97,8 +97,10 @@ class ShadowChain:
         self._limit = limit
         self._recorders = recorders
         self._shadows: dict[str, _Shadow] = {}
+        # Those whose constructor failed beside the steps: requests go on without them.
+        self._not_built: set[str] = set()
         for name in self._policy.shadow:
-            self._shadows[name] = self._build(name)
+            self.adopt(name, None)
 
     @property
     def argmax_invariant(self) -> dict[str, bool]:
@@ -135,7 +137,7 @@ class ShadowChain:
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
             shadow.entry.step_seconds = 0.0
             try:
-                with self._limit:
+                with self._limit.with_more(shadow.entry.first_calls.seconds_left):
                     shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
             except RowErrors as error:
                 self._count_rows(shadow, error)
@@ -175,23 +177,42 @@ class ShadowChain:
         if shadow.stats.state == QUARANTINED and self._rebuild(shadow):
             shadow.stats.state = OK
 
-    def _build(self, name: str) -> _Shadow:
+    def entry_of(self, name: str) -> ChainEntry | None:
+        """The processor's instance here, None if none was built."""
+        return self._shadows[name].entry if name in self._shadows else None
+
+    def new_entry(self, name: str) -> ChainEntry:
+        """An instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
         # Its counters are not those of the instance in the chain.
+        recorder, in_service = self._recorders.get(name), self._stats[name].shadow.state == OK
+        return ChainEntry(
+            self._declared[name], self._fd_config, ProcessorStats(name), recorder=recorder, in_service=in_service
+        )
+
+    def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
+        """Use this instance, or a new one, unless there is one; returns the one in use."""
+        self._not_built.discard(name)
+        if name not in self._shadows:
+            made = entry or self.new_entry(name)
+            self._shadows[name] = _Shadow(made, ChainGroup([made]), self._stats[name].shadow)
+        return self._shadows[name].entry
+
+    def could_not_build(self, name: str, error: BaseException) -> None:
+        """Count a constructor that failed; until another one succeeds, requests run without this shadow."""
+        self._not_built.add(name)
         stats = self._stats[name].shadow
-        recorder, in_service = self._recorders.get(name), stats.state == OK
-        entry = ChainEntry(self._declared[name], self._fd_config, ProcessorStats(name), recorder, in_service=in_service)
-        return _Shadow(entry, ChainGroup([entry]), stats)
+        stats.faults, stats.last_error = stats.faults + 1, printed(error)
+        logger.error("in shadow: %s", stats.last_error)
 
     def _shadow_of(self, name: str) -> _Shadow | None:
-        if name not in self._shadows:
+        if name in self._shadows:
+            return self._shadows[name]
+        if name not in self._not_built:
             try:
-                self._shadows[name] = self._build(name)
+                self.adopt(name, None)
             except RuntimeError as error:
-                stats = self._stats[name].shadow
-                stats.faults, stats.last_error = stats.faults + 1, str(error)
-                logger.error("in shadow: %s", error)
-                return None
-        return self._shadows[name]
+                self.could_not_build(name, error)
+        return self._shadows.get(name)
 
     def _apply_one(
         self,
@@ -209,7 +230,7 @@ class ShadowChain:
             return ShadowRows(shadow.entry.name, own, rows, None)
         copies = paddle.gather(logits, to_device(rows))
         try:
-            with self._limit:
+            with self._limit.with_more(shadow.entry.first_calls.seconds_left):
                 copies = shadow.entry.apply(copies)
         except RowErrors as error:
             # The other rows were processed in place.
@@ -245,7 +266,7 @@ class ShadowChain:
         return True
 
     def _check_time(self, shadow: _Shadow) -> None:
-        if shadow.entry.step_seconds > self._policy.time_budget > 0:
+        if shadow.entry.exceeds_budget():
             seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 

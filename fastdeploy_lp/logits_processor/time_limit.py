@@ -11,6 +11,35 @@ class ProcessorTimeoutError(Exception):
     """A processor was broken off because it ran far beyond its time budget."""
 
 
+FIRST_STEPS = 64
+
+
+class FirstCalls:
+    """Seconds beyond its time budget that a processor may take in its first `FIRST_STEPS` steps.
+
+    That is when code is compiled and modules are imported. Instances that are built later share what is left.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds_left = seconds
+        self._steps_left = FIRST_STEPS
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds of excess that would still be excused."""
+        return self._seconds_left if self._steps_left > 0 else 0.0
+
+    def count_step(self) -> None:
+        """A step of the processor begins."""
+        self._steps_left -= self._steps_left > 0
+
+    def excuse(self, excess: float) -> float:
+        """How many of these seconds beyond the budget do not count, which uses them up."""
+        excused = min(max(excess, 0.0), self.seconds_left)
+        self._seconds_left -= excused
+        return excused
+
+
 class TimeLimit:
     """`with limit:` raises ProcessorTimeoutError in the block after `seconds` of it, and again after as many more.
 
@@ -23,6 +52,10 @@ class TimeLimit:
         self._seconds = seconds
         self._armed = False
         self._handler = self._on_alarm
+
+    def with_more(self, seconds: float) -> TimeLimit:
+        """A limit that many seconds longer; this very one for 0, or if there is none."""
+        return TimeLimit(self._seconds + seconds) if seconds > 0 and self._seconds > 0 else self
 
     def __enter__(self) -> None:
         # Whichever thread sets the timer, the main thread would hear the alarm.

@@ -15,6 +15,7 @@ from fastdeploy_lp.messages import AddPooling, AddRequest, CacheStats, SequenceS
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
+from fastdeploy_lp.worker.preparing import Preparing
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.start_up import start_worker
@@ -42,25 +43,44 @@ class EngineCore:
         self.worker, settled = start_worker(fd_config, build_chain, show_progress=show_progress)
         self.runner = self.worker.model_runner
         self.blocks = _block_manager(settled)
+        self.preparing = Preparing(self.runner.chain, fd_config.structured_outputs_config.code_timeout)
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
         self._troubles_told = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self.scheduler.has_work
+        """Whether there are sequences that are not over."""
+        return self.scheduler.has_work or len(self.preparing) > 0
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do anything now; else `preparing.wake_up` says when it would."""
+        return self.scheduler.has_work or self.preparing.has_news
 
     def add(self, request: AddRequest | AddPooling) -> None:
-        """Queue a request."""
+        """Queue a request, once the logits processors that it needs are built."""
         if isinstance(request, AddPooling):
             self.scheduler.add(Sequence.from_pooling(request))
-        else:
-            self.scheduler.add(Sequence.from_request(request, self._eos_token_ids, self._max_model_len))
+            return
+        sequence = Sequence.from_request(request, self._eos_token_ids, self._max_model_len)
+        if self.preparing.add(sequence):
+            self.scheduler.add(sequence)
+
+    def finish_preparing(self) -> list[SequenceStep]:
+        """Wait until nothing is being built; returns the ends of sequences that cannot run."""
+        steps: list[SequenceStep] = []
+        while self.preparing.is_building:
+            steps += self._admit_prepared()
+        return steps
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; their slots, arguments and blocks are free at once."""
-        self.scheduler.abort(set(request_ids))
+        aborted = set(request_ids)
+        self.preparing.abort(aborted)
+        self.scheduler.abort(aborted)
+        for request_id in aborted:
+            self.runner.chain.builder.forget(request_id)
 
     def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service."""
@@ -76,12 +96,18 @@ class EngineCore:
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
-        """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go."""
+        """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go.
+
+        When all sequences are being prepared, waits until a processor is built for one of them.
+        """
+        unprepared = self._admit_prepared() if len(self.preparing) else []
+        if not self.scheduler.has_work:
+            return self._outputs(unprepared, list(self.runner.chain.stats.values()))
         began = time.monotonic()
         chunks = self.scheduler.schedule()
         result = self.worker.execute_model(chunks)
         tokens = iter(result.tokens.tolist())
-        steps: list[SequenceStep] = []
+        steps = unprepared
         for chunk in chunks:
             sequence = chunk.sequence
             # Before it can leave: whoever comes next may share what it computed.
@@ -97,6 +123,13 @@ class EngineCore:
         outputs.step_time = time.monotonic() - began
         return outputs
 
+    def _admit_prepared(self) -> list[SequenceStep]:
+        """Queue the sequences that are ready; returns the ends of those that cannot run."""
+        ready, failed = self.preparing.take(wait=not self.can_step)
+        for sequence in ready:
+            self.scheduler.add(sequence)
+        return [_failed(sequence, failure) for sequence, failure in failed]
+
     def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
         blocks, scheduler = self.blocks, self.scheduler
         cache = CacheStats(
@@ -106,7 +139,8 @@ class EngineCore:
             prefix_hits=blocks.num_hit_tokens,
             preemptions=scheduler.num_preemptions,
         )
-        return StepOutputs(steps, scheduler.num_running, scheduler.num_waiting, processors, cache)
+        waiting = scheduler.num_waiting + len(self.preparing)
+        return StepOutputs(steps, scheduler.num_running, waiting, processors, cache)
 
     def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
         slot = sequence.slot
@@ -114,7 +148,7 @@ class EngineCore:
         if slot in result.completed:
             sequence.complete()
         if sequence.finish_reason is not None:
-            self.scheduler.release(sequence)
+            self._end(sequence)
         step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
         if len(sequence.output_token_ids) == 1:
             step.num_cached_tokens, step.scheduled_at = sequence.num_cached_tokens, sequence.scheduled_at
@@ -141,14 +175,13 @@ class EngineCore:
         )
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> SequenceStep:
+        self._end(sequence)
+        return _failed(sequence, failure)
+
+    def _end(self, sequence: Sequence) -> None:
+        """A running sequence is over."""
         self.scheduler.release(sequence)
-        return SequenceStep(
-            sequence.request_id,
-            [],
-            error=failure.message,
-            unavailable=failure.quarantined,
-            by_request=failure.by_request,
-        )
+        self.runner.chain.builder.forget(sequence.request_id)
 
     def _changed_stats(self) -> list[ProcessorStats] | None:
         """The counters, when a batch has ended or once in a while during a long one; None in between."""
@@ -162,6 +195,16 @@ class EngineCore:
         troubles = sum(stats.troubles for stats in self.runner.chain.stats.values())
         changed, self._troubles_told = troubles != self._troubles_told, troubles
         return changed
+
+
+def _failed(sequence: Sequence, failure: SlotFailure) -> SequenceStep:
+    return SequenceStep(
+        sequence.request_id,
+        [],
+        error=failure.message,
+        unavailable=failure.quarantined,
+        by_request=failure.by_request,
+    )
 
 
 def _block_manager(fd_config: FDConfig) -> BlockManager:

@@ -72,6 +72,8 @@ class WorkerProcess:
         self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._socket.curve_serverkey = start.server_key
         self._socket.connect(start.endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._cache_events: KVEventPublisher | None = None
 
     def serve(self) -> None:
@@ -79,8 +81,9 @@ class WorkerProcess:
         try:
             self._open_cache_events()
             engine = self._start_engine()
+            self._poller.register(engine.preparing.wake_up.fileno(), zmq.POLLIN)
             while self._receive(engine):
-                if engine.has_work:
+                if engine.can_step:
                     self._send(engine.step())
                     self._publish_cache_events(engine)
         except (CachePortError, CheckpointError) as error:  # the operator's mistake, for which one line is enough
@@ -129,8 +132,11 @@ class WorkerProcess:
         return LogitsProcessorChain(declared, fd_config, calls=calls, quarantine=self._start.quarantine)
 
     def _receive(self, engine: EngineCore) -> bool:
-        """Handle every message that waits, and wait for one while there is nothing to compute; False ends the loop."""
-        while self._socket.poll(0 if engine.has_work else None):
+        """Handle every message that waits; False ends the loop.
+
+        Waits for one, or for a sequence to be prepared, while there is nothing to compute.
+        """
+        while self._poll(engine):
             message: Any = self._inbox.decode(self._socket.recv())
             if isinstance(message, (AddRequest, AddPooling)):
                 engine.add(message)
@@ -143,6 +149,14 @@ class WorkerProcess:
             elif isinstance(message, Shutdown):
                 return False
         return True
+
+    def _poll(self, engine: EngineCore) -> bool:
+        """Whether a message waits."""
+        events = dict(self._poller.poll(0 if engine.can_step else None))
+        wake_up = engine.preparing.wake_up
+        if wake_up.fileno() in events:
+            wake_up.clear()
+        return self._socket in events
 
     def _publish_cache_events(self, engine: EngineCore) -> None:
         if self._cache_events is not None:

@@ -38,6 +38,7 @@ def test_a_request_that_was_preempted_is_counted_once() -> None:
     asks = Selection(named={"Sets": {"x": 1}})
     engine.add(request("r", [1, 2, 3], max_tokens=4, selection=asks))
     engine.add(request("s", [1, 2, 3], max_tokens=4, selection=Selection(named={"Sets": {}}, shadow=("Sets",))))
+    assert engine.finish_preparing() == []
     engine.step()
     engine.scheduler.preempt()
     engine.scheduler.preempt()

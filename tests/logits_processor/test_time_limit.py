@@ -69,7 +69,7 @@ def waits() -> Iterator[dict[str, float]]:
 )
 def test_a_step_beyond_the_time_budget_is_counted_once(waits: dict[str, float], each: dict[str, float]) -> None:
     waits.update(each)
-    engine = engine_with(Slow, time_budget=0.1, max_faults=0)
+    engine = engine_with(Slow, first_calls=0.0, time_budget=0.1, max_faults=0)
     assert run(engine, using("Slow"), request("plain", [4], max_tokens=5)).errors == {}
     stats = engine.runner.chain.stats["Slow"]
     assert (stats.slow_steps, stats.faults, stats.state) == (3, 0, "ok")
@@ -78,7 +78,7 @@ def test_a_step_beyond_the_time_budget_is_counted_once(waits: dict[str, float], 
 
 def test_slow_steps_count_towards_quarantine(waits: dict[str, float]) -> None:
     waits["apply"] = 0.06
-    engine = engine_with(Slow, time_budget=0.05, max_faults=2)
+    engine = engine_with(Slow, first_calls=0.0, time_budget=0.05, max_faults=2)
     outcome = run(engine, using("Slow", max_tokens=10))
     assert len(outcome.tokens["r"]) == 2
     assert outcome.unavailable == {"r"}
@@ -103,7 +103,7 @@ class Follows(Slow):
 
 def test_after_quarantine_it_does_not_go_on_with_a_state_that_lacks_tokens(waits: dict[str, float]) -> None:
     Follows.missed = False
-    engine = engine_with(Follows, time_budget=0.05, max_faults=1)
+    engine = engine_with(Follows, first_calls=0.0, time_budget=0.05, max_faults=1)
     engine.add(request("plain", [1, 2], max_tokens=6))
     waits["apply"] = 0.06
     engine.step()
@@ -116,7 +116,7 @@ def test_after_quarantine_it_does_not_go_on_with_a_state_that_lacks_tokens(waits
 
 
 def test_a_budget_far_below_what_a_clock_can_tell_is_exceeded_without_harm() -> None:
-    engine = engine_with(Slow, time_budget=1e-9, max_faults=0)
+    engine = engine_with(Slow, first_calls=0.0, time_budget=1e-9, max_faults=0)
     outcome = run(engine, using("Slow"))
     stats = engine.runner.chain.stats["Slow"]
     # The alarm may come before the first line of the processor or after its last.
@@ -127,7 +127,7 @@ def test_a_budget_far_below_what_a_clock_can_tell_is_exceeded_without_harm() -> 
 
 def test_without_a_budget_nothing_is_slow(waits: dict[str, float]) -> None:
     waits["apply"] = 0.02
-    engine = engine_with(Slow, time_budget=0.0)
+    engine = engine_with(Slow, first_calls=0.0, time_budget=0.0)
     assert run(engine, using("Slow")).errors == {}
     assert engine.runner.chain.stats["Slow"].slow_steps == 0
 
@@ -135,7 +135,7 @@ def test_without_a_budget_nothing_is_slow(waits: dict[str, float]) -> None:
 @pytest.mark.parametrize("method", ["update_state", "apply"])
 def test_a_loop_without_end_is_broken_off(waits: dict[str, float], method: str) -> None:
     waits[method] = 1e9
-    engine = engine_with(Slow, time_budget=0.02, max_faults=0)
+    engine = engine_with(Slow, first_calls=0.0, time_budget=0.02, max_faults=0)
     outcome = run(engine, using("Slow"), request("plain", [4], max_tokens=5))
     assert set(outcome.errors) == {"r"}
     assert "logits processor Slow failed: ProcessorTimeoutError" in outcome.errors["r"]
@@ -145,7 +145,7 @@ def test_a_loop_without_end_is_broken_off(waits: dict[str, float], method: str) 
 
 def test_a_loop_without_end_in_one_requests_callable_ends_that_request(waits: dict[str, float]) -> None:
     waits["apply"] = 1e9
-    engine = engine_with(SlowRequest, time_budget=0.02, max_faults=0)
+    engine = engine_with(SlowRequest, first_calls=0.0, time_budget=0.02, max_faults=0)
     outcome = run(engine, using("SlowRequest"), request("plain", [4], max_tokens=5))
     assert set(outcome.errors) == {"r"}
     assert "ProcessorTimeoutError" in outcome.errors["r"]
@@ -153,7 +153,7 @@ def test_a_loop_without_end_in_one_requests_callable_ends_that_request(waits: di
 
 def test_every_requests_callable_is_broken_off(waits: dict[str, float]) -> None:
     waits["apply"] = 1.0
-    engine = engine_with(SlowRequest, time_budget=0.02, max_faults=0)
+    engine = engine_with(SlowRequest, first_calls=0.0, time_budget=0.02, max_faults=0)
     outcome = run(
         engine, using("SlowRequest", "a", 1), using("SlowRequest", "b", 1), request("plain", [4], max_tokens=2)
     )

@@ -42,6 +42,7 @@ def run(engine: EngineCore, *requests: AddRequest) -> Outcome:
     outcome = Outcome()
     for made in requests:
         engine.add(made)
+    assert engine.finish_preparing() == []
     while engine.has_work:
         outcome.step(engine)
     outcome.rows = dict(After.rows)

@@ -95,6 +95,7 @@ def run_to_end(engine: EngineCore, requests: Iterable[AddRequest | AddPooling] =
     ran: dict[str, Ran] = {}
     for added in requests:
         engine.add(added)
+    assert engine.finish_preparing() == []
     while engine.has_work:
         for step in engine.step().steps:
             ran.setdefault(step.request_id, Ran()).take(step)

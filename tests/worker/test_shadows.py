@@ -49,6 +49,7 @@ def run(engine: EngineCore, requests: Iterable[AddRequest]) -> dict[str, Ran]:
     found: dict[str, Ran] = {}
     for each in requests:
         engine.add(each)
+    assert engine.finish_preparing() == []
     while engine.has_work:
         for step in engine.step().steps:
             told = found.setdefault(step.request_id, Ran())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,52 +21,111 @@ RowProcessor = Callable[["list[int]", "list[int]", "Tensor"], "Tensor"]
 """(prompt ids, output ids, row [vocab_size]) → row."""
 
 
+@dataclass
+class _Own:
+    """One request's instance; None if it failed, and the request continues without it if it continues at all.
+
+    error: why it could not be built, until the request's next step reports it.
+    kept: until `forget`, also while the request has no slot. behind: it has not been called for the tokens so far.
+    given, made: the row before and after its call of this step, None before that call.
+    """
+
+    instance: RowProcessor | None
+    error: Exception | None = None
+    kept: bool = False
+    behind: bool = False
+    given: Tensor | None = None
+    made: Tensor | None = None
+
+
 class PerRequestProcessor(LogitsProcessor):
-    """Makes an instance at the first step of a request that uses the processor, and drops it when the request ends."""
+    """Calls each request's instance once for each of its tokens, in order.
+
+    The server builds an instance beside its steps and hands it over with `adopt`; it lives until `forget`, so that its
+    state survives preemption. A request that comes without one gets it in `update_state`, until it leaves its slot; if
+    it has output tokens by then, the instance is first called for each of them on a row of zeros.
+    """
 
     only_with_args = True
 
     def __init__(self) -> None:
-        # None: the request's instance failed, and the request goes on without it if it goes on at all.
-        self._instances: dict[str, RowProcessor | None] = {}
-        self._rows: list[tuple[int, str, list[int], list[int]]] = []
+        self._own: dict[str, _Own] = {}
+        self._rows: list[tuple[int, _Own, list[int], list[int]]] = []
 
     @abstractmethod
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
-        """The instance of a request with these arguments."""
+        """The instance of a request with these arguments; any thread may call this."""
+
+    def adopt(self, request_id: str, instance: RowProcessor | None, error: Exception | None = None) -> None:
+        """Use this instance for a new request; None if it could not be built because of `error`."""
+        self._own[request_id] = _Own(instance, error, kept=True)
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        own = self._own.pop(request_id, None)
+        if own is not None:
+            # The last step's rows know it, too.
+            own.instance = own.given = own.made = None
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Match the active rows with their requests' instances."""
         using, ids = share_inputs["using_slots"], share_inputs["req_ids"]
         here = {ids[slot] for slot in using}
-        self._instances = {key: kept for key, kept in self._instances.items() if key in here}
+        self._own = {key: own for key, own in self._own.items() if own.kept or key in here}
         self._rows = []
         failed: dict[int, Exception] = {}
         for row, slot in enumerate(np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()):
             if slot not in using:
                 continue
-            if ids[slot] not in self._instances:
-                try:
-                    self._instances[ids[slot]] = self.new_instance(share_inputs["logits_processors_args"][slot])
-                except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
-                    failed[row] = contained(error)
-                    self._instances[ids[slot]] = None
             prompt, output = share_inputs["prompt_token_ids"][slot], share_inputs["output_token_ids"][slot]
-            self._rows.append((row, ids[slot], prompt, output))
+            own = self._own.get(ids[slot])
+            if own is None:
+                own = self._own[ids[slot]] = _Own(None, behind=bool(output))
+                try:
+                    own.instance = self.new_instance(share_inputs["logits_processors_args"][slot])
+                except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                    own.error = contained(error)
+            if own.error is not None:
+                failed[row], own.error = own.error, None
+            own.given = own.made = None
+            self._rows.append((row, own, prompt, output))
         raise_row_errors(failed)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Each instance on its own row; one that fails is dropped, and the others still run."""
         failed: dict[int, Exception] = {}
-        for row, request_id, prompt, output in self._rows:
-            instance = self._instances[request_id]
-            if instance is None:
+        for row, own, prompt, output in self._rows:
+            if own.instance is None:
                 continue
             try:
-                part = logits[row]
-                logits[row] = require_same_kind(instance(prompt, output, part), part)
+                logits[row] = self._called(own, prompt, output, logits[row])
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed[row] = contained(error)
-                self._instances[request_id] = None
+                own.instance = None
         raise_row_errors(failed)
         return logits
+
+    def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor) -> Tensor:
+        """The row `part` after the request's instance.
+
+        When another processor has failed, the step's rows are processed again. An instance with a state must not see
+        a token twice, so the second time it is not called where the row is the same.
+        """
+        if own.given is not None and own.made is not None and bool((own.given == part).all()):
+            return own.made
+        instance: RowProcessor = own.instance  # type: ignore[assignment]
+        if own.behind:
+            _replay(instance, prompt, output, part)
+            own.behind = False
+        given = part.clone()
+        made = require_same_kind(instance(prompt, output, part), part)
+        own.given, own.made = given, made.clone()
+        return made
+
+
+def _replay(instance: RowProcessor, prompt: list[int], output: list[int], like: Tensor) -> None:
+    """Call the instance for each output token so far, each time on a row of zeros."""
+    import paddle
+
+    for count in range(len(output)):
+        instance(prompt, output[:count], paddle.zeros_like(like))

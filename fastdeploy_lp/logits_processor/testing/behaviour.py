@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
+from fastdeploy_lp.logits_processor.testing.harness import StepError
 from fastdeploy_lp.logits_processor.testing.subject import (
     LENGTH,
     SLOTS,
@@ -142,6 +144,25 @@ def recovery(subject: Subject) -> None:
         if found is not None:
             problem = "built anew after a failure, gives running requests another row: build state from their tokens"
             raise Advice(f"{problem} ({found})")
+
+
+def every_token(subject: Subject) -> None:
+    """A request's own instance that was not called for the first tokens."""
+    for script in subject.using:
+        stage = subject.stage()
+        processor = stage.harness.entry.processor
+        if not isinstance(processor, PerRequestProcessor):
+            return
+        slot = stage.enter(script, 0, output=list(script.tokens[:HALF]))
+        processor.adopt(script.request_id, processor.new_instance(stage.harness.entry.view.args[slot]))
+        try:
+            stage.run(LENGTH)
+            found = next((str(each) for each in differences(subject.alone, stage.rows)), None)
+        except StepError as error:
+            found = str(error)
+        if found is not None:
+            problem = "its instance has to be called for every token; a server keeps it during preemption and, where"
+            raise Advice(f"{problem} it is built anew, calls it for the tokens so far on rows of zeros ({found})")
 
 
 def churn(subject: Subject) -> None:

@@ -66,6 +66,12 @@ CHECKS = (
     Check("preemption", behaviour.preemption, "goes on after a preemption", (*_SAME, "slot-number", "slot-reuse")),
     Check("recovery", behaviour.recovery, "built anew, goes on with running requests", (*_SAME, "preemption")),
     Check(
+        "every-token",
+        behaviour.every_token,
+        "an instance of a request needs no call for its earlier tokens",
+        (*_SAME, "preemption"),
+    ),
+    Check(
         "churn",
         behaviour.churn,
         "gives the same rows while requests come and go",

@@ -164,6 +164,7 @@ def test_a_requests_instance_goes_with_it(cls: Any, how: str, others: bool) -> N
     chosen = Selection(named={cls.__name__: {"hash_bias": [1, 2.0]}})
     engine.add(request("short", [1], max_tokens=2 if how == "finished" else 30, selection=chosen))
     engine.add(request("long", [1], max_tokens=20, selection=chosen if others else Selection()))
+    assert engine.finish_preparing() == []
     engine.step()
     assert len(cls.alive) == 1 + others
     engine.step()

@@ -82,7 +82,7 @@ def test_a_fault_is_named_and_no_other(fault: str) -> None:
 def test_every_check_that_can_fail_has_a_fault_that_makes_it() -> None:
     """Some only give advice, and speed needs a processor that takes a second."""
     named = {check for _, check, _ in FAULTS.values()}
-    assert named == set(CHECK_NAMES) - {"in-place", "effect", "recovery", "speed"}
+    assert named == set(CHECK_NAMES) - {"in-place", "effect", "recovery", "every-token", "speed"}
 
 
 def without_fault(report: CheckReport) -> None:
@@ -145,7 +145,12 @@ def test_a_fault_takes_along_what_it_would_show_in() -> None:
     report = check_processor(wrong.LeavesStateInSlots, BOOSTS, skip=NO_TIMES)
     skipped = {each.check: each.message for each in report.findings if each.outcome is Outcome.SKIPPED}
     assert skipped.pop("speed") == "as asked"
-    assert skipped == {"preemption": "needs slot-reuse", "recovery": "needs preemption", "churn": "needs slot-reuse"}
+    assert skipped == {
+        "preemption": "needs slot-reuse",
+        "recovery": "needs preemption",
+        "every-token": "needs preemption",
+        "churn": "needs slot-reuse",
+    }
 
 
 def test_a_check_can_be_left_out() -> None:
@@ -187,7 +192,7 @@ def test_the_report_is_readable_and_goes_through_json() -> None:
     lines = str(report).splitlines()
     assert lines[0] == "WaitsForTheDevice (native, support.wrong:WaitsForTheDevice)"
     assert [line for line in lines if line.startswith("  FAIL     host-sync ")]
-    assert lines[-1] == "23 passed, 1 failed, 0 with advice, 1 skipped"
+    assert lines[-1] == "24 passed, 1 failed, 0 with advice, 1 skipped"
     told = json.loads(json.dumps(report.as_dict()))
     assert (told["name"], told["passed"], told["arguments"]) == ("WaitsForTheDevice", False, BOOSTS)
     assert [each["check"] for each in told["findings"]] == list(CHECK_NAMES)

@@ -1,0 +1,212 @@
+"""Calls of code that processors' authors wrote, in threads and with a time limit."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+THREADS_EACH = 4
+MAX_LOST = 4
+"""Calls of one processor that may be past their time limit and still run; further requests for it are refused."""
+
+IDLE_SECONDS = 60.0
+SWITCH_INTERVAL = 0.0002
+"""Seconds. Python code in a thread holds the interpreter's lock that long while the main thread waits for it."""
+
+
+class NotInTimeError(RuntimeError):
+    """A processor's code did not return within its time limit, or earlier calls of it still have not."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The value of a call, or the exception that it raised, of whatever class."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    def result(self) -> Any:
+        """Return the value, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@dataclass(frozen=True)
+class AuthorCall:
+    """A call of a processor's own code; `processor` is its declared name."""
+
+    processor: str
+    work: Callable[[], Any]
+
+    def outcome(self) -> Outcome:
+        """Make the call in this thread; never raises."""
+        try:
+            return Outcome(self.work())
+        except BaseException as error:  # noqa: BLE001 - an author's code may raise anything, SystemExit included
+            return Outcome(error=error)
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """A call that waits for a thread or runs; `done` is called once with its outcome, from any thread."""
+
+    call: AuthorCall
+    done: Callable[[Outcome], None]
+    deadline: float
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Do not begin it; a call that runs already continues."""
+        self.cancelled = True
+
+
+@dataclass(eq=False)
+class _Lane:
+    """The calls and threads of one processor. `lost` counts the calls that still run past their limit."""
+
+    changed: threading.Condition
+    queue: deque[PendingCall] = field(default_factory=deque)
+    running: set[PendingCall] = field(default_factory=set)
+    threads: int = 0
+    idle: int = 0
+    lost: int = 0
+
+    @property
+    def lacks_thread(self) -> bool:
+        return len(self.queue) > self.idle and self.threads < THREADS_EACH
+
+
+class AuthorThreads:
+    """Runs calls of processors' code; no processor's calls can use up the threads of another.
+
+    timeout: seconds from a call's start to its end, and the longest wait for a thread; 0 for no limit. A call that
+    passes it ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
+    same processor are lost. Then its calls end with NotInTimeError at once until a lost one returns.
+
+    Threads are daemons, start when there is something to do and end when idle. A call that keeps the interpreter's
+    lock in C code holds up every thread of the process; no time limit can help there.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._lanes: dict[str, _Lane] = {}
+        self._watch = threading.Condition(self._lock)
+        self._watcher: threading.Thread | None = None
+
+    def submit(self, call: AuthorCall, done: Callable[[Outcome], None]) -> PendingCall:
+        """Queue a call; calls of one processor begin in order."""
+        pending = PendingCall(call, done, time.monotonic() + self._timeout)
+        with self._lock:
+            lane = self._lanes.setdefault(call.processor, _Lane(threading.Condition(self._lock)))
+            refused = lane.lost >= MAX_LOST
+            if not refused:
+                lane.queue.append(pending)
+                self._provide(lane)
+                self._wake_watcher()
+        if refused:
+            done(Outcome(error=self._stuck(pending)))
+        return pending
+
+    def _provide(self, lane: _Lane) -> None:
+        """Wake or start a thread for the lane's queue."""
+        if lane.lacks_thread:
+            _switch_threads_quickly()
+            lane.threads += 1
+            threading.Thread(target=self._work, args=(lane,), name="author-code", daemon=True).start()
+        else:
+            lane.changed.notify()
+
+    def _wake_watcher(self) -> None:
+        if self._timeout <= 0:
+            return
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._enforce_limits, name="author-code-watch", daemon=True)
+            self._watcher.start()
+        else:
+            self._watch.notify()
+
+    def _work(self, lane: _Lane) -> None:
+        # A call's result must not live on in this frame while the thread waits for the next call.
+        while self._serve(lane):
+            pass
+
+    def _serve(self, lane: _Lane) -> bool:
+        """Make the lane's next call; False if the thread is to end."""
+        pending = self._next(lane)
+        if pending is None:
+            return False
+        outcome = pending.call.outcome()
+        with self._lock:
+            in_time = pending in lane.running
+            lane.running.discard(pending)
+            # A call past its limit has had its outcome, and this thread its replacement.
+            lane.lost -= not in_time
+        if in_time:
+            pending.done(outcome)
+        return in_time
+
+    def _next(self, lane: _Lane) -> PendingCall | None:
+        """The next call of the lane, which runs from now on; None if the thread has been idle for long."""
+        with self._lock:
+            while True:
+                while lane.queue:
+                    pending = lane.queue.popleft()
+                    if not pending.cancelled:
+                        pending.deadline = time.monotonic() + self._timeout
+                        lane.running.add(pending)
+                        return pending
+                lane.idle += 1
+                woken = lane.changed.wait(IDLE_SECONDS)
+                lane.idle -= 1
+                if not woken and not lane.queue:
+                    lane.threads -= 1
+                    return None
+
+    def _enforce_limits(self) -> None:
+        while True:
+            with self._lock:
+                late = [each for lane in self._lanes.values() for each in self._overdue(lane)]
+                if not late:
+                    deadlines = [p.deadline for lane in self._lanes.values() for p in (*lane.running, *lane.queue)]
+                    self._watch.wait(max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None)
+            for pending, error in late:
+                logger.error("%s", error)
+                pending.done(Outcome(error=error))
+
+    def _overdue(self, lane: _Lane) -> list[tuple[PendingCall, NotInTimeError]]:
+        """Take the late calls out of the lane, each with its error."""
+        now = time.monotonic()
+        lost = [pending for pending in lane.running if pending.deadline <= now]
+        lane.running.difference_update(lost)
+        lane.lost += len(lost)
+        lane.threads -= len(lost)
+        stuck = lane.lost >= MAX_LOST
+        waiting = [pending for pending in lane.queue if stuck or pending.deadline <= now]
+        lane.queue = deque(pending for pending in lane.queue if pending not in waiting)
+        if lost and lane.queue:
+            self._provide(lane)
+        found = [(pending, self._too_slow(pending)) for pending in lost]
+        return found + [(each, self._stuck(each)) for each in waiting if not each.cancelled]
+
+    def _too_slow(self, pending: PendingCall) -> NotInTimeError:
+        name = pending.call.processor
+        return NotInTimeError(f"logits processor {name}: its own code took longer than {self._timeout:g} s")
+
+    def _stuck(self, pending: PendingCall) -> NotInTimeError:
+        name = pending.call.processor
+        return NotInTimeError(f"logits processor {name}: earlier calls of its code have not returned")
+
+
+def _switch_threads_quickly() -> None:
+    if sys.getswitchinterval() > SWITCH_INTERVAL:
+        sys.setswitchinterval(SWITCH_INTERVAL)

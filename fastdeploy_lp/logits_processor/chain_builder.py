@@ -1,0 +1,156 @@
+"""Builds beside the step what a request's processors need before the request can take a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fastdeploy_lp.logits_processor.author_code import contained
+from fastdeploy_lp.logits_processor.author_threads import AuthorCall
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_group import Order
+from fastdeploy_lp.logits_processor.chain_groups import ChainGroups
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
+
+
+@dataclass(frozen=True)
+class Built:
+    """Result of one call: `entry` for a new order or shadow, `instance` for a processor with one instance a request.
+
+    error: why that instance could not be built, which the request's first step reports as any other fault.
+    """
+
+    entry: ChainEntry | None = None
+    instance: RowProcessor | None = None
+    error: Exception | None = None
+
+
+class ChainBuilder:
+    """Names the constructors that a request needs, and puts their results in place.
+
+    `calls` and `adopt` are for the thread that runs the steps; the calls themselves only construct and may run in any.
+    An instance of a request is kept from `adopt` to `forget`, so that its state survives preemption.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, DeclaredProcessor],
+        groups: ChainGroups,
+        shadows: ShadowChain,
+        new_entry: Callable[[str], ChainEntry],
+    ) -> None:
+        self._declared = declared
+        self._groups = groups
+        self._shadows = shadows
+        self._new_entry = new_entry
+        # By request, the entries that hold an instance of it.
+        self._holders: dict[str, list[ChainEntry]] = {}
+
+    def order_of(self, selection: Selection) -> Order:
+        """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
+        if selection.order is not None or (selection.named is None and not selection.shadow):
+            return selection.order
+        entries = self._groups.main.entries
+        left_alone = [entry for entry in entries if entry.declared.leaves_alone(selection)]
+        if all(entry.processor.only_with_args for entry in left_alone):
+            return None
+        return tuple(entry.name for entry in entries if entry not in left_alone)
+
+    def is_known(self, order: Order) -> bool:
+        """Whether there is a group of this order."""
+        return self._groups.get(order) is not None
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether the groups of so many other orders can be added now."""
+        return self._groups.has_room_for(count)
+
+    def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
+        """The constructors to call before the request can enter, one for each processor; their values are `Built`.
+
+        The group of its order, if there is one, is the request's from now on.
+        """
+        order = self.order_of(selection)
+        group = self._groups.get(order)
+        self._groups.claim(request_id, order)
+        calls = []
+        if group is None:
+            for name in order or ():
+                calls.append(AuthorCall(name, partial(self._build, name, None, selection)))
+        else:
+            for entry in group.entries:
+                if _holds_instances(entry) and entry.declared.is_meant_for(selection):
+                    calls.append(AuthorCall(entry.name, partial(self._build, entry.name, entry, selection)))
+        shadowed = selection.in_shadow() if selection.shadow else selection
+        for name in selection.shadow:
+            shadow = self._shadows.entry_of(name)
+            if shadow is None:
+                build = partial(self._build, name, None, shadowed, self._shadows.new_entry)
+                calls.append(AuthorCall(name, build))
+            elif _holds_instances(shadow):
+                calls.append(AuthorCall(name, partial(self._build, name, shadow, shadowed)))
+        return calls
+
+    def adopt(self, request_id: str, selection: Selection, built: Mapping[str, Built]) -> None:
+        """Put in place what the calls have returned, by processor; none for a request that needed none."""
+        order = self.order_of(selection)
+        group = self._groups.get(order)
+        if group is None:
+            entries = [built[name].entry or self._new_entry(name) for name in order or ()]
+            group = self._groups.add(order, entries)
+        self._groups.claim(request_id, order)
+        if not built:
+            return
+        places = {entry.name: entry for entry in group.entries}
+        for name in selection.shadow:
+            if name in built and (built[name].entry is not None or self._shadows.entry_of(name) is not None):
+                places[name] = self._shadows.adopt(name, built[name].entry)
+        found = [(places[name], each) for name, each in built.items() if name in places]
+        holders = [entry for entry, each in found if self._hand_over(request_id, entry, each)]
+        if holders:
+            self._holders[request_id] = holders
+
+    def without(self, name: str, selection: Selection, error: BaseException) -> Built | None:
+        """What a request runs with when a call has failed: nothing in place of a shadow, else None: it cannot run."""
+        if name in selection.shadow:
+            self._shadows.could_not_build(name, error)
+            return Built()
+        return None
+
+    def forget(self, request_id: str) -> None:
+        """The request is over: its instances and its claim on an order go; unknown requests have none."""
+        self._groups.release(request_id)
+        for entry in self._holders.pop(request_id, ()):
+            if isinstance(entry.processor, PerRequestProcessor):
+                entry.processor.forget(request_id)
+
+    def _build(
+        self,
+        name: str,
+        entry: ChainEntry | None,
+        selection: Selection,
+        new_entry: Callable[[str], ChainEntry] | None = None,
+    ) -> Built:
+        made = entry or (new_entry or self._new_entry)(name)
+        instance, failed = None, None
+        if isinstance(made.processor, PerRequestProcessor) and self._declared[name].is_meant_for(selection):
+            try:
+                with made.recorded_build():
+                    instance = made.processor.new_instance(selection.args_for(name))
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                failed = contained(error)
+        return Built(made if entry is None else None, instance, failed)
+
+    @staticmethod
+    def _hand_over(request_id: str, entry: ChainEntry, built: Built) -> bool:
+        if not isinstance(entry.processor, PerRequestProcessor):
+            return False
+        entry.processor.adopt(request_id, built.instance, built.error)
+        return True
+
+
+def _holds_instances(entry: ChainEntry) -> bool:
+    return isinstance(entry.processor, PerRequestProcessor)

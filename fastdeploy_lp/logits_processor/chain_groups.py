@@ -1,0 +1,69 @@
+"""The groups of a chain: the main one, and one for each order that requests have given."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
+
+MAX_ORDERS = 32
+"""Groups beside the main one. Each has instances of its processors."""
+
+
+class ChainGroups:
+    """Keeps the group of an order after its last request, for the next request with that order.
+
+    A request claims the group of its order from its arrival to its end, also while it waits for a slot. Among groups
+    without claims the least recently used one makes room for a new order. Used by one thread.
+    """
+
+    def __init__(self, main: ChainGroup) -> None:
+        self.main = main
+        self._own: OrderedDict[Order, ChainGroup] = OrderedDict()
+        self._claims: dict[str, Order] = {}
+
+    def get(self, order: Order) -> ChainGroup | None:
+        """The group of an order, None if there is none."""
+        return self.main if order is None else self._own.get(order)
+
+    def add(self, order: Order, entries: Iterable[ChainEntry]) -> ChainGroup:
+        """The group of an order, made of these entries unless it is there by now."""
+        found = self.get(order)
+        if found is not None:
+            return found
+        # More than the most only for a request that nothing was prepared for: it takes its slot now.
+        for unused in self._unused()[: max(len(self._own) + 1 - MAX_ORDERS, 0)]:
+            del self._own[unused]
+        group = self._own[order] = ChainGroup(list(entries))
+        return group
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether the groups of so many new orders can be added."""
+        return len(self._own) - len(self._unused()) + count <= MAX_ORDERS
+
+    def claim(self, request_id: str, order: Order) -> None:
+        """Keep the group of this order, if there is one, until the request releases it."""
+        if order in self._own:
+            self._claims[request_id] = order
+            self._own.move_to_end(order)
+
+    def release(self, request_id: str) -> None:
+        """The request is over; unknown ones have claimed nothing."""
+        self._claims.pop(request_id, None)
+
+    @property
+    def all(self) -> list[ChainGroup]:
+        """Every group."""
+        return [self.main, *self._own.values()]
+
+    @property
+    def live(self) -> list[ChainGroup]:
+        """The main group, and those with requests in slots or that have yet to hear that their last one left."""
+        return [self.main, *(group for group in self._own.values() if group.slots or group.followed)]
+
+    def _unused(self) -> list[Order]:
+        """Orders that no request uses, the least recently used one first."""
+        claimed = set(self._claims.values())
+        return [order for order, group in self._own.items() if not group.slots and order not in claimed]

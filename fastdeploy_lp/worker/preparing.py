@@ -1,0 +1,159 @@
+"""Sequences whose logits processors are being built, before the scheduler hears of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.author_threads import AuthorThreads, NotInTimeError, Outcome, PendingCall
+from fastdeploy_lp.logits_processor.chain_builder import Built
+from fastdeploy_lp.logits_processor.chain_group import Order
+from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.wake_up import WakeUp
+
+
+@dataclass(eq=False)
+class _Work:
+    """A sequence with the calls that it waits for, by processor; `order` is the new order that they build."""
+
+    sequence: Sequence
+    order: Order
+    pending: dict[str, PendingCall] = field(default_factory=dict)
+    built: dict[str, Built] = field(default_factory=dict)
+
+
+class Preparing:
+    """Builds the instances that sequences need, in threads; all methods are for the thread that runs the steps.
+
+    A sequence that needs nothing built is ready at once, so that slow constructors delay no other request. One whose
+    order is being built already, or has no room among the orders that others use, waits until that has changed.
+
+    timeout: seconds that a constructor may take; 0 for no limit. `wake_up` is signalled when there is news.
+    """
+
+    def __init__(self, chain: LogitsProcessorChain, timeout: float) -> None:
+        self._chain = chain
+        self._threads = AuthorThreads(timeout)
+        self._works: dict[str, _Work] = {}
+        self._without_room: deque[Sequence] = deque()
+        self._outcomes: SimpleQueue[tuple[_Work, str, Outcome]] = SimpleQueue()
+        self.wake_up = WakeUp()
+
+    def __len__(self) -> int:
+        return len(self._works) + len(self._without_room)
+
+    @property
+    def is_building(self) -> bool:
+        """Whether a call is under way; sequences without room wait for others."""
+        return bool(self._works)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` may return something."""
+        return not self._outcomes.empty() or (bool(self._without_room) and self._may_begin(self._without_room[0]))
+
+    def add(self, sequence: Sequence) -> bool:
+        """Begin to prepare a sequence; True if it can go to the scheduler at once."""
+        if not self._may_begin(sequence):
+            self._without_room.append(sequence)
+            return False
+        return self._begin(sequence)
+
+    def take(self, *, wait: bool = False) -> tuple[list[Sequence], list[tuple[Sequence, SlotFailure]]]:
+        """The sequences that are ready now, and those that cannot run.
+
+        wait: do not return before a call has ended, if any is under way; a sequence may need several.
+        """
+        ready: list[Sequence] = []
+        failed: list[tuple[Sequence, SlotFailure]] = []
+        outcome = self._next_outcome(wait=wait and bool(self._works))
+        while outcome is not None:
+            self._settle(*outcome, ready, failed)
+            outcome = self._next_outcome(wait=False)
+        for _ in range(len(self._without_room)):
+            sequence = self._without_room.popleft()
+            if self.add(sequence):
+                ready.append(sequence)
+        return ready, failed
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop these requests; calls that run already are not waited for."""
+        dropped = set(request_ids)
+        for request_id in dropped & self._works.keys():
+            self._drop(self._works[request_id])
+        self._without_room = deque(each for each in self._without_room if each.request_id not in dropped)
+
+    def _may_begin(self, sequence: Sequence) -> bool:
+        builder = self._chain.builder
+        order = builder.order_of(sequence.selection)
+        if builder.is_known(order):
+            return True
+        building = {work.order for work in self._works.values() if work.order is not None}
+        return order not in building and builder.has_room_for(len(building) + 1)
+
+    def _begin(self, sequence: Sequence) -> bool:
+        builder = self._chain.builder
+        order = builder.order_of(sequence.selection)
+        new_order = None if builder.is_known(order) else order
+        calls = builder.calls(sequence.request_id, sequence.selection)
+        if not calls:
+            return True
+        work = self._works[sequence.request_id] = _Work(sequence, new_order)
+        for call in calls:
+            work.pending[call.processor] = self._threads.submit(call, partial(self._done, work, call.processor))
+        return False
+
+    def _done(self, work: _Work, name: str, outcome: Outcome) -> None:
+        """In any thread."""
+        self._outcomes.put((work, name, outcome))
+        self.wake_up.signal()
+
+    def _next_outcome(self, *, wait: bool) -> tuple[_Work, str, Outcome] | None:
+        try:
+            return self._outcomes.get(block=wait)
+        except Empty:
+            return None
+
+    def _settle(
+        self,
+        work: _Work,
+        name: str,
+        outcome: Outcome,
+        ready: list[Sequence],
+        failed: list[tuple[Sequence, SlotFailure]],
+    ) -> None:
+        sequence = work.sequence
+        # It may have been aborted, or have failed by another processor.
+        if self._works.get(sequence.request_id) is not work:
+            return
+        if outcome.error is None:
+            work.built[name] = outcome.value
+        else:
+            built = self._chain.builder.without(name, sequence.selection, outcome.error)
+            if built is None:
+                self._drop(work)
+                failed.append((sequence, _failure(name, outcome.error)))
+                return
+            work.built[name] = built
+        if len(work.built) == len(work.pending):
+            del self._works[sequence.request_id]
+            self._chain.builder.adopt(sequence.request_id, sequence.selection, work.built)
+            ready.append(sequence)
+
+    def _drop(self, work: _Work) -> None:
+        for pending in work.pending.values():
+            pending.cancel()
+        del self._works[work.sequence.request_id]
+        self._chain.builder.forget(work.sequence.request_id)
+
+
+def _failure(name: str, error: BaseException) -> SlotFailure:
+    if isinstance(error, NotInTimeError):
+        return SlotFailure(str(error), quarantined=True)
+    if isinstance(error, RuntimeError):  # it names the processor
+        return SlotFailure(str(error))
+    return SlotFailure(f"logits processor {name} cannot be built: {type(error).__name__}: {error}")

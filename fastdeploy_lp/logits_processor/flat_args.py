@@ -34,7 +34,7 @@ class FlatArgsReader:
     """Reads the flat fields of requests and checks them against the processors that see flat arguments.
 
     declared: the chain. context: for the `Params` models. shadow: names of processors that run in shadow for every
-    request, and so are not the one that takes OpenAI's `logit_bias`.
+    request; OpenAI's `logit_bias` is for the first one that is not among them.
     """
 
     def __init__(
@@ -42,10 +42,8 @@ class FlatArgsReader:
     ) -> None:
         self._declared = declared
         self._seeing = [processor for processor in declared if not processor.dialect.by_name_only]
-        # Of two in shadow the first still takes it, to count what it would change.
-        self._bias_takers = sorted(
-            (processor for processor in self._seeing if _knows(processor, BIAS)), key=lambda each: each.name in shadow
-        )
+        self._shadow = frozenset(shadow)
+        self._bias_takers = [processor for processor in self._seeing if _knows(processor, BIAS)]
         self._context = context
 
     def read(self, params: SamplingParams) -> Checks[FlatArgs]:
@@ -79,8 +77,10 @@ class FlatArgsReader:
             if processor.dialect.by_name_only and processor.mandatory
         }
         if args.paths.get(BIAS) == (BIAS,):
-            others = [each for each in self._seeing if each is not self._bias_takers[0] and each.takes(BIAS)]
-            hidden |= {each.name: (BIAS,) for each in others}
+            # Processors in shadow see it too: they change nothing, so that nothing is added twice.
+            in_chain = [each for each in self._bias_takers if each.name not in self._shadow]
+            others = [each for each in self._seeing if each.takes(BIAS) and each.name not in self._shadow]
+            hidden |= {each.name: (BIAS,) for each in others if each is not next(iter(in_chain), None)}
         return hidden
 
     def _settled(self, args: FlatArgs) -> Checks[dict[str, Any]]:

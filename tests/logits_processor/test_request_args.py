@@ -338,6 +338,7 @@ def test_openais_field_is_not_for_one_that_the_operator_has_in_shadow() -> None:
     checks = RequestArgsValidator(declared, VOCAB_SIZE, shadow=["LogitBiasLogitsProcessor"])
     selection = checks.validate(SamplingParams(logit_bias={5: 1}))
     assert selection.args_for("second") == {"logit_bias": {5: 1.0}}
+    assert selection.in_shadow().args_for("LogitBiasLogitsProcessor") == {"logit_bias": {5: 1.0}}
 
 
 def test_flat_fields_stand_beside_each_other(full: RequestArgsValidator) -> None:

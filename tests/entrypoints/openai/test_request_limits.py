@@ -73,7 +73,8 @@ def nested(depth: int) -> Any:
 
 def raw(field: str, text: str) -> bytes:
     """ASK with a field whose JSON Python would not write."""
-    return json.dumps(ASK).encode()[:-1] + f', "{field}": {text}}}'.encode()
+    others = {name: value for name, value in ASK.items() if name != field}
+    return json.dumps(others).encode()[:-1] + f', "{field}": {text}}}'.encode()
 
 
 TOO_MUCH: dict[str, tuple[Callable[[], Any], str | None, str]] = {

@@ -47,6 +47,8 @@ class Gate:
 
 
 class Native(LogitsProcessor):
+    accepts_any_args = True
+
     def __init__(self, fd_config: FDConfig) -> None: ...
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None: ...

@@ -125,7 +125,7 @@ class StructuredOutputsConfig:
     memory_budget: int = DEFAULT_MEMORY_BUDGET
     mandatory: tuple[str, ...] = ()
     code_timeout: float = 10.0
-    first_calls: float = 30.0
+    first_calls: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class StructuredOutputsConfig:
     mandatory: tuple[str, ...] = ()
     fastdeploy_compat: bool = False
     code_timeout: float = 10.0
-    first_calls: float = 30.0
+    first_calls: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AuthorCall:
-    """A call of a processor's own code; `processor` is its declared name."""
+    """A call of a processor's own code; `processor` is its declared name.
+
+    extra_seconds: added to the time limit.
+    """
 
     processor: str
     work: Callable[[], Any]
+    extra_seconds: float = 0.0
 
     def outcome(self) -> Outcome:
         """Make the call in this thread; never raises."""
@@ -162,7 +166,7 @@ class AuthorThreads:
                 while lane.queue:
                     pending = lane.queue.popleft()
                     if not pending.cancelled:
-                        pending.deadline = time.monotonic() + self._timeout
+                        pending.deadline = time.monotonic() + self._timeout + pending.call.extra_seconds
                         lane.running.add(pending)
                         return pending
                 lane.idle += 1
@@ -200,7 +204,8 @@ class AuthorThreads:
 
     def _too_slow(self, pending: PendingCall) -> NotInTimeError:
         name = pending.call.processor
-        return NotInTimeError(f"logits processor {name}: its own code took longer than {self._timeout:g} s")
+        limit = self._timeout + pending.call.extra_seconds
+        return NotInTimeError(f"logits processor {name}: its own code took longer than {limit:g} s")
 
     def _stuck(self, pending: PendingCall) -> NotInTimeError:
         name = pending.call.processor

@@ -71,7 +71,7 @@ class LogitsProcessorChain:
         own_names = [name for name in self._declared if name not in self._policy.shadow]
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
-        self.builder = ChainBuilder(self._declared, self._groups, self.shadows, self._new_entry)
+        self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
         # Of this step: the groups that take part.
         self._live = [self._main]
         # Of this step: who worked on its logits, and the names of those that its greedy rows had no use for.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastdeploy_lp.logits_processor.author_code import contained
 from fastdeploy_lp.logits_processor.author_threads import AuthorCall
@@ -13,8 +16,12 @@ from fastdeploy_lp.logits_processor.chain_group import Order
 from fastdeploy_lp.logits_processor.chain_groups import ChainGroups
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.config import FDConfig
 
 
 @dataclass(frozen=True)
@@ -32,18 +39,25 @@ class Built:
 class ChainBuilder:
     """Names the constructors that a request needs, and puts their results in place.
 
-    `calls` and `adopt` are for the thread that runs the steps; the calls themselves only construct and may run in any.
-    An instance of a request is kept from `adopt` to `forget`, so that its state survives preemption.
+    `calls` and `adopt` are for the thread that runs the steps; the calls themselves may run in any. An instance of a
+    request is kept from `adopt` to `forget`, so that its state survives preemption. Before the first such instance of a
+    processor another one is called once, on a row of zeros: a compilation in that call delays no step.
     """
 
     def __init__(
         self,
         declared: Mapping[str, DeclaredProcessor],
+        fd_config: FDConfig,
         groups: ChainGroups,
         shadows: ShadowChain,
         new_entry: Callable[[str], ChainEntry],
     ) -> None:
         self._declared = declared
+        self._vocab_size = fd_config.model_config.vocab_size
+        self._first_calls = fd_config.structured_outputs_config.first_calls
+        # The processors of which an instance has been tried.
+        self._tried: set[str] = set()
+        self._trying = {name: threading.Lock() for name in declared}
         self._groups = groups
         self._shadows = shadows
         self._new_entry = new_entry
@@ -79,19 +93,18 @@ class ChainBuilder:
         calls = []
         if group is None:
             for name in order or ():
-                calls.append(AuthorCall(name, partial(self._build, name, None, selection)))
+                calls.append(self._call(name, None, selection))
         else:
             for entry in group.entries:
                 if _holds_instances(entry) and entry.declared.is_meant_for(selection):
-                    calls.append(AuthorCall(entry.name, partial(self._build, entry.name, entry, selection)))
+                    calls.append(self._call(entry.name, entry, selection))
         shadowed = selection.in_shadow() if selection.shadow else selection
         for name in selection.shadow:
             shadow = self._shadows.entry_of(name)
             if shadow is None:
-                build = partial(self._build, name, None, shadowed, self._shadows.new_entry)
-                calls.append(AuthorCall(name, build))
+                calls.append(self._call(name, None, shadowed, self._shadows.new_entry))
             elif _holds_instances(shadow):
-                calls.append(AuthorCall(name, partial(self._build, name, shadow, shadowed)))
+                calls.append(self._call(name, shadow, shadowed))
         return calls
 
     def adopt(self, request_id: str, selection: Selection, built: Mapping[str, Built]) -> None:
@@ -127,6 +140,16 @@ class ChainBuilder:
             if isinstance(entry.processor, PerRequestProcessor):
                 entry.processor.forget(request_id)
 
+    def _call(
+        self,
+        name: str,
+        entry: ChainEntry | None,
+        selection: Selection,
+        new_entry: Callable[[str], ChainEntry] | None = None,
+    ) -> AuthorCall:
+        work = partial(self._build, name, entry, selection, new_entry)
+        return AuthorCall(name, work, 0.0 if name in self._tried else self._first_calls)
+
     def _build(
         self,
         name: str,
@@ -139,10 +162,23 @@ class ChainBuilder:
         if isinstance(made.processor, PerRequestProcessor) and self._declared[name].is_meant_for(selection):
             try:
                 with made.recorded_build():
+                    self._try_once(name, made.processor, selection.args_for(name))
                     instance = made.processor.new_instance(selection.args_for(name))
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed = contained(error)
         return Built(made if entry is None else None, instance, failed)
+
+    def _try_once(self, name: str, processor: PerRequestProcessor, args: ProcessorArgs) -> None:
+        """Call an instance that serves no request; what fails here fails again where it can be reported."""
+        import paddle
+
+        # Requests that come meanwhile wait: their first calls would compile the same in a step.
+        with self._trying[name]:
+            if name in self._tried:
+                return
+            self._tried.add(name)
+            with suppress(BaseException), paddle.no_grad():
+                processor.new_instance(args)([0], [], paddle.zeros([self._vocab_size]))
 
     @staticmethod
     def _hand_over(request_id: str, entry: ChainEntry, built: Built) -> bool:

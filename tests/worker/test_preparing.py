@@ -78,7 +78,7 @@ OBJECTS: dict[str, Any] = {"Plugin=m:P": PLUGIN, "m:W": Waits, "m:D": Doubles}
 
 
 def engine_with(timeout: float = FAR, **room: Any) -> EngineCore:
-    policy = StructuredOutputsConfig(code_timeout=timeout, max_faults=0)
+    policy = StructuredOutputsConfig(code_timeout=timeout, max_faults=0, first_calls=0.0)
     config = tiny_fd_config(policy=policy, **room)
     return EngineCore(config, LogitsProcessorChain(load_processors(list(OBJECTS), OBJECTS), config))
 

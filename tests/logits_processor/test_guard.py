@@ -89,7 +89,7 @@ class Allow(LogitsMask):
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 def test_a_processor_cannot_revive_what_a_mask_rules_out(sampling: dict[str, Any]) -> None:
     engine = engine_with(Sets)
-    engine.runner.mask = Allow({0: [400, 401], 1: [400, 401]})
+    engine.runner.mask = Allow({0: [400, 401]})
     raised = naming(Sets={"value": 1000.0, "tokens": [5, 6]}, LogitBiasLogitsProcessor={"logit_bias": {7: 1000.0}})
     masked = request("masked", [1], max_tokens=6, seed=1, selection=raised, **sampling)
     free = request("free", [1], max_tokens=6, seed=1, selection=raised, **sampling)

@@ -1,4 +1,4 @@
-"""Logits processors whose own code takes as long as a request says; for `host_work.py`."""
+"""Logits processors whose own code takes the time that a request names; for `host_work.py`."""
 
 from __future__ import annotations
 

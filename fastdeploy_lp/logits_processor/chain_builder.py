@@ -75,11 +75,11 @@ class ChainBuilder:
         return tuple(entry.name for entry in entries if entry not in left_alone)
 
     def is_known(self, order: Order) -> bool:
-        """Whether there is a group of this order."""
+        """True if there is a group of this order."""
         return self._groups.get(order) is not None
 
     def has_room_for(self, count: int) -> bool:
-        """Whether the groups of so many other orders can be added now."""
+        """True if the groups of so many other orders can be added now."""
         return self._groups.has_room_for(count)
 
     def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
@@ -127,7 +127,7 @@ class ChainBuilder:
             self._holders[request_id] = holders
 
     def without(self, name: str, selection: Selection, error: BaseException) -> Built | None:
-        """What a request runs with when a call has failed: nothing in place of a shadow, else None: it cannot run."""
+        """Replacement for the result of a failed call: nothing in place of a shadow; None if the request cannot run."""
         if name in selection.shadow:
             self._shadows.could_not_build(name, error)
             return Built()

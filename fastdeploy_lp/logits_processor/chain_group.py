@@ -23,7 +23,7 @@ class ChainGroup:
     def __init__(self, entries: Sequence[ChainEntry]) -> None:
         self.entries = tuple(entries)
         self.slots: set[int] = set()
-        # Whether its processors know of requests: they hear once more when the last one has left.
+        # True while its processors know of requests: they hear once more when the last one has left.
         self.followed = False
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
 

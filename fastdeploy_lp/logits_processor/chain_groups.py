@@ -40,7 +40,7 @@ class ChainGroups:
         return group
 
     def has_room_for(self, count: int) -> bool:
-        """Whether the groups of so many new orders can be added."""
+        """True if the groups of so many new orders can be added."""
         return len(self._own) - len(self._unused()) + count <= MAX_ORDERS
 
     def claim(self, request_id: str, order: Order) -> None:

@@ -34,7 +34,7 @@ class FirstCalls:
         self._steps_left -= self._steps_left > 0
 
     def excuse(self, excess: float) -> float:
-        """How many of these seconds beyond the budget do not count, which uses them up."""
+        """Returns how many of these seconds beyond the budget do not count, and uses them up."""
         excused = min(max(excess, 0.0), self.seconds_left)
         self._seconds_left -= excused
         return excused

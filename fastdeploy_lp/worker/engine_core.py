@@ -55,7 +55,7 @@ class EngineCore:
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would do anything now; else `preparing.wake_up` says when it would."""
+        """True if a step would do anything now; else `preparing.wake_up` is signalled when it would."""
         return self.scheduler.has_work or self.preparing.has_news
 
     def add(self, request: AddRequest | AddPooling) -> None:

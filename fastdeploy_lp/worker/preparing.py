@@ -48,12 +48,12 @@ class Preparing:
 
     @property
     def is_building(self) -> bool:
-        """Whether a call is under way; sequences without room wait for others."""
+        """True while a call is under way; sequences without room wait for others."""
         return bool(self._works)
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` may return something."""
+        """True if `take` may return something."""
         return not self._outcomes.empty() or (bool(self._without_room) and self._may_begin(self._without_room[0]))
 
     def add(self, sequence: Sequence) -> bool:
@@ -64,7 +64,7 @@ class Preparing:
         return self._begin(sequence)
 
     def take(self, *, wait: bool = False) -> tuple[list[Sequence], list[tuple[Sequence, SlotFailure]]]:
-        """The sequences that are ready now, and those that cannot run.
+        """Sequences that are ready now, and sequences that cannot run.
 
         wait: do not return before a call has ended, if any is under way; a sequence may need several.
         """

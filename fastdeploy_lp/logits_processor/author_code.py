@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 
-# Characters of an error's text that reach logs, counters and clients.
+# Characters of an error's text that reach counters and clients, and of its traceback that reach the log.
 MAX_TEXT = 2000
+MAX_TRACEBACK = 8000
 
 
 class EscapedError(Exception):
@@ -42,5 +44,16 @@ def printed(error: BaseException) -> str:
         text = str(error)
     except BaseException:  # noqa: BLE001 - a processor's exception may fail to print, too
         return "it cannot be printed"
-    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+    return _bounded(text, MAX_TEXT)
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """The traceback of an exception for the log, bounded likewise; empty for None."""
+    if error is None:
+        return ""
+    return "\n" + _bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+
+
+def _bounded(text: str, most: int) -> str:
+    text = text if len(text) <= most else f"{text[:most]}…"
     return text.encode("utf-8", "replace").decode()

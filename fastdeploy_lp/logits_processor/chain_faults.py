@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fastdeploy_lp.config import StructuredOutputsConfig
-from fastdeploy_lp.logits_processor.author_code import described
+from fastdeploy_lp.logits_processor.author_code import described, traceback_of
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
@@ -148,7 +148,7 @@ class ChainFaults:
 
     def _count(self, entry: ChainEntry, error: Exception, ended: Iterable[int], using: Iterable[int]) -> None:
         reason = f"logits processor {entry.name} failed: {described(error)}"
-        logger.error("%s", reason, exc_info=error)
+        logger.error("%s%s", reason, traceback_of(error))
         entry.stats.faults += 1
         entry.stats.last_error = reason
         if self._policy.on_error == "abort":

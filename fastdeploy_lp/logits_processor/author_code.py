@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
 
 # Characters of an error's text that reach logs, counters and clients.
 MAX_TEXT = 2000
@@ -15,16 +17,29 @@ class EscapedError(Exception):
 def contained(error: BaseException) -> Exception:
     """Returns `error`, or an EscapedError that names it if it is no Exception.
 
-    Raises `error` itself if it is the interrupt of a user at the terminal; a worker ignores SIGINT, so a
-    KeyboardInterrupt there is always the processor's.
+    Raises `error` itself if it may be the interrupt of a user at the terminal.
     """
     if isinstance(error, Exception):
         return error
-    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if isinstance(error, KeyboardInterrupt) and _interrupts_raise():
         raise error
     if isinstance(error, SystemExit):
         return EscapedError("it called for the end of the process, which is not its own")
     return EscapedError(f"it raised {described(error)}, which is no Exception")
+
+
+def _interrupts_raise() -> bool:
+    """Whether SIGINT raises KeyboardInterrupt in this thread.
+
+    It does in a main thread, but not where SIGINT is ignored (a worker) or handled by an event loop (the server).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    if handler in (signal.SIG_IGN, signal.SIG_DFL):
+        return False
+    of_loop = isinstance(getattr(handler, "__self__", None), asyncio.AbstractEventLoop)
+    return not of_loop and getattr(handler, "__module__", None) != "asyncio.unix_events"
 
 
 def described(error: BaseException) -> str:

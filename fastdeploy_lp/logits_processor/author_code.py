@@ -29,7 +29,7 @@ def contained(error: BaseException) -> Exception:
 
 
 def _interrupts_raise() -> bool:
-    """Whether SIGINT raises KeyboardInterrupt in this thread.
+    """Returns True if SIGINT raises KeyboardInterrupt in this thread.
 
     It does in a main thread, but not where SIGINT is ignored (a worker) or handled by an event loop (the server).
     """

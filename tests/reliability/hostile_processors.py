@@ -156,12 +156,13 @@ class HostileRun:
         try:
             await post(client, calm.body | {"stream": stream}, exchange)
         except ClientLeft:
-            self.report.healthy["left"] += 1
-            return
-        answer = Answer.of(exchange)
+            answer = Answer.of(exchange)
+            right, end = answer.error is None and answer.begins(calm.answer), "right until the client left"
+        else:
+            answer = Answer.of(exchange)
+            right, end = answer == calm.answer, "right"
         self.report.banned += answer.num_banned
-        right = answer == calm.answer
-        self.report.healthy["right" if right else f"wrong, status {answer.status}"] += 1
+        self.report.healthy[end if right else f"wrong, status {answer.status}"] += 1
         if not right:
             found = answer.error or f"begins so: {answer.begins(calm.answer)}, whole: {answer.is_whole}, {answer}"
             self.report.mismatches.append(f"{calm.body}: status {answer.status}, {found}, was {calm.answer}"[:3000])

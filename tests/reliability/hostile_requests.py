@@ -89,7 +89,7 @@ def writes_to_neighbours(processor: str, mode: str) -> bool:
 def _places(processor: str, mode: str) -> list[str]:
     raises, ends = mode in RAISED, mode in DEADLY
     places = ["step"]
-    if processor in BATCH_LEVEL and (raises or ends):
+    if processor in BATCH_LEVEL and (raises or ends or mode == HANG):
         places.append("state")
     # The API process makes an instance of Hugging Face's classes to check the arguments.
     if processor in BY_REQUEST and (raises or (ends and processor != "HuggingFace")):
@@ -119,9 +119,9 @@ def deck(count: int, seed: int, *, slow: int, with_torch: bool = True, flat_writ
 
 
 def _covering(every: list[Hostility], count: int, source: random.Random) -> list[Hostility]:
-    """Random ones: first one of each processor and mode in turn, then the rest."""
+    """Random ones: first one of each processor, mode and way of selection in turn, then the rest."""
     source.shuffle(every)
-    first = {(each.processor, each.mode): each for each in every}
+    first = {(each.processor, each.mode, each.flat and each.mode not in SLOW_MODES): each for each in every}
     # Sorted by the number of times that a mode, and a processor, are there already.
     ordered: list[Hostility] = []
     seen: dict[str, int] = {}

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TypeVar
 
+from fastdeploy_lp.engine.trials import Trials
 from fastdeploy_lp.logits_processor.author_threads import AuthorCall, AuthorThreads, Outcome
 from fastdeploy_lp.logits_processor.checks import Checks
 
@@ -13,13 +14,14 @@ Result = TypeVar("Result")
 
 
 class AuthorChecks:
-    """Runs checks on the event loop and each call of a processor's own code in a thread.
+    """Runs checks on the event loop, and each call of a processor's own code in a thread or, as a trial, in a process.
 
     timeout: seconds that one call may take; 0 for no limit.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, trials: Trials) -> None:
         self._threads = AuthorThreads(timeout)
+        self._trials = trials
 
     async def run(self, checks: Checks[Result]) -> Result:
         """The result of the checks; raises as they do."""
@@ -32,6 +34,8 @@ class AuthorChecks:
             return result
 
     async def _outcome(self, call: AuthorCall) -> Outcome:
+        if call.trial is not None:
+            return await self._trials.outcome(call.processor, call.trial)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
 

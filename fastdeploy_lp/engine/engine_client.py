@@ -241,7 +241,7 @@ class EngineClient:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
         await self.stats.loggers.stop()
-        self._preparation.close()
+        await self._preparation.close()
         await self._supervisor.stop()
 
     def end_requests(self, reason: str) -> None:

@@ -15,6 +15,7 @@ from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.trials import Trials
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -43,23 +44,26 @@ class RequestPreparation:
         )
         compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
         self._grammars = GrammarChecker(compiler, guided)
-        self._author_checks = AuthorChecks(chain.code_timeout)
+        tried = [each for each in declared if each.dialect.tries_arguments]
+        self._trials = Trials(fd_config, tried, chain.code_timeout)
+        self._author_checks = AuthorChecks(chain.code_timeout, self._trials)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` returns, with a grammar that compiles.
 
-        Processors' own checks run in threads. Raises InvalidRequestError, and ProcessorUnavailableError for a
-        processor whose check does not return in time.
+        Processors' own checks run in threads and processes. Raises InvalidRequestError, and ProcessorUnavailableError
+        for a processor whose check does not return in time.
         """
         settled = await self._author_checks.run(self.inputs.settling(params, prompt))
         if settled.grammar is not None:
             await self._grammars.check(settled.grammar)
         return settled
 
-    def close(self) -> None:
-        """Give back the threads; calling this again does nothing."""
+    async def close(self) -> None:
+        """Give back threads and processes; calling this again does nothing."""
         self._grammars.close()
+        await self._trials.close()
 
 
 def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:

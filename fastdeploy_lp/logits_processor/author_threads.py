@@ -44,12 +44,14 @@ class Outcome:
 class AuthorCall:
     """A call of a processor's own code; `processor` is its declared name.
 
-    extra_seconds: added to the time limit.
+    extra_seconds: added to the time limit. trial: the arguments that `work` tries on an instance of their own, which
+    may be done in another process instead.
     """
 
     processor: str
     work: Callable[[], Any]
     extra_seconds: float = 0.0
+    trial: dict[str, Any] | None = None
 
     def outcome(self) -> Outcome:
         """Make the call in this thread; never raises."""

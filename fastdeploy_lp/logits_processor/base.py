@@ -33,7 +33,7 @@ class LogitsProcessor(ABC):
 
     only_with_args: ClassVar[bool] = False
     """Whether the processor leaves a request alone that passes none of its `Params`. The chain then does not call it at
-    all in a step without such requests."""
+    all in a step without such requests, and shows it the rows of those that do alone: it cannot change other rows."""
 
     keeps_rows_valid: ClassVar[bool] = False
     """Whether a row that has a finite logit, and no NaN, always still does so afterwards. The guard checks the rows

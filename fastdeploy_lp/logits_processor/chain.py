@@ -179,9 +179,9 @@ class LogitsProcessorChain:
         group = self._group_of[slot]
         with self._limit_of(entry), suppress(RowErrors):
             if len(self._live) == 1:
-                return entry.apply(logits)
+                return _applied(group, entry, logits)
             rows = self._rows_of(group)
-            logits.index_put_((rows,), entry.apply(_gather(logits, rows)))
+            logits.index_put_((rows,), _applied(group, entry, _gather(logits, rows)))
         return logits
 
     def reset(self, name: str) -> None:
@@ -237,7 +237,7 @@ class LogitsProcessorChain:
                 continue
             try:
                 with self._limit_of(entry):
-                    logits = entry.apply(logits)
+                    logits = _applied(group, entry, logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
                 if not self._faults.rows_failed(group, entry, error):
@@ -265,7 +265,7 @@ class LogitsProcessorChain:
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
             with self._limit_of(entry):
-                entry.update_state(share_inputs, group.stop_flags)
+                entry.update_state(share_inputs, group.stop_flags_for(entry))
         except RowErrors as error:
             self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
@@ -293,6 +293,17 @@ class LogitsProcessorChain:
                     self._faults.check_budgets(entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1
+
+
+def _applied(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
+    """The group's logits [rows, vocab_size] after the entry, on all rows or on those of its users."""
+    own = group.rows_for(entry)
+    if own is None:
+        return entry.apply(logits)
+    if own.size:
+        rows = to_device(own)
+        logits.index_put_((rows,), entry.apply(_gather(logits, rows)))
+    return logits
 
 
 def _gather(logits: Tensor, rows: Tensor) -> Tensor:

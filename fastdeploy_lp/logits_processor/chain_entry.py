@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
 from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.processor_view import ProcessorView
@@ -60,6 +61,7 @@ class ChainEntry:
         in_service: bool = True,
     ) -> None:
         self.declared = declared
+        self._is_builtin = declared.source == "builtin"
         self.stats = stats
         self._recorder = recorder
         self._fd_config = fd_config
@@ -67,10 +69,10 @@ class ChainEntry:
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self.step_seconds = 0.0
         # What the builtin ones keep is bounded by the slots.
-        watched = fd_config.structured_outputs_config.memory_budget > 0 and declared.source != "builtin"
+        watched = fd_config.structured_outputs_config.memory_budget > 0 and not self._is_builtin
         self._gauge = MemoryGauge() if watched else None
         # The builtin ones keep to the contract, and tell requests apart by the identity of what they are given.
-        read_only = declared.source != "builtin"
+        read_only = not self._is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
@@ -119,6 +121,15 @@ class ChainEntry:
     def name(self) -> str:
         """Its declared name."""
         return self.declared.name
+
+    @property
+    def sees_users_only(self) -> bool:
+        """Whether it is shown the rows of its users alone, so that it cannot write to others.
+
+        Not needed for builtins, and for those that are called row by row.
+        """
+        processor = self.processor
+        return processor.only_with_args and not (self._is_builtin or isinstance(processor, PerRequestProcessor))
 
     @property
     def has_work(self) -> bool:

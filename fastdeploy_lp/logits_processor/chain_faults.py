@@ -8,6 +8,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.author_code import described, traceback_of
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
@@ -95,7 +97,7 @@ class ChainFaults:
 
         Raises ChainAbortedError if that is the operator's policy.
         """
-        active = group.active_slots()
+        active = np.flatnonzero(~group.stop_flags_for(entry)[:, 0])
         for row, cause in error.by_row.items():
             slot = int(active[row])
             self._count(entry, cause, [slot], {slot})

@@ -46,6 +46,23 @@ class ChainGroup:
         own[slots] = stop_flags[slots]
         return own
 
+    def stop_flags_for(self, entry: ChainEntry) -> NDArray[np.bool_]:
+        """This step's as the entry sees them: one that works on its users' rows alone sees all other slots stopped."""
+        if not entry.sees_users_only:
+            return self.stop_flags
+        own = np.ones_like(self.stop_flags)
+        slots = sorted(entry.view.using)
+        own[slots] = self.stop_flags[slots]
+        return own
+
+    def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
+        """The rows of the group's logits that the entry sees, int64 [n]; None for all of them."""
+        if not entry.sees_users_only:
+            return None
+        active = self.active_slots()
+        rows = np.flatnonzero(np.isin(active, sorted(entry.view.using)))
+        return None if len(rows) == len(active) else rows
+
     def active_slots(self) -> NDArray[np.int64]:
         """The slots of this group that have a row this step, ascending."""
         return np.flatnonzero(~self.stop_flags[:, 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastdeploy_lp.logits_processor.author_threads import AuthorCall, Outcome
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
@@ -24,11 +24,13 @@ def run_here(checks: Checks[Result]) -> Result:
         return result
 
 
-def checked_by(processor: DeclaredProcessor, work: Callable[[], Result]) -> Checks[Result]:
-    """The result of a check by the processor; that of a builtin one is ours and runs here."""
+def checked_by(
+    processor: DeclaredProcessor, work: Callable[[], Result], trial: dict[str, Any] | None = None
+) -> Checks[Result]:
+    """The result of a check by the processor; that of a builtin one is ours and runs here. `trial`: of `AuthorCall`."""
     if not processor.checks_with_own_code:
         return work()
-    outcome = yield AuthorCall(processor.name, work)
+    outcome = yield AuthorCall(processor.name, work, trial=trial)
     if isinstance(outcome.error, GeneratorExit):  # not the end of this generator
         raise RuntimeError("GeneratorExit") from outcome.error
     result: Result = outcome.result()

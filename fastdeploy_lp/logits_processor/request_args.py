@@ -50,8 +50,6 @@ class RequestArgsValidator:
         self._declared = {processor.name: processor for processor in declared}
         self._always_in_shadow = tuple(shadow)
         self._facts = ModelFacts(vocab_size, tokenizer)
-        for processor in declared:
-            processor.dialect.ready_validation()
         self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
         self._flat = FlatArgsReader(declared, self._context, shadow=shadow)
         self._order = MandatoryOrder(declared)
@@ -155,7 +153,8 @@ class RequestArgsValidator:
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
             try:
-                yield from checked_by(processor, partial(processor.validate, seen, self._facts))
+                trial = dict(seen.extra_args or {}) if processor.dialect.tries_arguments else None
+                yield from checked_by(processor, partial(processor.validate, seen, self._facts), trial)
             except (NotInTimeError, GeneratorExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything

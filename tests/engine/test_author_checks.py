@@ -13,7 +13,6 @@ import pytest
 from paddle import Tensor
 from pydantic import BaseModel, field_validator
 from support.tiny import tiny_fd_config
-from transformers import LogitsProcessor as HuggingFaceBase
 
 from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
@@ -74,15 +73,7 @@ class Models(Native):
             return value
 
 
-class Constructs(HuggingFaceBase):
-    def __init__(self, x: int) -> None:
-        Gate.passes()
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return scores
-
-
-CLASSES = [Checks, Models, Constructs]
+CLASSES = [Checks, Models]
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +92,7 @@ async def preparing(cls: type, timeout: float) -> AsyncIterator[RequestPreparati
     try:
         yield preparation
     finally:
-        preparation.close()
+        await preparation.close()
 
 
 def asking(cls: type) -> SamplingParams:

@@ -27,9 +27,13 @@ def test_a_phrase_with_a_token_that_the_model_does_not_know_is_refused(tmp_path:
     model = replace(config.model_config, directory=str(checkpoint), vocab_size=known)
     preparation = RequestPreparation(replace(config, model_config=model), load_processors([FORCED]))
     params = SamplingParams(logits_processors={FORCED: {"forced_sequence": "z"}})
-    try:
-        with pytest.raises(InvalidRequestError, match=f"has the token {known}") as caught:
-            asyncio.run(preparation.settle(params, Prompt([1], None)))
-    finally:
-        preparation.close()
+
+    async def settle() -> None:
+        try:
+            await preparation.settle(params, Prompt([1], None))
+        finally:
+            await preparation.close()
+
+    with pytest.raises(InvalidRequestError, match=f"has the token {known}") as caught:
+        asyncio.run(settle())
     assert (caught.value.param or "").startswith(f"logits_processors.{FORCED}")

@@ -99,6 +99,7 @@ def test_what_builtins_rule_out_for_a_request_is_its_own_mistake() -> None:
     engine = engine_with(Sets)
     chosen = naming(LogitBiasLogitsProcessor=BIAS)
     engine.add(request("r", [1], max_tokens=2, selection=chosen, allowed_token_ids=[3, 4]))
+    assert engine.finish_preparing() == []
     (step,) = engine.step().steps
     assert step.error == (
         "logits processor LogitBiasLogitsProcessor and allowed_token_ids left no token that can be sampled"
@@ -143,7 +144,8 @@ def test_a_processor_cannot_revive_what_a_mask_rules_out(sampling: dict[str, Any
 
 def test_a_processor_that_bans_what_a_mask_allows_ends_the_request() -> None:
     engine = engine_with(Sets)
-    engine.runner.mask = Allow({0: [400, 401]})
+    # While its instances are built, the other request overtakes it.
+    engine.runner.mask = Allow({slot: [400, 401] for slot in (0, 1)})
     banned = Selection(named={"Sets": {"value": -np.inf, "tokens": [400, 401]}})
     outcome = run(engine, request("r", [1], selection=banned), request("plain", [2], max_tokens=2))
     assert set(outcome.errors) == {"r"}

@@ -272,14 +272,13 @@ def run_hostile(
     num_bodies: int = 30,
     slow: int = NUM_SLOW,
     with_torch: bool = True,
-    flat_writers: bool = True,
 ) -> Report:
     """A whole run in an empty folder.
 
     slow: hostile requests that cost the server seconds. with_torch: declare the processors that are written for torch,
-    whose import makes each worker's start longer. flat_writers: see `deck`.
+    whose import makes each worker's start longer.
     """
-    hostilities = deck(int(count * HOSTILE_SHARE), seed, slow=slow, with_torch=with_torch, flat_writers=flat_writers)
+    hostilities = deck(int(count * HOSTILE_SHARE), seed, slow=slow, with_torch=with_torch)
     with hostile_server(folder, with_torch=with_torch) as server:
         report = asyncio.run(HostileRun(server, seed).run(healthy_bodies(num_bodies, seed), hostilities, count))
         if not report.is_clean:
@@ -294,11 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     slow = "hostile requests that cost seconds each (default: %(default)d)"
     parser.add_argument("--slow", type=int, default=NUM_SLOW, help=slow)
-    flat_writers = "leave out flat requests whose processor writes to rows of others"
-    parser.add_argument("--no-flat-writers", dest="flat_writers", action="store_false", help=flat_writers)
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="h-") as folder:
-        report = run_hostile(Path(folder), args.requests, args.seed, slow=args.slow, flat_writers=args.flat_writers)
+        report = run_hostile(Path(folder), args.requests, args.seed, slow=args.slow)
     print(json.dumps(vars(report), indent=1))
     return int(not report.is_clean)
 

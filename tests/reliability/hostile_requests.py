@@ -91,25 +91,17 @@ def _places(processor: str, mode: str) -> list[str]:
     places = ["step"]
     if processor in BATCH_LEVEL and (raises or ends or mode == HANG):
         places.append("state")
-    # The API process makes an instance of Hugging Face's classes to check the arguments.
-    if processor in BY_REQUEST and (raises or (ends and processor != "HuggingFace")):
+    if processor in BY_REQUEST and (raises or ends or mode == HANG):
         places.append("build")
     if processor in HAS_VALIDATION and raises:
         places.append("validate")
     return places
 
 
-def deck(count: int, seed: int, *, slow: int, with_torch: bool = True, flat_writers: bool = True) -> list[Hostility]:
-    """`count` hostilities in random order, `slow` of which cost seconds; all processors and modes before one repeats.
-
-    flat_writers: with flat requests whose batch-level processor has `only_with_args` and writes to other rows.
-    """
+def deck(count: int, seed: int, *, slow: int, with_torch: bool = True) -> list[Hostility]:
+    """`count` hostilities in random order, `slow` of which cost seconds; none repeats before all were drawn."""
     source = random.Random(seed)
     every = [each for each in all_hostilities() if with_torch or each.processor not in NEED_TORCH]
-    if not flat_writers:
-        every = [
-            each for each in every if not (each.flat and each.mode == WRITES_GARBAGE and each.processor in BATCH_LEVEL)
-        ]
     costly = [each for each in every if each.mode in SLOW_MODES]
     quick = [each for each in every if each.mode not in SLOW_MODES]
     found = _covering(costly, min(slow, count), source)

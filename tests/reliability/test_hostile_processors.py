@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from reliability.hostile_processors import Report, run_hostile
 
-# A processor with `only_with_args` is still called with the rows of requests that do not use it, and may write to them.
-FLAT_WRITERS = False
-
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,12 +27,12 @@ def check(report: Report, *, deaths: int) -> None:
 
 
 def test_hostile_processors_harm_only_requests_that_use_them(folder: Path) -> None:
-    report = run_hostile(folder, 60, seed=5, num_bodies=8, slow=2, with_torch=False, flat_writers=FLAT_WRITERS)
+    report = run_hostile(folder, 60, seed=5, num_bodies=8, slow=2, with_torch=False)
     check(report, deaths=2)
 
 
 @pytest.mark.long
 def test_a_thousand_requests_beside_hostile_processors(folder: Path) -> None:
-    report = run_hostile(folder, 1000, seed=4, flat_writers=FLAT_WRITERS)
+    report = run_hostile(folder, 1000, seed=4)
     print(report)
     check(report, deaths=30)

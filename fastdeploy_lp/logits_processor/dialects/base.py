@@ -23,6 +23,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     by_name_only: ClassVar[bool] = False
     """Whether a request reaches the processor by naming it, and never through flat arguments."""
+    tries_arguments: ClassVar[bool] = False
+    """Whether `validate` builds an instance and calls it, and looks at nothing but `extra_args`."""
 
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
@@ -49,7 +51,7 @@ class Dialect(ABC):
         return None
 
     def ready_validation(self) -> None:  # noqa: B027 - most need nothing
-        """Import what `validate` needs; runs once when the server starts, before the first request."""
+        """Import what `validate` needs; runs once in each process that calls it, before the first time."""
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - others need it
         """Raise ValueError for a request it cannot serve; `extra_args` are the arguments it will see."""

@@ -1,0 +1,47 @@
+"""A plugin dict that ends the process in which it is built or called, or holds it up, when its arguments say so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class DeadlyArgs(BaseModel):
+    """`mode`: how it ends its process. `when`: in its constructor or in its first call."""
+
+    mode: Literal["exit", "segfault", "kill", "hang", "refuse", "none"] = "none"
+    when: Literal["build", "call"] = "build"
+
+
+class Deadly:
+    """Changes nothing."""
+
+    def __init__(self, tokenizer: Any, parameters: DeadlyArgs) -> None:
+        self._args = parameters
+        self._strike("build")
+
+    def __call__(self, token_ids: list[int], logits: Any) -> Any:
+        self._strike("call")
+        return logits
+
+    def _strike(self, when: str) -> None:
+        mode = self._args.mode if when == self._args.when else "none"
+        print("an author's print, which is no result")
+        if mode == "exit":
+            os._exit(7)
+        elif mode == "segfault":
+            ctypes.string_at(0)
+        elif mode == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif mode == "hang":
+            threading.Event().wait()
+        elif mode == "refuse":
+            raise ValueError("these arguments do not fit")
+
+
+PLUGIN = {"logits_processor_class": Deadly, "parameters_model": DeadlyArgs}

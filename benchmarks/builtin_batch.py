@@ -76,7 +76,7 @@ class Batch:
         generated = self._random.integers(10, 400, self.rows)
         self.share_inputs.append_tokens(np.arange(self.rows), generated)
         for running, token in zip(self.running, generated.tolist(), strict=True):
-            running.output_token_ids.append(token)
+            list.append(running.output_token_ids, token)
 
     def step(self) -> Tensor:
         """What the processor does in one step, without the chain around it: torch's sides have none either."""

@@ -248,7 +248,7 @@ class Replica:
             served = self._served[sequence.request_id]
             sequence.num_computed += chunk.num_tokens
             if before:
-                sequence.output_token_ids.extend(repeat(served.arrival.number, before))
+                list.extend(sequence.output_token_ids, repeat(served.arrival.number, before))
                 sequence.num_computed += before
                 if not self._blocks.grow(sequence):
                     raise RuntimeError("a stretch was longer than the blocks suffice for")

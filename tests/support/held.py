@@ -60,7 +60,7 @@ class HeldCheck(_Idle):
 
 
 class HeldInstance:
-    """Built in the worker, one for each request."""
+    """Built once where arguments are tried, and in the worker for each request."""
 
     def __init__(self, tokenizer: Any, parameters: Held) -> None:
         parameters.passes()

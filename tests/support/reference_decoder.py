@@ -99,7 +99,8 @@ class _Model:
         self._half_cache = half_cache
 
     def weight(self, weight: NDArray[np.float32]) -> Array:
-        return weight.astype(np.float64) if self._quantization is None else quantized_weight(weight)
+        read = np.asarray(weight)
+        return read.astype(np.float64) if self._quantization is None else quantized_weight(read)
 
     def linear(self, x: Array, weights: LinearWeights) -> Array:
         if self._quantization is not None:

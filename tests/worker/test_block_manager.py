@@ -72,9 +72,9 @@ def test_any_history_keeps_account_of_every_block(events: list[tuple[int, str, i
         elif held[who].num_computed == held[who].num_tokens:
             one = held[who]
             before = list(one.block_table)
-            one.output_token_ids.append(number % 2)
+            list.append(one.output_token_ids, number % 2)
             if not blocks.grow(one):
-                one.output_token_ids.pop()
+                list.pop(one.output_token_ids)
             assert one.block_table[: len(before)] == before
         check_account(blocks, list(held.values()), caching=caching)
     for one in held.values():

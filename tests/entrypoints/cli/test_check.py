@@ -27,7 +27,7 @@ def run(*arguments: str) -> int:
 
 def test_a_right_one_gives_0_and_a_wrong_one_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("support.wrong:Boosts", *PARAMS, *FAST) == 0
-    assert capsys.readouterr().out.endswith("24 passed, 0 failed, 0 with advice, 1 skipped\n")
+    assert capsys.readouterr().out.endswith("25 passed, 0 failed, 0 with advice, 1 skipped\n")
     assert run("support.wrong:WaitsForTheDevice", *PARAMS, *FAST) == 1
     assert "  FAIL     host-sync" in capsys.readouterr().out
     assert run("support.wrong:WaitsForTheDevice", *PARAMS, *FAST, "--skip", "host-sync") == 0

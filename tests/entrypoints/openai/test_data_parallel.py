@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -150,7 +149,7 @@ def test_each_worker_tells_of_its_own_cache(server: ServerProcess, ports: tuple[
 
 
 def test_a_dead_worker_is_nothing_to_the_other_ones_requests(server: ServerProcess) -> None:
-    """One stream on each worker: the dead one's ends with an error, the other goes on, and new ones are answered."""
+    """One stream on each worker: the dead one's pauses, the other goes on, and new requests are answered."""
     calm = content_of(post(server, SHORT))
     before = by_engine(server, "worker_restarts_total")
     old = server.worker_pids
@@ -162,11 +161,11 @@ def test_a_dead_worker_is_nothing_to_the_other_ones_requests(server: ServerProce
         # Answered by the one that is left, long before the other one is back.
         answers = [post(server, SHORT) for _ in range(4)]
         assert health(server.url) == 200
-        ends = [list(stream) for stream in streams]
+        rests = sorted((text_of(chunks(stream)) for stream in streams), key=len)
     assert [content_of(each) for each in answers] == [calm] * 4
-    errors = [json.loads(end[-2]).get("error") for end in ends]
-    (lost,) = [error for error in errors if error]
-    assert lost["code"] == "worker_lost"
+    # Both have the same text, of which each had told a beginning by then.
+    assert rests[0]
+    assert rests[1].endswith(rests[0])
     wait_until(lambda: len(server.worker_pids) == 2 and server.worker_pids != old, 60)
     wait_until(lambda: sum(by_engine(server, "worker_restarts_total")) > sum(before), 60)
     assert sorted(now - then for now, then in zip(by_engine(server, "worker_restarts_total"), before, strict=True)) == [

@@ -164,11 +164,11 @@ def test_wrong_parameters_of_a_plugin_are_refused_with_their_path(
     assert error["message"].startswith(f"{param}: ")
 
 
-def test_a_token_that_does_not_exist_ends_the_request_with_the_plugins_name(fqcn_server: ServerProcess) -> None:
-    """The plugin's parameters know nothing of the vocabulary."""
+def test_a_token_that_does_not_exist_refuses_the_request_with_the_plugins_name(fqcn_server: ServerProcess) -> None:
+    """The plugin's parameters know nothing of the vocabulary, but a call of it does."""
     answer = complete(fqcn_server, logits_processors={"example_plugin": {"token_id": 10**6}})
-    assert answer.status_code == 500
-    assert "example_plugin" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "logits_processors.example_plugin"
     assert completed(fqcn_server) == decode(GREEDY_TOKEN)
 
 

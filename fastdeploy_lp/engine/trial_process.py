@@ -27,9 +27,9 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 def main() -> None:
     """One `TrialStart`, then a `TrialResult` for each `Trial`, until the other end closes the pipe."""
-    # What Ctrl-C in a terminal means is for the process that started this one to say.
+    # Ctrl-C in a terminal reaches this process, too; the API process decides about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whatever authors print goes to the log, and not between results.
+    # Prints of processors go to the log, and not between results.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     frames: SimpleQueue[bytes] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Trials of arguments in processes of their own, where a crash or a call without end harms nothing else."""
+"""Trials of arguments in separate processes, where a crash or an endless call harms nothing else."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Process:
         if process is None or process.stdin is None or process.stdout is None:
             raise EOFError
         process.stdin.write(len(content).to_bytes(8, "big") + content)
-        with contextlib.suppress(ConnectionError):  # it has ended; reading tells of that
+        with contextlib.suppress(ConnectionError):  # it has ended; the read below raises
             await process.stdin.drain()
         length = int.from_bytes(await process.stdout.readexactly(8), "big")
         return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=TrialResult)

@@ -15,7 +15,7 @@ MAX_LOST_WORKERS = 2
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """How a worker ended, and the processors that were running then."""
+    """The end of a worker: `how`, in words, and the processors that were running then."""
 
     how: str
     culprits: tuple[Culprit, ...] = ()
@@ -36,7 +36,7 @@ class WorkerLoss:
 
 
 def ended_by(loss: WorkerLoss, works: Sequence[Work], ran: Sequence[Work]) -> list[tuple[Work, RequestFailedError]]:
-    """The requests that do not run again, each with its error; `ran` are those that may have had a slot.
+    """The requests that do not run again, each with its error; `ran`: the requests that may have had a slot.
 
     With culprits, these are the requests that use one of them, and all others are beyond suspicion. Without, every
     request that may have had a slot may have ended the worker, and gets one more try.

@@ -44,8 +44,8 @@ class Outcome:
 class AuthorCall:
     """A call of a processor's own code; `processor` is its declared name.
 
-    extra_seconds: added to the time limit. trial: the arguments that `work` tries on an instance of their own, which
-    may be done in another process instead.
+    extra_seconds: added to the time limit. trial: the arguments that `work` tries on a separate instance, which
+    another process may do instead.
     """
 
     processor: str

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 
 class OutOfService(LogitsProcessor):
-    """Takes the place of a processor that is not built."""
+    """Takes the place of a processor that is not built, and may turn out to work on every row."""
 
-    only_with_args = True
     keeps_rows_valid = True
 
     def __init__(self) -> None: ...

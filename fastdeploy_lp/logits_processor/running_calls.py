@@ -20,7 +20,7 @@ ITEM_BYTES = 4
 
 
 class CallKind(IntEnum):
-    """Where a processor is called from."""
+    """The place of a call of a processor."""
 
     CHAIN = 1
     SHADOW = 2

@@ -27,7 +27,7 @@ MODEL = Stage("the model", lambda logits: logits)
 
 @dataclass(frozen=True)
 class _Row:
-    """What a stage left of a row."""
+    """A row after a stage: its usable tokens, and True if it holds NaN or +inf."""
 
     usable: NDArray[np.bool_]
     spoilt: bool

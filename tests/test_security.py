@@ -29,7 +29,12 @@ PAGE = (REPOSITORY / "SECURITY.md").read_text()
 PROMISE = re.compile(r"^\| \*\*([a-z-]+)\*\*: .* \| (.*) \|$", re.MULTILINE)
 PICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # The two ends of the pipe from the API process to its worker.
-MAY_PICKLE = {"engine/engine_client.py": "dumps", "worker/process.py": "loads"}
+MAY_PICKLE = {
+    "engine/engine_client.py": "dumps",
+    "engine/trials.py": "dumps",
+    "engine/trial_process.py": "loads",
+    "worker/process.py": "loads",
+}
 READS_ARRAYS = "checkpoint/pdparams.py"
 PICKLED_ELSEWHERE = re.compile(r"(send|recv)_pyobj|allow_pickle=True|\b(paddle|torch|np|numpy)\.load\(|read_pickle")
 ROOTS = [

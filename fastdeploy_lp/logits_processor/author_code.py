@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-import traceback
 
-# Characters of an error's text that reach counters and clients, and of its traceback that reach the log.
+# Characters of an error's text that reach logs, counters and clients.
 MAX_TEXT = 2000
-MAX_TRACEBACK = 8000
 
 
 class EscapedError(Exception):
@@ -44,16 +42,15 @@ def printed(error: BaseException) -> str:
         text = str(error)
     except BaseException:  # noqa: BLE001 - a processor's exception may fail to print, too
         return "it cannot be printed"
-    return _bounded(text, MAX_TEXT)
-
-
-def traceback_of(error: BaseException | None) -> str:
-    """The traceback of an exception for the log, bounded likewise; empty for None."""
-    if error is None:
-        return ""
-    return "\n" + _bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK)
-
-
-def _bounded(text: str, most: int) -> str:
-    text = text if len(text) <= most else f"{text[:most]}…"
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
     return text.encode("utf-8", "replace").decode()
+
+
+def loggable(error: BaseException | None) -> BaseException | None:
+    """An exception of the same name and traceback for the log, whose text is that of `printed`; None for None."""
+    if error is None:
+        return None
+    kind = type(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    copy: BaseException = type(kind.__name__, (Exception,), names)(printed(error))
+    return copy.with_traceback(error.__traceback__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastdeploy_lp.config import StructuredOutputsConfig
-from fastdeploy_lp.logits_processor.author_code import described, traceback_of
+from fastdeploy_lp.logits_processor.author_code import described, loggable
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
@@ -150,7 +150,7 @@ class ChainFaults:
 
     def _count(self, entry: ChainEntry, error: Exception, ended: Iterable[int], using: Iterable[int]) -> None:
         reason = f"logits processor {entry.name} failed: {described(error)}"
-        logger.error("%s%s", reason, traceback_of(error))
+        logger.error("%s", reason, exc_info=loggable(error))
         entry.stats.faults += 1
         entry.stats.last_error = reason
         if self._policy.on_error == "abort":

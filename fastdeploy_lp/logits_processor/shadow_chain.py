@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.author_code import described, printed, traceback_of
+from fastdeploy_lp.logits_processor.author_code import described, loggable, printed
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup
@@ -280,7 +280,7 @@ class ShadowChain:
 
     def _count(self, shadow: _Shadow, what: str, error: Exception | None = None) -> None:
         reason = f"logits processor {shadow.entry.name} failed in shadow: {what}"
-        logger.error("%s%s", reason, traceback_of(error))
+        logger.error("%s", reason, exc_info=loggable(error))
         shadow.stats.faults += 1
         shadow.stats.last_error = reason
         shadow.faults_since_reset += 1

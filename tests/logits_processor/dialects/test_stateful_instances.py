@@ -87,7 +87,7 @@ def test_a_preempted_request_keeps_its_instance(caching: bool) -> None:
     # One more is tried on a row of zeros before the first.
     before = Follows.built + 1
     ran = run_to_end(engine, following(5))
-    assert engine.scheduler.num_preemptions > 2
+    assert engine.scheduler.num_preemptions > 0
     assert {name: each.token_ids for name, each in ran.items()} == {f"r{n}": expected(n) for n in range(5)}
     assert Follows.built - before == 5
 

@@ -47,9 +47,11 @@ class Trials:
     async def outcome(self, name: str, args: dict[str, Any]) -> Outcome:
         """None, or the ValueError that refuses the arguments; NotInTimeError if they cannot be tried in time."""
         async with self._turns:
-            process = self._idle.pop() if self._idle else _Process()
+            process = self._ready_process()
             try:
-                await process.start(self._start)
+                if not await process.start(self._start):
+                    await process.end()
+                    return Outcome(error=NotInTimeError(f"logits processor {name}: no process to try arguments starts"))
                 refusal = await asyncio.wait_for(process.run(Trial(name, args)), self._timeout or None)
             except asyncio.TimeoutError:
                 await process.end()
@@ -64,6 +66,11 @@ class Trials:
             self._idle.append(process)
         return Outcome(error=None if refusal is None else ValueError(refusal))
 
+    def _ready_process(self) -> _Process:
+        """An idle process, or a new one: what an earlier trial left behind may have ended one meanwhile."""
+        self._idle = [each for each in self._idle if each.runs]
+        return self._idle.pop() if self._idle else _Process()
+
     async def close(self) -> None:
         """End the processes."""
         while self._idle:
@@ -76,10 +83,15 @@ class _Process:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, start: TrialStart) -> None:
-        """Start it unless it runs; raises EOFError if it ends, and TimeoutError if it does not get ready."""
+    @property
+    def runs(self) -> bool:
+        """True until it has ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, start: TrialStart) -> bool:
+        """Start it unless it runs; False if it ends or takes too long before it is ready."""
         if self._process is not None:
-            return
+            return True
         own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
         self._process = await asyncio.create_subprocess_exec(
@@ -89,7 +101,11 @@ class _Process:
             start_new_session=True,
             env={**own, **ENVIRONMENT, "PYTHONPATH": path},
         )
-        await asyncio.wait_for(self._exchange(msgspec.msgpack.encode(start)), START_SECONDS)
+        try:
+            await asyncio.wait_for(self._exchange(msgspec.msgpack.encode(start)), START_SECONDS)
+        except (EOFError, asyncio.TimeoutError):
+            return False
+        return True
 
     async def run(self, trial: Trial) -> str | None:
         """Why the arguments are refused, None if they are not; raises EOFError if the process ends."""

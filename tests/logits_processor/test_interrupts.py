@@ -14,8 +14,13 @@ from fastdeploy_lp.logits_processor.author_code import EscapedError, contained
 
 
 def test_it_is_the_users_in_a_main_thread() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        contained(KeyboardInterrupt())
+    # Where a shell starts the tests in the background, Python finds SIGINT ignored and sets no handler of its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            contained(KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

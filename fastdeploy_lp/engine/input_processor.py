@@ -12,13 +12,11 @@ import msgspec
 from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
+from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
-from fastdeploy_lp.logits_processor.checks import Checks, run_here
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
@@ -133,13 +131,11 @@ class InputProcessor:
 
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What the worker gets, with nothing left open; processors' own checks run in this thread."""
-        return run_here(self.settling(params, prompt))
+        self.require_valid(params, prompt)
+        return self.settle_chosen(params, prompt, self.chosen(params))
 
-    def settling(self, params: SamplingParams, prompt: Prompt) -> Checks[Settled]:
-        """The steps of `settle`, for a caller that runs processors' own checks elsewhere.
-
-        Raises ProcessorUnavailableError for an outcome that is a NotInTimeError.
-        """
+    def require_valid(self, params: SamplingParams, prompt: Prompt) -> None:
+        """Raise InvalidRequestError for numbers and token ids that this model or this prompt has no room for."""
         room = self._config.max_model_len - len(prompt.token_ids)
         if params.max_tokens is not None and params.max_tokens > room:
             raise InvalidRequestError(
@@ -157,12 +153,17 @@ class InputProcessor:
         if len(params.allowed_token_ids or ()) > self._config.vocab_size:
             reason = f"has {len(params.allowed_token_ids or ())} entries; there are {self._config.vocab_size} tokens"
             raise InvalidRequestError("allowed_token_ids", reason)
+
+    def chosen(self, params: SamplingParams) -> Selection:
+        """The validated choice of logits processors."""
         try:
-            selection = yield from self._args_validator.checks(params)
+            return self._args_validator.validate(params)
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
-        except NotInTimeError as error:
-            raise ProcessorUnavailableError(str(error)) from None
+
+    def settle_chosen(self, params: SamplingParams, prompt: Prompt, selection: Selection) -> Settled:
+        """The same as `settle`, for parameters that `require_valid` accepts and with the choice that was validated."""
+        room = self._config.max_model_len - len(prompt.token_ids)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         bad_words = self._bad_words_token_ids(params)
         self._require_something_allowed(params, bad_words or [])

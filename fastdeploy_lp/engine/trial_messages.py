@@ -1,30 +1,54 @@
-"""Messages between the API process and the processes that try arguments: msgpack on their standard input and output."""
+"""Messages between the API process and those that check requests: msgpack on their standard input and output."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor import Selection
+from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class TrialStart(msgspec.Struct):
-    """The processors to load: `specs` by declared name, `pickled_processors` by SPEC for those given as objects."""
+    """The chain to load.
+
+    specs: in their order. mandatory: names. pickled_processors: by SPEC, of those given as objects.
+    """
 
     fd_config: FDConfig
-    specs: dict[str, str]
+    specs: list[str]
+    mandatory: list[str] = []
     pickled_processors: dict[str, bytes] = {}
 
 
 class Trial(msgspec.Struct):
-    """Try these arguments on the processor of that name."""
+    """Check this request."""
 
-    name: str
-    args: dict[str, Any]
+    params: SamplingParams
 
 
-class TrialResult(msgspec.Struct):
-    """`refusal`: why the arguments cannot be used, None if they can. The first one says that the process is ready."""
+class Ready(msgspec.Struct, tag=True):
+    """The chain is loaded."""
 
-    refusal: str | None = None
+
+class Entering(msgspec.Struct, tag=True):
+    """The code of this processor runs from now on; `path`: of what it checks in the request."""
+
+    processor: str
+    path: str | None
+
+
+class Accepted(msgspec.Struct, tag=True):
+    """The request's choice."""
+
+    selection: Selection
+
+
+class Refused(msgspec.Struct, tag=True):
+    """The reason and the JSON path of what the request cannot have."""
+
+    path: str | None
+    reason: str
+
+
+Reply = Ready | Entering | Accepted | Refused

@@ -1,6 +1,6 @@
-"""`python -m fastdeploy_lp.engine.trial_process`: tries arguments on processors that have an instance for each request.
+"""`python -m fastdeploy_lp.engine.trial_process`: checks requests by the code of processors' authors.
 
-A constructor or a first call that ends, stalls or crashes the process does so to this one alone. `Trials` starts it.
+A check that ends, stalls or crashes its process does so to this one alone. `Trials` starts it.
 """
 
 from __future__ import annotations
@@ -9,77 +9,95 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import IO
 
 import cloudpickle
 import msgspec
 
-from fastdeploy_lp.engine.trial_messages import Trial, TrialResult, TrialStart
-from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, vllm_compat
-from fastdeploy_lp.logits_processor.author_code import contained, described, printed
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
-from fastdeploy_lp.logits_processor.registry import load_processor
+from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
+from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
+from fastdeploy_lp.logits_processor import (
+    DeclaredProcessor,
+    RequestArgsError,
+    RequestArgsValidator,
+    fastdeploy_compat,
+    load_processors,
+    vllm_compat,
+)
 from fastdeploy_lp.plugins import load_general_plugins
-from fastdeploy_lp.sampling_params import SamplingParams
+
+# Steps of the worker come first where there are fewer cores than processes.
+NICENESS = 10
+
+
+class TrialProcess:
+    """Answers trials one after the other; `replies` is where they go."""
+
+    def __init__(self, start: TrialStart, replies: IO[bytes]) -> None:
+        self._replies = replies
+        self._validator = _validator(start)
+        self._reply(Ready())
+
+    def run(self, trial: Trial) -> None:
+        """Reply with each processor whose code begins to run, and with the result."""
+        result: Reply
+        try:
+            result = Accepted(self._validator.validate(trial.params, self._entering))
+        except RequestArgsError as error:
+            result = Refused(error.path, error.reason)
+        try:
+            self._reply(result)
+        except TypeError as error:  # a model may read arguments as objects of any class
+            self._reply(Refused(None, f"the arguments cannot be sent to the worker as their Params read them: {error}"))
+
+    def _entering(self, processor: DeclaredProcessor, path: str | None) -> None:
+        if processor.checks_with_own_code:
+            self._reply(Entering(processor.name, path))
+
+    def _reply(self, reply: Reply) -> None:
+        content = msgspec.msgpack.encode(reply)
+        self._replies.write(len(content).to_bytes(8, "big") + content)
+        self._replies.flush()
 
 
 def main() -> None:
-    """One `TrialStart`, then a `TrialResult` for each `Trial`, until the other end closes the pipe."""
+    """One `TrialStart`, then the replies to each `Trial`, until the other end closes the pipe."""
     # Ctrl-C in a terminal reaches this process, too; the API process decides about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Prints of processors go to the log, and not between results.
-    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.nice(NICENESS)
+    # Prints of processors go to the log, and not between replies.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     frames: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, frames), daemon=True).start()
-    start = msgspec.msgpack.decode(frames.get(), type=TrialStart)
-    declared = _declared(start)
-    facts = ModelFacts.of(start.fd_config)
-    _write(results, TrialResult())
+    process = TrialProcess(msgspec.msgpack.decode(frames.get(), type=TrialStart), replies)
     while True:
-        _write(results, _tried(msgspec.msgpack.decode(frames.get(), type=Trial), declared, facts))
+        process.run(msgspec.msgpack.decode(frames.get(), type=Trial))
 
 
-def _declared(start: TrialStart) -> dict[str, DeclaredProcessor]:
+def _validator(start: TrialStart) -> RequestArgsValidator:
     policy = start.fd_config.structured_outputs_config
     if policy.vllm_compat:
         vllm_compat.install()
     if policy.fastdeploy_compat:
         fastdeploy_compat.install()
     load_general_plugins()
-    found = {}
-    for name, spec in start.specs.items():
-        pickled = start.pickled_processors.get(spec)
-        found[name] = load_processor(spec, None if pickled is None else cloudpickle.loads(pickled))
-        found[name].dialect.ready_validation()
-    return found
-
-
-def _tried(trial: Trial, declared: Mapping[str, DeclaredProcessor], facts: ModelFacts) -> TrialResult:
-    try:
-        declared[trial.name].validate(SamplingParams(extra_args=trial.args or None), facts)
-    except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
-        expected = isinstance(error, ValueError)
-        return TrialResult(printed(error) if expected else described(contained(error)))
-    return TrialResult()
+    objects = {spec: cloudpickle.loads(data) for spec, data in start.pickled_processors.items()}
+    declared = load_processors(start.specs, objects, mandatory=start.mandatory, vllm_entry_points=policy.vllm_compat)
+    for processor in declared:
+        processor.dialect.ready_validation()
+    return args_validator(start.fd_config, declared, served_tokenizer(start.fd_config))
 
 
 def _receive(pipe: IO[bytes], frames: SimpleQueue[bytes]) -> None:
     """Queue the frames, eight bytes of length before their content, and end the process with the one that sends them.
 
-    In a thread, so that its end is noticed while a trial runs that never returns.
+    In a thread, so that its end is noticed while a check runs that never returns.
     """
     while len(head := pipe.read(8)) == 8:
         frames.put(pipe.read(int.from_bytes(head, "big")))
     os._exit(0)
-
-
-def _write(pipe: IO[bytes], result: TrialResult) -> None:
-    content = msgspec.msgpack.encode(result)
-    pipe.write(len(content).to_bytes(8, "big") + content)
-    pipe.flush()
 
 
 if __name__ == "__main__":

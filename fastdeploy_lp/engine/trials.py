@@ -1,145 +1,147 @@
-"""Trials of arguments in separate processes, where a crash or an endless call harms nothing else."""
+"""Checks of requests by processors' own code, in processes where a crash or an endless call harms nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 
 import cloudpickle
 import msgspec
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
-from fastdeploy_lp.engine.trial_messages import Trial, TrialResult, TrialStart
-from fastdeploy_lp.logits_processor import DeclaredProcessor
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError, Outcome
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.trial_handle import TrialHandle
+from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Refused, Trial, TrialStart
+from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
+from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
+from fastdeploy_lp.sampling_params import SamplingParams
 
-MODULE = "fastdeploy_lp.engine.trial_process"
-# At a time; each takes a core while it works, and stays for the next trial.
-PROCESSES = 2
-# To import what the processors need, such as torch on a busy machine.
-START_SECONDS = 120.0
-END_SECONDS = 5.0
-# A row operation needs no team of threads.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "FLAGS_paddle_num_threads": "1"}
+# Processes at a time. Each starts when a request needs it, and stays.
+PROCESSES = 4
+# Of these, how many may check requests of one processor: a slow one leaves room for others.
+PROCESSES_EACH = 2
+
+
+class UnsendableError(TypeError):
+    """Parameters that no message can hold; `RequestArgsValidator.validate` names the place."""
 
 
 class Trials:
-    """Tries the arguments of requests on processors whose dialect builds an instance a request; lives on one loop.
+    """Checks requests whose check runs the code of processors' authors; lives on one loop.
 
-    A trial that ends its process, or takes longer than `timeout` seconds (0 for no limit), concerns its own request;
-    the next trial has another process. Processes start when they are first needed.
+    A check that ends its process, or has one call that takes longer than `timeout` seconds (0 for no limit), concerns
+    its own request; the next one has another process.
     """
 
     def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], timeout: float) -> None:
-        self._timeout = timeout
-        self._start = TrialStart(
-            fd_config,
-            {each.name: each.spec for each in declared},
-            {each.spec: cloudpickle.dumps(each.found) for each in declared if each.given_as_object},
-        )
-        self._turns = asyncio.Semaphore(PROCESSES)
-        self._idle: list[_Process] = []
+        self._timeout = timeout or None
+        self._fd_config = fd_config
+        self._declared = list(declared)
+        self._busy: Counter[str] = Counter()
+        self._running = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._idle: list[TrialHandle] = []
 
-    async def outcome(self, name: str, args: dict[str, Any]) -> Outcome:
-        """None, or the ValueError that refuses the arguments; NotInTimeError if they cannot be tried in time."""
-        async with self._turns:
-            process = self._ready_process()
+    async def selection(self, params: SamplingParams, authors: Collection[str]) -> Selection:
+        """The request's choice; `authors`: the processors whose own code may run.
+
+        Raises RequestArgsError, UnsendableError, and NotInTimeError if a call does not return in time or no process is
+        free in time.
+        """
+        try:
+            trial = msgspec.msgpack.encode(Trial(params))
+        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise UnsendableError from error
+        async with self._turn(authors):
+            handle = await self._ready_handle(authors)
             try:
-                if not await process.start(self._start):
-                    await process.end()
-                    return Outcome(error=NotInTimeError(f"logits processor {name}: no process to try arguments starts"))
-                refusal = await asyncio.wait_for(process.run(Trial(name, args)), self._timeout or None)
-            except asyncio.TimeoutError:
-                await process.end()
-                return Outcome(error=NotInTimeError(_too_slow(name, self._timeout)))
-            except EOFError:
-                status = await process.ended()
-                how = f"it ended the process in which its arguments were tried (status {status})"
-                return Outcome(error=ValueError(how))
-            except BaseException:
-                await process.end()
+                return await self._checked(handle, trial)
+            except RequestArgsError:
                 raise
-            self._idle.append(process)
-        return Outcome(error=None if refusal is None else ValueError(refusal))
-
-    def _ready_process(self) -> _Process:
-        """An idle process, or a new one: what an earlier trial left behind may have ended one meanwhile."""
-        self._idle = [each for each in self._idle if each.runs]
-        return self._idle.pop() if self._idle else _Process()
+            except BaseException:
+                await handle.end()
+                raise
+            finally:
+                self._idle.append(handle)
 
     async def close(self) -> None:
         """End the processes."""
         while self._idle:
             await self._idle.pop().end()
 
+    async def _checked(self, handle: TrialHandle, trial: bytes) -> Selection:
+        handle.send(trial)
+        entered: Entering | None = None
+        while True:
+            try:
+                reply = await asyncio.wait_for(handle.reply(), self._timeout)
+            except asyncio.TimeoutError:
+                name = "" if entered is None else f" {entered.processor}"
+                reason = f"logits processor{name}: its own code took longer than {self._timeout:g} s"
+                raise NotInTimeError(reason) from None
+            except EOFError:
+                status = await handle.ended()
+                if entered is None:
+                    raise NotInTimeError(f"the process that checks requests ended (status {status})") from None
+                reason = f"it ended the process in which its arguments were tried (status {status})"
+                raise RequestArgsError(entered.path, f"{entered.processor}: {reason}") from None
+            if isinstance(reply, Accepted):
+                return reply.selection
+            if isinstance(reply, Refused):
+                raise RequestArgsError(reply.path, reply.reason)
+            entered = reply if isinstance(reply, Entering) else entered
 
-class _Process:
-    """One process, which tries one set of arguments at a time."""
-
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def runs(self) -> bool:
-        """True until it has ended."""
-        return self._process is not None and self._process.returncode is None
-
-    async def start(self, start: TrialStart) -> bool:
-        """Start it unless it runs; False if it ends or takes too long before it is ready."""
-        if self._process is not None:
-            return True
-        own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
-        path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**own, **ENVIRONMENT, "PYTHONPATH": path},
-        )
+    async def _ready_handle(self, authors: Collection[str]) -> TrialHandle:
+        """An idle process, or a new one: what an earlier check left behind may have ended one meanwhile."""
+        self._idle = [each for each in self._idle if each.runs]
+        if self._idle:
+            return self._idle.pop()
+        handle = TrialHandle()
         try:
-            await asyncio.wait_for(self._exchange(msgspec.msgpack.encode(start)), START_SECONDS)
-        except (EOFError, asyncio.TimeoutError):
-            return False
-        return True
+            if await handle.start(self._start()):
+                return handle
+        except BaseException:
+            await handle.end()
+            raise
+        await handle.end()
+        raise NotInTimeError(f"logits processors {_listed(authors)}: no process starts that checks requests")
 
-    async def run(self, trial: Trial) -> str | None:
-        """Why the arguments are refused, None if they are not; raises EOFError if the process ends."""
-        return (await self._exchange(msgspec.msgpack.encode(trial))).refusal
+    def _start(self) -> TrialStart:
+        return TrialStart(
+            self._fd_config,
+            [each.spec for each in self._declared],
+            [each.name for each in self._declared if each.mandatory],
+            {each.spec: cloudpickle.dumps(each.found) for each in self._declared if each.given_as_object},
+        )
 
-    async def ended(self) -> int | None:
-        """Wait until the process has ended by itself, as its closed pipe announces; returns its status."""
-        if self._process is not None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._process.wait(), END_SECONDS)
-        await self.end()
-        return None if self._process is None else self._process.returncode
+    @asynccontextmanager
+    async def _turn(self, authors: Collection[str]) -> AsyncIterator[None]:
+        """Waits for one of the processes, no longer than a call may take."""
+        try:
+            await asyncio.wait_for(self._free(authors), self._timeout)
+        except asyncio.TimeoutError:
+            reason = f"logits processors {_listed(authors)}: earlier calls of their code have not returned"
+            raise NotInTimeError(reason) from None
+        self._running += 1
+        self._busy.update(authors)
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._busy.subtract(authors)
+            woken, self._waiting = self._waiting, []
+            for each in woken:
+                if not each.done():
+                    each.set_result(None)
 
-    async def end(self) -> None:
-        """End the process, whatever it does."""
-        process = self._process
-        if process is None:
-            return
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        # Closes the pipes, too.
-        await process.communicate()
-
-    async def _exchange(self, content: bytes) -> TrialResult:
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise EOFError
-        process.stdin.write(len(content).to_bytes(8, "big") + content)
-        with contextlib.suppress(ConnectionError):  # it has ended; the read below raises
-            await process.stdin.drain()
-        length = int.from_bytes(await process.stdout.readexactly(8), "big")
-        return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=TrialResult)
+    async def _free(self, authors: Collection[str]) -> None:
+        """Returns when a process may check a request of these processors."""
+        while self._running >= PROCESSES or any(self._busy[name] >= PROCESSES_EACH for name in authors):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
 
 
-def _too_slow(name: str, timeout: float) -> str:
-    return f"logits processor {name}: its own code took longer than {timeout:g} s"
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

@@ -44,14 +44,12 @@ class Outcome:
 class AuthorCall:
     """A call of a processor's own code; `processor` is its declared name.
 
-    extra_seconds: added to the time limit. trial: the arguments that `work` tries on a separate instance, which
-    another process may do instead.
+    extra_seconds: added to the time limit.
     """
 
     processor: str
     work: Callable[[], Any]
     extra_seconds: float = 0.0
-    trial: dict[str, Any] | None = None
 
     def outcome(self) -> Outcome:
         """Make the call in this thread; never raises."""

@@ -61,7 +61,7 @@ class LogitsProcessor(ABC):
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError for a request that this processor cannot serve; runs in the API process.
+        """Raise ValueError for a request that this processor cannot serve; runs in a process of its own.
 
         `sampling_params.extra_args` holds the arguments that this processor will see, None if there are none.
         """

@@ -14,6 +14,7 @@ from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
+from fastdeploy_lp.logits_processor.params_code import runs_authors_code
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -74,11 +75,12 @@ class DeclaredProcessor:
 
     @cached_property
     def checks_with_own_code(self) -> bool:
-        """True if the check of a request may run code that is not this server's: `Params`, or its own method."""
+        """True if the check of a request may run code that is not this server's: in `Params` or a method."""
         if self.source == "builtin":
             return False
         asks = type(self.dialect).validate is not Dialect.validate
-        return asks or self.params_model is not None or _overrides_check(self.dialect.class_of(self.found))
+        in_params = self.params_model is not None and runs_authors_code(self.params_model)
+        return asks or in_params or _overrides_check(self.dialect.class_of(self.found))
 
     @property
     def description(self) -> str:

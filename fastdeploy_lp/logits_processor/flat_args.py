@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from fastdeploy_lp.logits_processor.checks import Checks, checked_by
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.logits_processor.sendable import require_sendable
 from fastdeploy_lp.logits_processor.settled_args import settled_args
 from fastdeploy_lp.sampling_params import SamplingParams
 
+Entering = Callable[[DeclaredProcessor, str | None], None]
+"""Is told of each processor whose check of a request begins, and of the JSON path that the check is about."""
+
 FLAT, EXTRA, BIAS = "logits_processors_args", "extra_args", "logit_bias"
+
+
+def unwatched(processor: DeclaredProcessor, path: str | None) -> None:
+    """An `Entering` that does nothing."""
 
 
 @dataclass
@@ -46,7 +51,7 @@ class FlatArgsReader:
         self._bias_takers = [processor for processor in self._seeing if _knows(processor, BIAS)]
         self._context = context
 
-    def read(self, params: SamplingParams) -> Checks[FlatArgs]:
+    def read(self, params: SamplingParams, entering: Entering) -> FlatArgs:
         """Arguments of all flat fields together, their types settled; raises RequestArgsError."""
         args = FlatArgs()
         bias = {BIAS: params.logit_bias} if params.logit_bias else {}
@@ -63,7 +68,7 @@ class FlatArgsReader:
                     raise RequestArgsError(".".join(path), self._unknown())
                 require_sendable(value, ".".join(path))
                 args.values[name], args.paths[name] = value, path
-        args.values = yield from self._settled(args)
+        args.values = self._settled(args, entering)
         return args
 
     def hidden(self, args: FlatArgs) -> dict[str, tuple[str, ...]]:
@@ -83,15 +88,15 @@ class FlatArgsReader:
             hidden |= {each.name: (BIAS,) for each in others if each is not next(iter(in_chain), None)}
         return hidden
 
-    def _settled(self, args: FlatArgs) -> Checks[dict[str, Any]]:
+    def _settled(self, args: FlatArgs, entering: Entering) -> dict[str, Any]:
         settled = dict(args.values)
         for processor in self._seeing:
             own = {name: value for name, value in args.values.items() if name in processor.argument_names}
             if own and processor.params_model is not None:
                 # An argument that is missing, and a rule between several, belong where the others came from.
                 source = args.paths[next(iter(own))][:-1]
-                work = partial(settled_args, processor.params_model, own, self._context, source, args.paths)
-                settled |= yield from checked_by(processor, work)
+                entering(processor, ".".join(args.paths[next(iter(own))]))
+                settled |= settled_args(processor.params_model, own, self._context, source, args.paths)
         return settled
 
     def _unknown(self) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from fastdeploy_lp.logits_processor.author_code import contained, described, printed
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
-from fastdeploy_lp.logits_processor.checks import Checks, checked_by, run_here
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
-from fastdeploy_lp.logits_processor.flat_args import FlatArgs, FlatArgsReader
+from fastdeploy_lp.logits_processor.flat_args import Entering, FlatArgs, FlatArgsReader, unwatched
 from fastdeploy_lp.logits_processor.mandatory_order import MandatoryOrder, RequestedPlace
 from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.named_entries import NAMED, NamedEntry, named_entries
@@ -48,23 +45,31 @@ class RequestArgsValidator:
         tokenizer: ModelTokenizer | None = None,
     ) -> None:
         self._declared = {processor.name: processor for processor in declared}
+        self._with_own_code = [processor for processor in declared if processor.checks_with_own_code]
         self._always_in_shadow = tuple(shadow)
         self._facts = ModelFacts(vocab_size, tokenizer)
         self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
         self._flat = FlatArgsReader(declared, self._context, shadow=shadow)
         self._order = MandatoryOrder(declared)
 
-    def validate(self, params: SamplingParams) -> Selection:
-        """The request's choice, its arguments with their types settled; raises RequestArgsError."""
-        return run_here(self.checks(params))
+    def authors_of(self, params: SamplingParams) -> frozenset[str]:
+        """Names of the processors whose own code `validate` may run for this request."""
+        chosen = params.logits_processors
+        # `validate` refuses an entry that is none before any author's code runs.
+        named = [each.get("name") if isinstance(each, Mapping) else each for each in chosen or ()]
+        return frozenset(
+            processor.name
+            for processor in self._with_own_code
+            if processor.mandatory or (processor.name in named if chosen is not None else _sees_flat(processor))
+        )
 
-    def checks(self, params: SamplingParams) -> Checks[Selection]:
-        """The steps of `validate`, for a caller that runs processors' own code elsewhere.
+    def validate(self, params: SamplingParams, entering: Entering = unwatched) -> Selection:
+        """The request's choice, its arguments with their types settled; raises RequestArgsError.
 
-        Raises NotInTimeError if that is an outcome that it is sent.
+        Values that cannot be sent to another process are refused before any author's code runs.
         """
         chosen = params.logits_processors
-        flat = yield from self._flat.read(params)
+        flat = self._flat.read(params, entering)
         entries = named_entries(chosen or {})
         if chosen is None:
             selection = Selection(flat=flat.values, hidden=self._flat.hidden(flat))
@@ -72,15 +77,17 @@ class RequestArgsValidator:
             reason = f"cannot stand beside {NAMED}; give every processor its own params there"
             raise RequestArgsError(flat.fields[0], reason)
         else:
-            selection = Selection(named=(yield from self._settle_entries(entries)))
-        yield from self._ask_processors(params, selection, _Paths(flat, entries))
+            selection = Selection(named=self._settle_entries(entries, entering))
+        self._ask_processors(params, selection, _Paths(flat, entries), entering)
         wanted = self._wanted_in_shadow(params, selection, entries)
         shadow = tuple(name for name in self._declared if name in wanted)
         # Only a list has an order; the keys of an object have none that a client could rely on.
         order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
         return msgspec.structs.replace(selection, order=order, shadow=shadow)
 
-    def _settle_entries(self, entries: Sequence[NamedEntry]) -> Checks[dict[str, dict[str, Any]]]:
+    def _settle_entries(self, entries: Sequence[NamedEntry], entering: Entering) -> dict[str, dict[str, Any]]:
+        for entry in entries:
+            require_sendable(entry.params, ".".join(entry.params_path))
         named: dict[str, dict[str, Any]] = {}
         for entry in entries:
             processor = self._declared.get(entry.name)
@@ -89,7 +96,8 @@ class RequestArgsValidator:
             if entry.name in named:
                 reason = f"{entry.name} is named twice; the server can declare it a second time under an alias"
                 raise RequestArgsError(".".join(entry.name_path), reason)
-            named[entry.name] = yield from self._settle_named(processor, entry.params, entry.params_path)
+            entering(processor, ".".join(entry.params_path))
+            named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
         return named
 
     def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
@@ -132,8 +140,7 @@ class RequestArgsValidator:
 
     def _settle_named(
         self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
-    ) -> Checks[dict[str, Any]]:
-        require_sendable(params, ".".join(path))
+    ) -> dict[str, Any]:
         if processor.params_model is None:
             if not processor.dialect.by_name_only:
                 _require_taken(processor, params, path)
@@ -144,21 +151,18 @@ class RequestArgsValidator:
                 raise RequestArgsError(
                     ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
                 )
-        work = partial(settled_args, processor.params_model, params, self._context, path)
-        return (yield from checked_by(processor, work))
+        return settled_args(processor.params_model, params, self._context, path)
 
-    def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths) -> Checks[None]:
+    def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths, entering: Entering) -> None:
         for processor in self._declared.values():
             if not self._reaches(processor, selection):
                 continue
             seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
+            path = paths.of(processor, selection)
+            entering(processor, path)
             try:
-                trial = dict(seen.extra_args or {}) if processor.dialect.tries_arguments else None
-                yield from checked_by(processor, partial(processor.validate, seen, self._facts), trial)
-            except (NotInTimeError, GeneratorExit):
-                raise
+                processor.validate(seen, self._facts)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
-                path = paths.of(processor, selection)
                 expected = isinstance(error, ValueError)
                 reason = printed(error) if expected else described(contained(error))
                 raise RequestArgsError(path, f"{processor.name}: {reason}") from (None if expected else error)
@@ -184,6 +188,10 @@ class _Paths:
             return next((".".join(entry.path) for entry in self._entries if entry.name == processor.name), NAMED)
         own = [self._flat.paths[name][0] for name in selection.args_for(processor.name) if processor.takes(name)]
         return next(iter([*own, *self._flat.fields]), None)
+
+
+def _sees_flat(processor: DeclaredProcessor) -> bool:
+    return not processor.dialect.by_name_only
 
 
 def _require_taken(processor: DeclaredProcessor, params: Mapping[str, Any], path: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Arguments are tried in processes that may end, crash or hang without harm to anything else."""
+"""Requests are checked by authors' code in processes that may end, crash or hang without harm to anything else."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.trials import PROCESSES, Trials
-from fastdeploy_lp.logits_processor import load_processors
+from fastdeploy_lp.engine.trials import PROCESSES_EACH, Trials, UnsendableError
+from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
+from fastdeploy_lp.sampling_params import SamplingParams
 
-SPEC = "deadly=support.tried_deadly:PLUGIN"
+SPECS = ["deadly=support.tried_deadly:PLUGIN", "other=support.tried_deadly:PLUGIN"]
 PATIENT = 120.0
 
 
 @asynccontextmanager
 async def trials(timeout: float = PATIENT) -> AsyncIterator[Trials]:
-    made = Trials(tiny_fd_config(), load_processors([SPEC]), timeout)
+    config = tiny_fd_config()
+    config = replace(config, model_config=replace(config.model_config, skip_tokenizer_init=True))
+    made = Trials(config, load_processors(SPECS), timeout)
     try:
         yield made
     finally:
@@ -33,20 +37,39 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-async def refusal(of: Trials, **args: str) -> BaseException | None:
-    return (await of.outcome("deadly", args)).error
+async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | None:
+    """The error that refuses a request which names one processor; None if it is accepted with what it says."""
+    try:
+        selection = await of.selection(SamplingParams(logits_processors={name: args}), [name])
+    except (RequestArgsError, NotInTimeError) as error:
+        return error
+    assert selection.named == {name: args}
+    return None
 
 
 def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_goes_on() -> None:
     async def scenario() -> None:
         async with trials() as made:
-            for mode, status in (("exit", "status 7"), ("segfault", "status -11"), ("kill", "status -9")):
+            for mode, status in (("exit", "status 7"), ("segfault", "status -11")):
                 error = await refusal(made, mode=mode, when="call" if mode == "exit" else "build")
-                assert isinstance(error, ValueError)
-                assert status in str(error)
+                assert isinstance(error, RequestArgsError)
+                assert error.path == "logits_processors.deadly"
+                assert error.reason.startswith("deadly: ")
+                assert status in error.reason
             assert await refusal(made) is None
-            assert str(await refusal(made, mode="refuse")) == "these arguments do not fit"
+            assert "these arguments do not fit" in str(await refusal(made, mode="refuse"))
             assert await refusal(made, mode="refuse", when="call") is not None
+            assert "mode" in str(await refusal(made, mode="dance"))
+
+    run(scenario)
+
+
+def test_a_crash_in_a_params_model_is_its_requests_error() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            error = await refusal(made, mode="segfault", when="read")
+            assert isinstance(error, RequestArgsError)
+            assert "status -11" in error.reason
 
     run(scenario)
 
@@ -54,10 +77,26 @@ def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_g
 def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
     async def scenario() -> None:
         async with trials(timeout=1.0) as made:
-            hanging = [refusal(made, mode="hang") for _ in range(PROCESSES + 1)]
+            hanging = [refusal(made, mode="hang") for _ in range(PROCESSES_EACH + 1)]
             *errors, harmless = await asyncio.gather(*hanging, refusal(made))
             assert all(isinstance(error, NotInTimeError) for error in errors)
-            assert harmless is None
+            assert "deadly" in str(errors[0])
+            assert harmless is None or isinstance(harmless, NotInTimeError)
+            assert await refusal(made) is None
+
+    run(scenario)
+
+
+def test_held_checks_of_one_processor_hold_up_no_other() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            held = [asyncio.create_task(refusal(made, mode="hang")) for _ in range(PROCESSES_EACH + 1)]
+            assert await refusal(made, "other") is None
+            assert not any(each.done() for each in held)
+            for each in held:
+                each.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+            assert await refusal(made) is None
 
     run(scenario)
 
@@ -77,5 +116,26 @@ def test_no_process_is_left() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await asked
         assert children() == before
+
+    run(scenario)
+
+
+def test_a_process_that_ended_between_requests_is_replaced() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            assert await refusal(made) is None
+            (handle,) = made._idle
+            os.kill(handle._process.pid, 9)
+            await handle._process.wait()
+            assert await refusal(made) is None
+
+    run(scenario)
+
+
+def test_values_that_no_message_can_hold_are_told_apart() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            with pytest.raises(UnsendableError):
+                await made.selection(SamplingParams(logits_processors={"deadly": {"mode": object()}}), ["deadly"])
 
     run(scenario)

@@ -8,14 +8,34 @@ import signal
 import threading
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
+
+
+def strike(mode: str) -> None:
+    print("an author's print, which is no reply")
+    if mode == "exit":
+        os._exit(7)
+    elif mode == "segfault":
+        ctypes.string_at(0)
+    elif mode == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif mode == "hang":
+        threading.Event().wait()
+    elif mode == "refuse":
+        raise ValueError("these arguments do not fit")
 
 
 class DeadlyArgs(BaseModel):
-    """`mode`: how it ends its process. `when`: in its constructor or in its first call."""
+    """`mode`: how it ends its process. `when`: as its arguments are read, in its constructor or in its first call."""
 
     mode: Literal["exit", "segfault", "kill", "hang", "refuse", "none"] = "none"
-    when: Literal["build", "call"] = "build"
+    when: Literal["read", "build", "call"] = "build"
+
+    @model_validator(mode="after")
+    def strikes(self) -> DeadlyArgs:
+        if self.when == "read":
+            strike(self.mode)
+        return self
 
 
 class Deadly:
@@ -30,18 +50,7 @@ class Deadly:
         return logits
 
     def _strike(self, when: str) -> None:
-        mode = self._args.mode if when == self._args.when else "none"
-        print("an author's print, which is no result")
-        if mode == "exit":
-            os._exit(7)
-        elif mode == "segfault":
-            ctypes.string_at(0)
-        elif mode == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif mode == "hang":
-            threading.Event().wait()
-        elif mode == "refuse":
-            raise ValueError("these arguments do not fit")
+        strike(self._args.mode if when == self._args.when else "none")
 
 
 PLUGIN = {"logits_processor_class": Deadly, "parameters_model": DeadlyArgs}

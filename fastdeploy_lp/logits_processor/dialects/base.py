@@ -23,8 +23,6 @@ class Dialect(ABC):
     name: ClassVar[str]
     by_name_only: ClassVar[bool] = False
     """Whether a request reaches the processor by naming it, and never through flat arguments."""
-    tries_arguments: ClassVar[bool] = False
-    """Whether `validate` builds an instance and calls it, and looks at nothing but `extra_args`."""
 
     @abstractmethod
     def recognizes(self, found: Any) -> bool:

@@ -41,7 +41,6 @@ class TorchRowDialect(Dialect):
     """Base of dialects that call a torch processor on one request's row; one instance a request that names it."""
 
     by_name_only = True
-    tries_arguments = True
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
         """The parameters of its constructor that a request can give; None if it takes any."""

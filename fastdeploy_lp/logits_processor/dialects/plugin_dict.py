@@ -31,7 +31,6 @@ class PluginDictDialect(Dialect):
 
     name = "plugin-dict"
     by_name_only = True
-    tries_arguments = True
 
     def recognizes(self, found: Any) -> bool:
         """Dicts."""

@@ -1,0 +1,37 @@
+"""The validator of requests for a served model, alike in the API process and in those that check for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
+
+
+def served_tokenizer(fd_config: FDConfig) -> Tokenizer:
+    """The model's tokenizer, or the one that stands for none."""
+    if fd_config.model_config.skip_tokenizer_init:
+        return NoTokenizer()
+    return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
+
+
+def args_validator(
+    fd_config: FDConfig, declared: Sequence[DeclaredProcessor], tokenizer: Tokenizer
+) -> RequestArgsValidator:
+    """A validator for the declared chain; phrases are tokenized by `tokenizer` if it handles text."""
+    vocab_size = fd_config.model_config.vocab_size
+    encode = partial(_phrase, tokenizer, vocab_size) if tokenizer.handles_text else None
+    shadow = fd_config.structured_outputs_config.shadow
+    return RequestArgsValidator(declared, vocab_size, encode, shadow=shadow, tokenizer=fd_config.tokenizer)
+
+
+def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:
+    """Token ids of a piece of text; raises ValueError for those that the model does not know."""
+    ids = tokenizer.encode_phrase(text)
+    if max(ids, default=0) >= vocab_size:
+        raise ValueError(f"{text!r} has the token {max(ids)}; this model's are 0 to {vocab_size - 1}")
+    return ids

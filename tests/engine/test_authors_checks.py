@@ -1,0 +1,109 @@
+"""Processors' own checks of requests: beside the event loop, bounded in time, and every exception the request's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.held import ERRORS
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
+from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.preparation import RequestPreparation
+from fastdeploy_lp.logits_processor import load_processors
+from fastdeploy_lp.sampling_params import SamplingParams
+
+TURNS = 100
+NAMES = ["HeldParams", "HeldCheck"]
+SPECS = [*(f"support.held:{name}" for name in NAMES), "LogitBiasLogitsProcessor"]
+PROMPT = Prompt([1], None)
+BIASED = SamplingParams(logits_processors={"LogitBiasLogitsProcessor": {"logit_bias": {"1": 2.0}}})
+
+
+@asynccontextmanager
+async def preparing(timeout: float = 120.0) -> AsyncIterator[RequestPreparation]:
+    config = tiny_fd_config(policy=StructuredOutputsConfig(code_timeout=timeout))
+    config = replace(config, model_config=replace(config.model_config, skip_tokenizer_init=True))
+    preparation = RequestPreparation(config, load_processors(SPECS))
+    try:
+        yield preparation
+    finally:
+        await preparation.close()
+
+
+def asking(name: str, **params: str) -> SamplingParams:
+    return SamplingParams(logits_processors={name: params})
+
+
+def new_gate(folder: Path) -> Path:
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    return gate
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loop_serves_others_while_a_check_is_held(name: str, tmp_path: Path) -> None:
+    gate = new_gate(tmp_path)
+
+    async def scenario() -> Settled:
+        async with preparing() as preparation:
+            asked = asyncio.create_task(preparation.settle(asking(name, gate=str(gate)), PROMPT))
+            # Returns when the check has opened the pipe for reading.
+            writer = await asyncio.to_thread(gate.open, "wb")
+            for _ in range(TURNS):
+                await preparation.settle(BIASED, PROMPT)
+            assert not asked.done()
+            writer.close()
+            return await asked
+
+    assert name in (asyncio.run(scenario()).selection.named or {})
+
+
+def test_a_check_that_does_not_return_makes_its_processor_unavailable(tmp_path: Path) -> None:
+    gate = new_gate(tmp_path)
+
+    async def scenario() -> None:
+        async with preparing(0.5) as preparation:
+            for name in NAMES:
+                with pytest.raises(ProcessorUnavailableError, match=f"logits processor {name}: its own code"):
+                    await preparation.settle(asking(name, gate=str(gate)), PROMPT)
+            await preparation.settle(BIASED, PROMPT)
+
+    asyncio.run(scenario())
+
+
+def test_whatever_a_check_raises_refuses_its_request_alone() -> None:
+    async def scenario() -> None:
+        async with preparing() as preparation:
+            for name in NAMES:
+                for error in ERRORS:
+                    with pytest.raises(InvalidRequestError, match=error) as refused:
+                        await preparation.settle(asking(name, error=error), PROMPT)
+                    assert (refused.value.param or "").startswith(f"logits_processors.{name}")
+                await preparation.settle(asking(name), PROMPT)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_ends_no_other_check(tmp_path: Path) -> None:
+    gate = new_gate(tmp_path)
+
+    async def scenario() -> None:
+        async with preparing() as preparation:
+            left = asyncio.create_task(preparation.settle(asking("HeldCheck", gate=str(gate)), PROMPT))
+            writer = await asyncio.to_thread(gate.open, "wb")
+            stays = asyncio.create_task(preparation.settle(asking("HeldCheck"), PROMPT))
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            await stays
+            writer.close()
+
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Logits processors whose own code takes the time that a request names; for `host_work.py`."""
+"""Logits processors whose own code takes the time that a request names; for `attacks.py`."""
 
 from __future__ import annotations
 

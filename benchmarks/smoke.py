@@ -38,7 +38,7 @@ def main() -> int:
         ("simulate.py", "--smoke"),
         ("data_parallel.py", "--smoke"),
         ("load.py", "--smoke"),
-        ("host_work.py", "--smoke"),
+        ("victim.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

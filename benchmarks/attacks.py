@@ -1,6 +1,6 @@
 """What hostile clients send, for `victim.py`; run as a program, one attack on a server, to its end.
 
-``python attacks.py NAME URL METRICS_URL`` prints one line of JSON: how often each status came back, None for no answer.
+``python attacks.py NAME URL METRICS_URL`` prints one line of JSON: how often each status came back, "None" for no answer.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def main() -> int:
     options = parser.parse_args()
     os.nice(NICENESS)
     found = Counter(ATTACKS[options.name](Target(options.url, options.metrics_url)))
-    print(json.dumps([[status, count] for status, count in found.items()]))
+    print(json.dumps({str(status): count for status, count in found.items()}))
     return 0
 
 

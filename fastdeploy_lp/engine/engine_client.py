@@ -130,6 +130,7 @@ class EngineClient:
         logger.info("worker %s ready, model loaded in %.1f s", self.worker_pid, ready.load_seconds)
         self.processors.set_argmax_invariant(ready.argmax_invariant)
         self._outbox.open()
+        self._preparation.start()
         self._supervising = asyncio.create_task(self._supervise())
         self.stats.loggers.log_engine_initialized()
         self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)

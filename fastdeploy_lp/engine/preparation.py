@@ -43,6 +43,10 @@ class RequestPreparation:
         self._trials = Trials(fd_config, declared, chain.code_timeout)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
+    def start(self) -> None:
+        """Start what requests will need; calling this again does nothing."""
+        self._trials.start()
+
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` returns, with a grammar that compiles.
 

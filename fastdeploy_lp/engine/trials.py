@@ -17,7 +17,7 @@ from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, 
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
 
-# Processes at a time. Each starts when a request needs it, and stays.
+# Processes at a time. Each but the first starts when a request needs it, and stays.
 PROCESSES = 4
 # Of these, how many may check requests of one processor: a slow one leaves room for others.
 PROCESSES_EACH = 2
@@ -42,6 +42,17 @@ class Trials:
         self._running = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._idle: list[TrialHandle] = []
+        self._first: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start a process beside everything else if a request may need one, so that the first one need not wait."""
+        if self._first is None and any(each.checks_with_own_code for each in self._declared):
+            self._first = asyncio.create_task(self._start_first())
+
+    async def _start_first(self) -> None:
+        handle = await self._started()
+        if handle is not None:
+            self._idle.append(handle)
 
     async def selection(self, params: SamplingParams, authors: Collection[str]) -> Selection:
         """The request's choice; `authors`: the processors whose own code may run.
@@ -67,6 +78,9 @@ class Trials:
 
     async def close(self) -> None:
         """End the processes."""
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.wait([self._first])
         while self._idle:
             await self._idle.pop().end()
 
@@ -94,20 +108,25 @@ class Trials:
 
     async def _ready_handle(self, authors: Collection[str]) -> TrialHandle:
         """An idle process, or a new one: what an earlier check left behind may have ended one meanwhile."""
+        if self._first is not None:
+            await asyncio.wait([self._first])
         self._idle = [each for each in self._idle if each.runs]
-        if self._idle:
-            return self._idle.pop()
-        handle = TrialHandle()
-        try:
-            if await handle.start(self._start()):
-                return handle
-        except BaseException:
-            await handle.end()
-            raise
-        await handle.end()
-        raise NotInTimeError(f"logits processors {_listed(authors)}: no process starts that checks requests")
+        handle = self._idle.pop() if self._idle else await self._started()
+        if handle is None:
+            raise NotInTimeError(f"logits processors {_listed(authors)}: no process starts that checks requests")
+        return handle
 
-    def _start(self) -> TrialStart:
+    async def _started(self) -> TrialHandle | None:
+        """A new process; None if it ends or takes too long before it is ready."""
+        handle, ready = TrialHandle(), False
+        try:
+            ready = await handle.start(self._chain())
+        finally:
+            if not ready:
+                await handle.end()
+        return handle if ready else None
+
+    def _chain(self) -> TrialStart:
         return TrialStart(
             self._fd_config,
             [each.spec for each in self._declared],

@@ -139,3 +139,27 @@ def test_values_that_no_message_can_hold_are_told_apart() -> None:
                 await made.selection(SamplingParams(logits_processors={"deadly": {"mode": object()}}), ["deadly"])
 
     run(scenario)
+
+
+def test_a_process_is_there_before_the_first_request() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            made.start()
+            assert made._first is not None
+            await made._first
+            (first,) = made._idle
+            assert await refusal(made) is None
+            assert made._idle == [first]
+
+    run(scenario)
+
+
+def test_a_process_that_cannot_start_makes_the_processors_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdeploy_lp.engine.trial_handle.MODULE", "no.such.module")
+
+    async def scenario() -> None:
+        async with trials() as made:
+            made.start()
+            assert isinstance(await refusal(made), NotInTimeError)
+
+    run(scenario)

@@ -1,6 +1,7 @@
 """What hostile clients send, for `victim.py`; run as a program, one attack on a server, to its end.
 
-``python attacks.py NAME URL METRICS_URL`` prints one line of JSON: how often each status came back, "None" for no answer.
+``python attacks.py NAME URL METRICS_URL`` prints one line of JSON: how often each status came back, "None" where none
+did.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ COMPLETIONS = "/v1/completions"
 ANSWER_SECONDS = 120.0
 SOCKET_SECONDS = 10.0
 NICENESS = 19
+# Bodies come with it; raw bytes come from clients that have no key.
+KEY = "attacker"
 
 Status = int | None
 
@@ -55,7 +58,7 @@ class Bodies:
 
 def _posted(url: str, content: bytes) -> Status:
     try:
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
         return httpx.post(url, content=content, headers=headers, timeout=ANSWER_SECONDS).status_code
     except httpx.HTTPError:
         return None

@@ -24,12 +24,13 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import httpx
-from attacks import ATTACKS, SPECS
+from attacks import ATTACKS, KEY, SPECS
 from soak_memory import status_mb
 
 SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS, REQUEST_SECONDS = 180.0, 240.0
 PROBE_SECONDS = 0.05
+VICTIMS_KEY = "victim"
 IN_SMOKE = ("2,048 prompts x 4,096 bad words", "/tokenize of 15 MB", "Params that spins")
 BOUNDS = "the bounds are 2 x calm, 1000 ms, 100 ms and 200 MB"
 
@@ -76,6 +77,7 @@ def running_server(options: argparse.Namespace) -> Iterator[Server]:
     here = Path(__file__).parent
     command = [sys.executable, "-m", SERVER, "--model", options.model, "--port", str(port), "--max-num-seqs", "8"]
     command += ["--metrics-port", str(metrics_port), "--trust-request-chat-template", "--fair-queue"]
+    command += ["--api-key", KEY, VICTIMS_KEY]
     path = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [*command, "--logits-processors", *SPECS], stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
@@ -127,7 +129,8 @@ def measure(server: Server, seconds: float, attack: str | None = None) -> Round:
 def _stream(url: str, found: Round, until: float, attackers: Sequence[threading.Thread]) -> None:
     """One victim's stream, which ends early when the round is over."""
     body = {"prompt": "The river", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=REQUEST_SECONDS) as response:
+    headers = {"authorization": f"Bearer {VICTIMS_KEY}"}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=REQUEST_SECONDS) as response:
         if response.status_code != httpx.codes.OK:
             raise SystemExit(response.read().decode())
         lines = (line for line in response.iter_lines() if line.startswith("data: {"))

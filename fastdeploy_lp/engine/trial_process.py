@@ -16,6 +16,7 @@ from typing import IO
 import cloudpickle
 import msgspec
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.engine.trial_messages import Trial, TrialResult, TrialStart
 from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, vllm_compat
 from fastdeploy_lp.logits_processor.author_code import contained, described, printed
@@ -37,6 +38,8 @@ def main() -> None:
     start = msgspec.msgpack.decode(frames.get(), type=TrialStart)
     declared = _declared(start)
     facts = ModelFacts.of(start.fd_config)
+    # Everything is loaded: a process that is killed from now on leaves nothing.
+    shared_memory.remove_of(os.getpid())
     _write(results, TrialResult())
     while True:
         _write(results, _tried(msgspec.msgpack.decode(frames.get(), type=Trial), declared, facts))

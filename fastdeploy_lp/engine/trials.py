@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
 from fastdeploy_lp.engine.trial_messages import Trial, TrialResult, TrialStart
 from fastdeploy_lp.logits_processor import DeclaredProcessor
@@ -129,6 +130,7 @@ class _Process:
                 process.kill()
         # Closes the pipes, too.
         await process.communicate()
+        shared_memory.remove_of(process.pid)
 
     async def _exchange(self, content: bytes) -> TrialResult:
         process = self._process

@@ -1,13 +1,15 @@
 """Reads `model_state.pdparams` as arrays.
 
-The file is a pickle, and a pickle may name any function to be called. Here it may name those that arrays are made of
-and nothing else; whatever else it names is refused before it is looked up.
+The file is a pickle, and a pickle may name any function to be called. Here it may name those that arrays are made of,
+and each of them is ours: numpy itself builds nothing from a type or a state that the file brings.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,94 +21,200 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 # What `paddle.save` writes beside the tensors: their names within a program.
 NAME_TABLE = "StructuredToParameterName@@"
-# Element types, uint16 among them for bfloat16, and what a pickle says of them: little-endian and nothing else.
-FLOATS = ("f2", "f4", "f8", "u2")
+# Element types by their code in a pickle. Two-byte integers are how Paddle hands out bfloat16.
+ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
+    "f2": np.dtype("<f2"),
+    "f4": np.dtype("<f4"),
+    "f8": np.dtype("<f8"),
+    "u2": np.dtype(ml_dtypes.bfloat16),
+}
 LITTLE_ENDIAN = (3, "<", None, None, None, -1, -1, 0)
+MAX_DIMENSIONS = 32
+SHOWN_CHARACTERS = 80
+# Opcodes of pickle that call nothing.
+PLAIN_OPERATIONS = """
+    PROTO FRAME STOP MARK POP MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL
+    EMPTY_DICT EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+    BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8
+"""
 _INSTEAD = "give a file that `paddle.save(model.state_dict(), …)` wrote"
 
 
 def read_pdparams(path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors by name, bfloat16 as ml_dtypes' type of that name.
+    """The tensors by name, read-only, bfloat16 as ml_dtypes' type of that name.
 
     Raises CheckpointError for a file that cannot be read, and for one that asks for anything but arrays of
     floating-point numbers.
     """
     try:
         with path.open("rb") as stream:
-            state = _ArraysOnly(stream).load()
+            state = _ArraysOnly(stream, path.stat().st_size).load()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}; {_INSTEAD}") from None
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = _shown(" ".join(str(error).split())) if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: cannot be read as pdparams ({reason}); {_INSTEAD}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds no table of tensors; {_INSTEAD}")
     return {name: _array(path, name, value) for name, value in state.items() if name != NAME_TABLE}
 
 
-def _array(path: Path, name: Any, value: Any) -> NDArray[Any]:
+def _array(path: Path, name: str, value: Any) -> NDArray[Any]:
     # A parameter that was saved outside of a state dict is a pair of its name and its array.
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
-    if not isinstance(name, str) or not isinstance(value, np.ndarray):
-        raise CheckpointError(f"{path}: {name!r} is no tensor; {_INSTEAD}")
-    # Two-byte integers are how Paddle hands out bfloat16.
-    return value.view(ml_dtypes.bfloat16) if value.dtype == np.uint16 else value
+    if not isinstance(value, _Array) or value.content is None:
+        raise CheckpointError(f"{path}: {_shown(name)!r} is no tensor; {_INSTEAD}")
+    return value.content
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """Older protocols spell bytes so; any other codec could do anything."""
-    if encoding != "latin1":
-        raise CheckpointError(f"asks for the codec {encoding!r}")
-    return text.encode("latin1")
+def _shown(text: str) -> str:
+    """A text of the file, cut for a message."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _dtype(code: Any, *_: Any) -> np.dtype[Any]:
-    if code not in FLOATS:
-        raise CheckpointError(f"asks for arrays of {code!r}; weights must be floating-point numbers")
-    return np.dtype(f"<{code}")
+def _table() -> dict[str, Any]:
+    """An ordered table, which every table is; the file puts its entries in one by one."""
+    return {}
 
 
-_RECONSTRUCT: Any = np.ndarray(0).__reduce__()[0]
+class _Elements:
+    """An element type that a file asked for; always one of ELEMENT_TYPES, whatever state the file has for it."""
 
-# By module and name, as pickles spell them; numpy's core moved in version 2.
-ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("_codecs", "encode"): _latin1,
-    ("collections", "OrderedDict"): OrderedDict,
-}
+    def __init__(self, code: Any, *_: Any) -> None:
+        if not isinstance(code, str) or code not in ELEMENT_TYPES:
+            shown = _shown(code) if isinstance(code, str) else type(code).__name__
+            raise CheckpointError(f"asks for arrays of {shown!r}; weights must be floating-point numbers")
+        self.dtype = ELEMENT_TYPES[code]
+
+    def set_state(self, state: Any) -> None:
+        """Accepts little-endian numbers and nothing else."""
+        if state != LITTLE_ENDIAN:
+            raise CheckpointError("asks for numbers in another order of bytes")
+
+
+class _Array:
+    """An array that a file asked for: `content` is None until its state was read."""
+
+    def __init__(self, *_: Any) -> None:
+        self.content: NDArray[Any] | None = None
+
+    def set_state(self, state: Any) -> None:
+        """Views the bytes of the state as numbers; raises CheckpointError unless the shape needs exactly them."""
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise CheckpointError("asks for an array without shape, type and bytes")
+        _, shape, elements, is_fortran, content = state
+        if not isinstance(elements, _Elements) or not isinstance(content, bytes):
+            raise CheckpointError("asks for an array of something else than raw numbers")
+        if not _is_shape(shape) or math.prod(shape) * elements.dtype.itemsize != len(content):
+            raise CheckpointError(f"asks for an array whose shape does not fit its {len(content)} bytes")
+        order: Any = "F" if is_fortran is True else "C"
+        self.content = np.frombuffer(content, elements.dtype).reshape(shape, order=order)
+
+
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, tuple)
+        and len(shape) <= MAX_DIMENSIONS
+        and all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
+    )
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """A global that a file may name; `make` runs when the file calls it."""
+
+    make: Callable[..., Any]
 
 
 class _ArraysOnly(pickle._Unpickler):
-    """The one written in Python: the other one allocates as many places as a damaged file counts."""
+    """The one written in Python: the other one allocates as many places as a damaged file counts.
+
+    Its opcodes are a closed list, and so are the globals. num_bytes: the size of the file.
+    """
 
     stack: list[Any]
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]]
+
+    def __init__(self, stream: Any, num_bytes: int) -> None:
+        super().__init__(stream)
+        self._bytes_to_encode = num_bytes
+        reconstruct = _Allowed(_Array)
+        # By module and name, as pickles spell them; numpy's core moved in version 2.
+        self._allowed = {
+            ("numpy", "ndarray"): None,
+            ("numpy", "dtype"): _Allowed(_Elements),
+            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+            ("_codecs", "encode"): _Allowed(self._latin1),
+            ("collections", "OrderedDict"): _Allowed(_table),
+        }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise CheckpointError(f"asks for {module}.{name}, which is no part of an array")
-        return ALLOWED[module, name]
+        if (module, name) not in self._allowed:
+            raise CheckpointError(f"asks for {_shown(f'{module}.{name}')!r}, which is no part of an array")
+        return self._allowed[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise CheckpointError(f"asks for the outside object {pid!r}")
+    def load_reduce(self) -> None:
+        """Call a global of the list."""
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        if not isinstance(function, _Allowed) or not isinstance(arguments, tuple):
+            raise CheckpointError("asks for a call of something that makes no array")
+        self.stack[-1] = function.make(*arguments)
 
     def load_build(self) -> None:
-        """State is for arrays; what a type is, `_dtype` has said already."""
-        target, state = self.stack[-2], self.stack[-1]
-        if isinstance(target, np.dtype):
-            if state != LITTLE_ENDIAN:
-                raise CheckpointError("asks for numbers in another order of bytes")
-            self.stack.pop()
-        elif type(target) is np.ndarray:
-            # Not among the annotations of the standard library.
-            super().load_build()  # type: ignore[misc]
-        else:
+        """Give an element type or an array the state on the stack."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if not isinstance(target, (_Elements, _Array)):
             raise CheckpointError("asks for the state of something that is no array")
+        target.set_state(state)
 
-    dispatch[pickle.BUILD[0]] = load_build
+    def load_setitem(self) -> None:
+        """Put one entry into a table."""
+        value, name = self.stack.pop(), self.stack.pop()
+        self._put(self.stack[-1], [name, value])
+
+    def load_setitems(self) -> None:
+        """Put entries into a table."""
+        entries = self.pop_mark()  # type: ignore[attr-defined]
+        self._put(self.stack[-1], entries)
+
+    def _put(self, table: Any, entries: list[Any]) -> None:
+        # Hashing tuples of tuples, each of them twice in the next one, takes as long as the file likes.
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in entries[::2]):
+            raise CheckpointError("asks for a table of something else than names")
+        table.update(zip(entries[::2], entries[1::2], strict=True))
+
+    def load_unknown(self) -> None:
+        """Refuse an operation that no table of arrays needs."""
+        raise CheckpointError("asks for an operation that makes no array")
+
+    def _latin1(self, text: Any, encoding: Any) -> bytes:
+        """Older protocols spell bytes so; any other codec could do anything, and each text is spelt once."""
+        if encoding != "latin1" or not isinstance(text, str):
+            raise CheckpointError("asks for a codec other than 'latin1'")
+        self._bytes_to_encode -= len(text)
+        if self._bytes_to_encode < 0:
+            raise CheckpointError("asks for more bytes than it has")
+        return text.encode("latin1")
+
+
+def _operations() -> dict[int, Any]:
+    """All 256 by opcode; those that are not listed here are refused."""
+    table: dict[int, Any] = dict.fromkeys(range(256), _ArraysOnly.load_unknown)
+    known: Any = pickle._Unpickler.dispatch
+    for name in PLAIN_OPERATIONS.split():
+        code = getattr(pickle, name)[0]
+        table[code] = known[code]
+    return table | {
+        pickle.REDUCE[0]: _ArraysOnly.load_reduce,
+        pickle.BUILD[0]: _ArraysOnly.load_build,
+        pickle.SETITEM[0]: _ArraysOnly.load_setitem,
+        pickle.SETITEMS[0]: _ArraysOnly.load_setitems,
+    }
+
+
+_ArraysOnly.dispatch = _operations()

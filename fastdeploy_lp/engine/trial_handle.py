@@ -9,6 +9,7 @@ import sys
 
 import msgspec
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.trial_messages import Ready, Reply, TrialStart
 
@@ -79,3 +80,4 @@ class TrialHandle:
                 process.kill()
         # Closes the pipes, too.
         await process.communicate()
+        shared_memory.remove_of(process.pid)

@@ -15,6 +15,7 @@ from typing import IO
 import cloudpickle
 import msgspec
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.logits_processor import (
@@ -37,6 +38,8 @@ class TrialProcess:
     def __init__(self, start: TrialStart, replies: IO[bytes]) -> None:
         self._replies = replies
         self._validator = _validator(start)
+        # Everything is loaded: a process that is killed from now on leaves nothing.
+        shared_memory.remove_of(os.getpid())
         self._reply(Ready())
 
     def run(self, trial: Trial) -> None:

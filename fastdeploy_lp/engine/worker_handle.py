@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import zmq
 
@@ -18,6 +15,7 @@ from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
+from fastdeploy_lp.engine.socket_folder import SocketFolder
 from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
@@ -36,9 +34,6 @@ from fastdeploy_lp.tensor_parallel import RANK_LOST
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2
 
-# Short, since a path of a unix socket has no more than 107 bytes, most of which may be the temporary folder's.
-SOCKET_NAME = "ipc"
-
 
 class WorkerHandle:
     """One worker process and the socket to it.
@@ -51,7 +46,7 @@ class WorkerHandle:
         self._fd_config = fd_config
         self._running_calls = RunningCalls.create()
         self._module = module
-        self._socket_dir: str | None = None
+        self._folder: SocketFolder | None = None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         # What is under way is bounded where requests are admitted.
@@ -64,6 +59,7 @@ class WorkerHandle:
 
     async def start(self, pickled_processors: dict[str, bytes], quarantine: Quarantine | None = None) -> WorkerReady:
         """Start the process and wait until it is ready; raises EngineStartError, having cleaned up."""
+        shared_memory.remove_of_the_dead()
         try:
             public_key, self._socket.curve_secretkey = zmq.curve_keypair()
             self._socket.curve_publickey = public_key
@@ -76,6 +72,8 @@ class WorkerHandle:
             await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors, calls, left))
             message = await self.receive()
             if isinstance(message, WorkerReady):
+                # Two processes that are killed at once from now on leave nothing, and nobody else can connect.
+                self._remove_folder()
                 return message
             raise EngineStartError(self._why(message))
         except BaseException:
@@ -165,16 +163,19 @@ class WorkerHandle:
             self._socket.close(linger=0)
         self._context.term()
         self._running_calls.close()
-        if self._socket_dir is not None:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.remove()
 
     def _bind(self) -> str:
         port = self._fd_config.parallel_config.engine_worker_queue_port
         if port:
             endpoint = f"tcp://127.0.0.1:{port}"
         else:
-            self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
-            endpoint = f"ipc://{Path(self._socket_dir) / SOCKET_NAME}"
+            self._folder = SocketFolder()
+            endpoint = f"ipc://{self._folder.socket}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:

@@ -57,7 +57,7 @@ def main() -> None:
     # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
     start: WorkerStart = decoder(WorkerStart).decode(read_frame(pipe))
-    threading.Thread(target=_exit_with_parent, args=(pipe, start.endpoint), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(pipe, start.endpoint, os.getppid()), daemon=True).start()
     WorkerProcess(start).serve()
 
 
@@ -115,6 +115,8 @@ class WorkerProcess:
             fastdeploy_compat.install()
         load_general_plugins()
         engine = EngineCore(fd_config, partial(self._build_chain, fd_config), show_progress=sys.stderr.isatty())
+        # Everything is loaded: a process that is killed from now on leaves nothing.
+        shared_memory.remove_of(os.getpid())
         # What a worker starts with stays: no collection need ever look at it again.
         gc.collect()
         gc.freeze()
@@ -166,12 +168,13 @@ class WorkerProcess:
         self._socket.send(encode(message))
 
 
-def _exit_with_parent(pipe: RawIOBase, endpoint: str) -> None:
+def _exit_with_parent(pipe: RawIOBase, endpoint: str, parent: int) -> None:
     """The API process never closes our stdin while it lives, so its end means that we are orphaned."""
     pipe.read(1)
     logger.error("the API process is gone")
     scheme, _, path = endpoint.partition("://")
     if scheme == "ipc":  # it can not remove its socket's folder any more
         shutil.rmtree(Path(path).parent, ignore_errors=True)
-    shared_memory.remove_of(os.getpid())
+    for pid in (os.getpid(), parent):
+        shared_memory.remove_of(pid)
     os._exit(ORPHANED)

@@ -6,6 +6,8 @@ import codecs
 import contextlib
 import pickle
 import pickletools
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import paddle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.server import server_environment
 
 from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.checkpoint.pdparams import read_pdparams
@@ -61,10 +64,22 @@ class _Calls:
         return self._call
 
 
+def _reconstructed(shape_type_bytes: tuple[Any, ...]) -> Any:
+    """An array with a state of one's choice."""
+    return _Stated((1, *shape_type_bytes[:2], False, shape_type_bytes[2]))
+
+
+class _Stated:
+    def __init__(self, state: tuple[Any, ...]) -> None:
+        self._state = state
+
+    def __reduce__(self) -> Any:
+        return (*ARRAY.__reduce__()[:2], self._state)
+
+
 def hostile(marker: Path) -> dict[str, Any]:
     import builtins
     import os
-    import subprocess
 
     command = f"touch {marker}"
     return {
@@ -81,6 +96,15 @@ def hostile(marker: Path) -> dict[str, Any]:
         "objects": np.array([{"a": 1}], dtype=object),
         "a class": _Calls,
         "a dtype of objects": _Calls(np.dtype, "O"),
+        "objects at addresses of the file's choice": _Calls(np.ndarray, (4,), "O", b"A" * 32),
+        "an array of its own making": _Calls(np.ndarray, (4,), "f4", b"A" * 16),
+        "a class as a shape": _reconstructed((np.ndarray, np.dtype("f4"), b"")),
+        "a shape of more bytes": _reconstructed(((5,), np.dtype("f4"), b"A" * 16)),
+        "a shape of fewer bytes": _reconstructed(((3,), np.dtype("f4"), b"A" * 16)),
+        "a negative shape": _reconstructed(((-2, -2), np.dtype("f4"), b"A" * 16)),
+        "a huge shape": _reconstructed(((2**62, 4), np.dtype("f4"), b"")),
+        "a type in words": _reconstructed(((4,), "O", b"A" * 32)),
+        "a text for bytes": _reconstructed(((4,), np.dtype("f4"), "A" * 16)),
     }
 
 
@@ -93,6 +117,60 @@ def test_whatever_is_no_array_is_refused_and_not_run(tmp_path: Path, name: str, 
         read_pdparams(path)
     assert "\n" not in str(caught.value)
     assert not marker.exists()
+
+
+def test_addresses_in_a_file_are_never_followed(tmp_path: Path) -> None:
+    """By a process that would end with a segmentation fault."""
+    path = tmp_path / "model_state.pdparams"
+    path.write_bytes(pickle.dumps({"a": _Calls(np.ndarray, (4,), "O", b"A" * 32)}, protocol=2))
+    program = "import sys; from pathlib import Path; from fastdeploy_lp.checkpoint.pdparams import read_pdparams\n"
+    program += "print(read_pdparams(Path(sys.argv[1]))['a'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, env=server_environment()
+    )
+    assert done.returncode == 1
+    assert "CheckpointError" in done.stderr.splitlines()[-1]
+
+
+# PROTO 2, an empty dict, MARK; b"u." ends each.
+OPEN = b"\x80\x02}("
+
+
+@pytest.mark.parametrize(
+    ("operations", "reason"),
+    [
+        # Tuples of tuples, each twice in the next one: hashing the last one would take longer than the universe has.
+        pytest.param(b"NN" + b"\x86q\x00h\x00" * 100 + b"\x86N", "something else than names", id="hash"),
+        pytest.param(b"c_codecs\nencode\nX\x02\0\0\0abX\4\0\0\0hex_\x86RN", "codec other than", id="codec"),
+        pytest.param(b"cnumpy\nndarray\n)\x81N", "an operation that makes no array", id="new object"),
+        pytest.param(b"(icollections\nOrderedDict\nN", "an operation that makes no array", id="instance"),
+        pytest.param(b"\x82\x01N", "an operation that makes no array", id="extension"),
+        pytest.param(b"X\1\0\0\0aX\1\0\0\0b)R", "a call of something", id="call of a text"),
+        pytest.param(b"I" + b"9" * 5000 + b"\nN", "an operation that makes no array", id="a number in words"),
+    ],
+)
+def test_operations_beyond_those_of_tables_of_arrays_are_refused(
+    tmp_path: Path, operations: bytes, reason: str
+) -> None:
+    (tmp_path / "a.pdparams").write_bytes(OPEN + operations + b"u.")
+    with pytest.raises(CheckpointError, match=f"asks for .*{reason}"):
+        read_pdparams(tmp_path / "a.pdparams")
+
+
+def test_a_text_that_is_spelt_again_and_again_takes_no_memory(tmp_path: Path) -> None:
+    text = b"X" + (60_000).to_bytes(4, "little") + b"a" * 60_000 + b"q\x02"
+    again = b"h\0h\x02h\1\x86R" * 5000
+    (tmp_path / "a.pdparams").write_bytes(b"\x80\x02}(c_codecs\nencode\nq\0X\6\0\0\0latin1q\1" + text + again + b"u.")
+    with pytest.raises(CheckpointError, match="asks for more bytes than it has"):
+        read_pdparams(tmp_path / "a.pdparams")
+
+
+def test_a_long_name_is_cut_in_the_message(tmp_path: Path) -> None:
+    (tmp_path / "a.pdparams").write_bytes(pickle.dumps({"a\n" * 10_000: 5}, protocol=2))
+    with pytest.raises(CheckpointError, match="is no tensor") as caught:
+        read_pdparams(tmp_path / "a.pdparams")
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x80\x04.", b"\x80\x04]\x94.", b"\x80\x04}\x94(K\x01K\x02u."])

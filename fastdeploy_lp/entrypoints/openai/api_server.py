@@ -21,6 +21,7 @@ import uvloop
 from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine
@@ -99,6 +100,8 @@ def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
 
 
 def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> None:
+    # Processors' libraries are loaded: a process that is killed from now on leaves nothing.
+    shared_memory.remove_of(os.getpid())
     # What a server starts with stays: no collection need ever look at it again.
     gc.collect()
     gc.freeze()

@@ -63,6 +63,8 @@ def compile_library(directory: Path) -> Path:
             raise BuildError(
                 f"{shlex.join(compiler)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
             )
+        # Whatever the caller's umask: nobody else may change what many processes load.
+        partial.chmod(0o755)
         partial.rename(target)
     except OSError as error:
         raise BuildError(f"{directory}: {error}") from error

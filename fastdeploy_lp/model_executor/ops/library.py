@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import cache_root
 from fastdeploy_lp.model_executor.ops.build import PACKAGED_DIRECTORY, BuildError, compile_library, library_name
+from fastdeploy_lp.model_executor.ops.ownership import UntrustedFileError, make_own, require_own
 from fastdeploy_lp.platforms import current_platform
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def compiled_ops() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_find() or _build()))
-    except (BuildError, OSError) as error:
+    except (BuildError, UntrustedFileError, OSError) as error:
         logger.warning("no compiled operators, Paddle's own compute, several times slower: %s", error)
         return None
 
@@ -42,7 +43,10 @@ def describe_library() -> str:
         return f"Paddle's own: the platform {current_platform().name} has no others"
     if os.environ.get(SWITCH) == "0":
         return f"Paddle's own: {SWITCH}=0"
-    found = _find()
+    try:
+        found = _find()
+    except UntrustedFileError as error:
+        return f"Paddle's own: {error}"
     if found is None:
         return f"none compiled for this processor yet; a worker would compile {library_name()} at its start"
     try:
@@ -53,13 +57,16 @@ def describe_library() -> str:
 
 
 def _find() -> Path | None:
-    places = [directory / library_name() for directory in (PACKAGED_DIRECTORY, _cache_directory())]
-    return next((path for path in places if path.is_file()), None)
+    packaged, cached = (directory / library_name() for directory in (PACKAGED_DIRECTORY, _cache_directory()))
+    # Whoever can write to the package can also change this file.
+    if packaged.is_file():
+        return packaged
+    return require_own(cached) if cached.is_file() else None
 
 
 def _build() -> Path:
     began = time.monotonic()
-    path = compile_library(_cache_directory())
+    path = require_own(compile_library(make_own(_cache_directory())))
     logger.info("compiled the operators for this processor in %.0f s: %s", time.monotonic() - began, path)
     return path
 

@@ -13,6 +13,7 @@ from io import RawIOBase
 import msgspec
 import paddle
 
+from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
@@ -56,6 +57,7 @@ def _read_commands(pipe: RawIOBase, commands: queue.SimpleQueue[bytes]) -> None:
             commands.put(read_frame(pipe))
     except EOFError:
         # The first rank never closes our stdin while it serves.
+        shared_memory.remove_of(os.getpid())
         os._exit(0)
 
 
@@ -68,6 +70,8 @@ def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
     load_general_plugins()
     communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
     model = _load(start, communicator)
+    # Everything is loaded: a process that is killed from now on leaves nothing.
+    shared_memory.remove_of(os.getpid())
     decoder = msgspec.msgpack.Decoder(Command)
     while True:
         command = decoder.decode(commands.get())

@@ -93,6 +93,7 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            shared_memory.remove_of(process.pid)
 
     def _start(self, fd_config: FDConfig, communicator_class: str, rank: int) -> subprocess.Popen[bytes]:
         reading, writing = os.pipe()
@@ -111,6 +112,7 @@ class Ranks:
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
+        shared_memory.remove_of(process.pid)
         if self._stopped.is_set() or self._lost.is_set():
             return
         self._why = f"rank {rank} of the tensor-parallel group {_how_it_ended(status)}"

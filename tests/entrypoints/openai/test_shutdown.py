@@ -18,6 +18,7 @@ from support.server import ServerProcess, health, process_exists, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
 SHARED_MEMORY = Path("/dev/shm")
+REGISTERS = "support.registering:RegisteringLogitsProcessor"
 PROCESS_SECONDS = 30.0
 ENDED_BY_SIGTERM = (0, -signal.SIGTERM)
 
@@ -41,11 +42,19 @@ def check_nothing_left(server: ServerProcess, worker_pid: int, shared_memory: se
     for port in (server.port, server.metrics_port):
         with socket.create_server(("127.0.0.1", port)):
             pass
-    temporary = Path(server.environment["TMPDIR"])
-    assert [entry.name for entry in temporary.glob("fastdeploy_lp-*")] == []
-    marks = ("fastdeploy", "paddle", f"_{worker_pid}_")
-    new = set(os.listdir(SHARED_MEMORY)) - shared_memory
-    assert [name for name in new if any(mark in name for mark in marks)] == []
+    assert os.listdir(server.environment["TMPDIR"]) == []
+    assert names_in_shared_memory(server.pid, worker_pid) - shared_memory == set()
+
+
+def names_in_shared_memory(*pids: int) -> set[str]:
+    """What has to do with one of these processes, or with nobody knows which."""
+    marks = ("fastdeploy", "paddle", *(f"_{pid}_" for pid in pids))
+    return {name for name in os.listdir(SHARED_MEMORY) if any(mark in name for mark in marks)}
+
+
+def serving(folder: Path, *options: str) -> ServerProcess:
+    """A server with a processor that comes with a runtime of LLVM's OpenMP."""
+    return supervised_server(folder, "--logits-processors", REGISTERS, *options)
 
 
 def read_to_the_end(payloads: Iterator[str]) -> list[str]:
@@ -66,7 +75,7 @@ def has_worker(server: ServerProcess) -> bool:
 
 def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[str]) -> None:
     """Meanwhile the server says that it is not ready, and sends others elsewhere."""
-    with supervised_server(folder, "--timeout-graceful-shutdown", "60") as server:
+    with serving(folder, "--timeout-graceful-shutdown", "60") as server:
         worker_pid = server.worker_pid
         body = {**LONG, "max_tokens": 1500, "stream_options": {"include_usage": True}}
         with opened_stream(server, body) as payloads:
@@ -89,7 +98,7 @@ def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[s
 
 
 def test_what_is_not_done_in_time_ends_with_an_error(folder: Path, shared_memory: set[str]) -> None:
-    with supervised_server(folder, "--timeout-graceful-shutdown", "1") as server:
+    with serving(folder, "--timeout-graceful-shutdown", "1") as server:
         worker_pid = server.worker_pid
         with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
@@ -107,12 +116,26 @@ def test_what_is_not_done_in_time_ends_with_an_error(folder: Path, shared_memory
 
 def test_killed_api_process_takes_its_worker_along(folder: Path, shared_memory: set[str]) -> None:
     """Also one that is not the first."""
-    with supervised_server(folder) as server:
+    with serving(folder) as server:
         worker_pid = wait_for_new_worker(server, kill_worker(server))
         with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
             read_to_the_end(payloads)
+        check_nothing_left(server, worker_pid, shared_memory)
+
+
+def test_both_killed_at_once_leave_nothing(folder: Path, shared_memory: set[str]) -> None:
+    with serving(folder) as server:
+        worker_pid = server.worker_pid
+        for pid in (server.pid, worker_pid):
+            assert f"{pid} is registered" in server.log
+        for pid in (worker_pid, server.pid):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (worker_pid, server.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert server.process is not None
+        assert server.process.wait(PROCESS_SECONDS) == -signal.SIGKILL
         check_nothing_left(server, worker_pid, shared_memory)
 
 
@@ -127,7 +150,7 @@ def test_second_signal_ends_a_stream_at_once(
     folder: Path, shared_memory: set[str], first: int, second: int, statuses: tuple[int, ...]
 ) -> None:
     """The first one waits for the running request, the second does not."""
-    with supervised_server(folder) as server:
+    with serving(folder) as server:
         worker_pid = server.worker_pid
         with opened_stream(server, LONG) as payloads:
             wait_for_text(payloads)
@@ -141,7 +164,7 @@ def test_second_signal_ends_a_stream_at_once(
 
 
 def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[str]) -> None:
-    server = supervised_server(folder).launch()
+    server = serving(folder).launch()
     try:
         wait_until(lambda: has_worker(server), PROCESS_SECONDS, lambda: server.log)
         worker_pid = server.worker_pid
@@ -154,7 +177,7 @@ def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[
 
 
 def test_sigterm_while_a_worker_is_replaced_ends_both(folder: Path, shared_memory: set[str]) -> None:
-    with supervised_server(folder) as server:
+    with serving(folder) as server:
         old = kill_worker(server)
         wait_until(lambda: has_worker(server) and server.worker_pid != old, PROCESS_SECONDS, lambda: server.log)
         new = server.worker_pid

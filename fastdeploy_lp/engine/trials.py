@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig
+from fastdeploy_lp.config import KEY_VARIABLES, FDConfig
 from fastdeploy_lp.engine.trial_messages import Trial, TrialResult, TrialStart
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError, Outcome
@@ -92,7 +92,7 @@ class _Process:
         """Start it unless it runs; False if it ends or takes too long before it is ready."""
         if self._process is not None:
             return True
-        own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
         path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", MODULE),

@@ -15,7 +15,7 @@ from pathlib import Path
 import zmq
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
+from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
@@ -209,8 +209,8 @@ class WorkerHandle:
 
 
 def _environment(parallel: ParallelConfig) -> dict[str, str]:
-    """Ours, without the keys of clients: processors run there, and whatever their authors print."""
-    own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    """Ours, without the keys of clients and operators: processors run there, and whatever their authors print."""
+    own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     platform = current_platform()
     wanted = platform.worker_environment() | platform.rank_environment(parallel.tensor_parallel_size)
     if parallel.data_parallel_size > 1:

@@ -88,9 +88,7 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         reason = "the body did not arrive in time"
         return 408, ErrorInfo(message=reason, type="timeout_error", code="body_timeout")
     if isinstance(error, BodyRoomError):
-        reason = (
-            "more bytes of bodies arrive than this server keeps (max_bodies_size), and this client has most of them"
-        )
+        reason = "more bytes of bodies arrive than this server keeps (max_bodies_size), most of them of this client"
         return 503, ErrorInfo(message=reason, type="server_error", code="too_many_bodies")
     if isinstance(error, EngineStartingError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="engine_starting")
@@ -129,17 +127,8 @@ def install(app: FastAPI) -> None:
         return error_response(*describe(error), _headers(error))
 
     for kind in (
-        *(
-            InvalidRequestError,
-            NotFoundError,
-            OperatorOnlyError,
-            BodyTimeoutError,
-            BodyRoomError,
-            QueueFullError,
-            EngineDeadError,
-            RequestFailedError,
-        ),
-        *(EngineStartingError, EngineRestartingError, EngineDrainingError),
+        *(InvalidRequestError, NotFoundError, OperatorOnlyError, QueueFullError, EngineDeadError, RequestFailedError),
+        *(EngineStartingError, EngineRestartingError, EngineDrainingError, BodyTimeoutError, BodyRoomError),
         Exception,
     ):
         app.add_exception_handler(kind, answer)

@@ -18,6 +18,7 @@ from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
+from fastdeploy_lp.engine.loopback_listener import HOST, LoopbackListener
 from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
@@ -35,6 +36,7 @@ from fastdeploy_lp.tensor_parallel import RANK_LOST
 
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2
+HANDSHAKE_MILLISECONDS = 2000
 
 # Short, since a path of a unix socket has no more than 107 bytes, most of which may be the temporary folder's.
 SOCKET_NAME = "ipc"
@@ -56,7 +58,10 @@ class WorkerHandle:
         self._socket = self._context.socket(zmq.PAIR)
         # What is under way is bounded where requests are admitted.
         self._socket.sndhwm = 0
-        self._handshakes = HandshakeWatch(self._socket)
+        # Another user's connection that says nothing is an open file of this process meanwhile.
+        self._socket.handshake_ivl = HANDSHAKE_MILLISECONDS
+        self._listener: LoopbackListener | None = None
+        self._handshakes = HandshakeWatch(self._socket, self._on_worker_connected)
         self._inbox = decoder(FromWorker)
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[int] | None = None
@@ -163,6 +168,8 @@ class WorkerHandle:
             self._handshakes.close()
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
+        if self._listener is not None:
+            self._listener.close()
         self._context.term()
         self._running_calls.close()
         if self._socket_dir is not None:
@@ -171,15 +178,27 @@ class WorkerHandle:
     def _bind(self) -> str:
         port = self._fd_config.parallel_config.engine_worker_queue_port
         if port:
-            endpoint = f"tcp://127.0.0.1:{port}"
-        else:
-            self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
-            endpoint = f"ipc://{Path(self._socket_dir) / SOCKET_NAME}"
+            return self._bind_loopback(port)
+        self._socket_dir = tempfile.mkdtemp(prefix="fastdeploy_lp-")
+        endpoint = f"ipc://{Path(self._socket_dir) / SOCKET_NAME}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise EngineStartError(f"engine_worker_queue_port: cannot listen on {endpoint}: {error}") from None
+            raise EngineStartError(f"cannot listen on {endpoint}: {error}") from None
         return endpoint
+
+    def _bind_loopback(self, port: int) -> str:
+        try:
+            self._listener = LoopbackListener(port)
+        except OSError as error:
+            reason = f"cannot listen on tcp://{HOST}:{port}: {error.strerror}"
+            raise EngineStartError(f"engine_worker_queue_port: {reason}") from None
+        self._listener.hand_to(self._socket)
+        return self._listener.endpoint
+
+    def _on_worker_connected(self) -> None:
+        if self._listener is not None:
+            self._listener.refuse_further()
 
     async def _spawn(self, start: WorkerStart) -> None:
         self._process = await asyncio.create_subprocess_exec(

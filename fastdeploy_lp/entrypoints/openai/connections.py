@@ -174,6 +174,8 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self.transport.is_closing() and self.cycle.response_complete:
             self.bounds.rests(self)
+            if self._refused:
+                self._linger()
 
     def _head_is_late(self) -> None:
         reason = f"the request's head did not arrive within {HEAD_SECONDS} seconds"
@@ -187,22 +189,26 @@ class Connection(HttpToolsProtocol):
             fields = {"client": self.peer, "status": error.status.value, "reason": str(error)}
             logger.info("refused before it was a request", extra={"fields": fields})
         unanswered = self.cycle is not None and not self.cycle.response_complete
-        if unanswered and not self._head.complete:
-            self.cycle.keep_alive = False
-        elif unanswered and (self.cycle.response_started or self.pipeline):
+        if unanswered and not (self._head.complete and self.cycle.more_body):
+            return
+        if unanswered and (self.cycle.response_started or self.pipeline):
             self.transport.close()
-        else:
-            if unanswered:
-                # It is about this request's body: the application sees a client that has gone.
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-            self._answer_and_linger(error)
+            return
+        if unanswered:
+            # It is about this request's body: the application sees a client that has gone.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._answer(error)
+        self._linger()
 
-    def _answer_and_linger(self, error: RefusedRequestError) -> None:
+    def _answer(self, error: RefusedRequestError) -> None:
         info = ErrorInfo(message=str(error), type="invalid_request_error", code=error.code)
         body = ErrorResponse(error=info).model_dump_json().encode()
         head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+
+    def _linger(self) -> None:
+        """End the connection when the client has read what it was sent, or a moment later."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return

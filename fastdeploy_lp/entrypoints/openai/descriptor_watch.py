@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import resource
 
-from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds, files_allowed, files_are_left
+from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds, files_are_left
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class DescriptorWatch:
             return
         self._short = short
         if short:
-            fields = {"files_allowed": files_allowed()}
+            fields = {"files_allowed": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
             logger.error("no file can be opened: new connections are refused", extra={"fields": fields})
         else:
             logger.warning("files can be opened again")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
 
-# Clients' keys, separated by commas; no other process gets it.
+# Keys of clients and of operators, separated by commas; no other process gets them.
 API_KEY_VARIABLE = "FASTDEPLOY_LP_API_KEY"
+ADMIN_API_KEY_VARIABLE = "FASTDEPLOY_LP_ADMIN_API_KEY"
+KEY_VARIABLES = frozenset({API_KEY_VARIABLE, ADMIN_API_KEY_VARIABLE})
 DEFAULT_MEMORY_BUDGET = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024

@@ -261,7 +261,7 @@ class EngineArgs:
         default=None,
         metadata={
             "group": "Processes",
-            "help": "loopback TCP port between API process and worker (default: a private unix socket)",
+            "help": "loopback TCP port between API process and worker (default, and safer: a private unix socket)",
         },
     )
     tensor_parallel_size: int = field(

@@ -16,6 +16,12 @@ LOG_FORMATS = ("text", "json")
 LEVEL_VARIABLE = "FASTDEPLOY_LP_LOG_LEVEL"
 FORMAT_VARIABLE = "FASTDEPLOY_LP_LOG_FORMAT"
 
+# Of one field: clients choose paths, and how many choices a request has.
+MAX_FIELD_CHARACTERS = 1024
+MAX_FIELD_ITEMS = 1024
+# An operator asks for prompts to have them whole.
+WHOLE_FIELDS = frozenset({"prompts"})
+
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 # Control characters and line separators: what a client sends must not look like a line of its own, or steer a terminal.
@@ -82,10 +88,22 @@ def configure_from_environment(name: str) -> None:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    """What was logged with `extra={"fields": {…}}`, and the request that it happened in."""
-    fields: Mapping[str, object] = getattr(record, "fields", {})
+    """What was logged with `extra={"fields": {…}}`, cut to its bounds, and the request that it happened in."""
+    given: Mapping[str, object] = getattr(record, "fields", {})
+    fields = {name: value if name in WHOLE_FIELDS else _cut(value) for name, value in given.items()}
     request_id = REQUEST_ID.get()
     return fields if request_id is None or "request_id" in fields else {"request_id": request_id, **fields}
+
+
+def _cut(value: object) -> object:
+    """The value, or its beginning and the number of characters or items that were left out."""
+    if isinstance(value, str) and len(value) > MAX_FIELD_CHARACTERS:
+        return f"{value[:MAX_FIELD_CHARACTERS]}… ({len(value) - MAX_FIELD_CHARACTERS} more)"
+    if isinstance(value, list):
+        items = [_cut(each) for each in value[:MAX_FIELD_ITEMS]]
+        left_out = len(value) - len(items)
+        return [*items, f"… ({left_out} more)"] if left_out else items
+    return value
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -1,9 +1,10 @@
-"""Tells the log of connections to the worker's socket that do not know its key."""
+"""Tells the log of connections to the worker's socket that do not know its key, and when the one that does has come."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -12,22 +13,25 @@ logger = logging.getLogger(__name__)
 
 REFUSALS = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
+SUCCESS = zmq.Event.HANDSHAKE_SUCCEEDED
+
 
 class HandshakeWatch:
     """Counts the refused handshakes of a socket; `start` and `close` on one event loop.
 
     refused: handshakes that failed so far. The first is logged, then the second, the fourth and so on: whoever knocks
-    for ever must not fill the log.
+    for ever must not fill the log. on_success: called when a handshake succeeds.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], on_success: Callable[[], None] | None = None) -> None:
         self._socket = socket
+        self._on_success = on_success
         self._monitor: zmq.Socket[bytes] | None = None
         self.refused = 0
 
     def start(self) -> None:
         """Listen to what the socket tells of itself."""
-        self._monitor = self._socket.get_monitor_socket(REFUSALS)
+        self._monitor = self._socket.get_monitor_socket(REFUSALS | SUCCESS)
         asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._drain)
         # The file descriptor tells of changes only.
         self._drain()
@@ -45,6 +49,8 @@ class HandshakeWatch:
     def _drain(self) -> None:
         while self._monitor is not None and self._monitor.poll(0):
             told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if told["event"] & SUCCESS and self._on_success is not None:
+                self._on_success()
             if told["event"] & REFUSALS:
                 self._count(str(told["endpoint"].decode(errors="replace")))
 

@@ -111,11 +111,17 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
         return jinja.read_text()
     found = config.get("chat_template")
     if isinstance(found, list):
-        return next((entry["template"] for entry in found if entry["name"] == "default"), None)
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"chat_template: must be a text, not {type(found).__name__}")
     return found
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     values = {name: config[name] for name in names if config.get(name)}
-    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: must be a text, not {type(text).__name__}")
+    return texts

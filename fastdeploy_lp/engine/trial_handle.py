@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import API_KEY_VARIABLE
+from fastdeploy_lp.config import KEY_VARIABLES
 from fastdeploy_lp.engine.trial_messages import Ready, Reply, TrialStart
 
 MODULE = "fastdeploy_lp.engine.trial_process"
@@ -34,7 +34,7 @@ class TrialHandle:
 
     async def start(self, start: TrialStart) -> bool:
         """Start it; False if it ends or takes too long before it is ready."""
-        own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
         path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", MODULE),

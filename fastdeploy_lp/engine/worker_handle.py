@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import zmq
 
 from fastdeploy_lp import shared_memory
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
+from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
+from fastdeploy_lp.engine.loopback_listener import HOST, LoopbackListener
 from fastdeploy_lp.engine.socket_folder import SocketFolder
 from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
 from fastdeploy_lp.logits_processor.stats import Quarantine
@@ -33,6 +34,7 @@ from fastdeploy_lp.tensor_parallel import RANK_LOST
 
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2
+HANDSHAKE_MILLISECONDS = 2000
 
 
 class WorkerHandle:
@@ -51,7 +53,10 @@ class WorkerHandle:
         self._socket = self._context.socket(zmq.PAIR)
         # What is under way is bounded where requests are admitted.
         self._socket.sndhwm = 0
-        self._handshakes = HandshakeWatch(self._socket)
+        # Another user's connection that says nothing is an open file of this process meanwhile.
+        self._socket.handshake_ivl = HANDSHAKE_MILLISECONDS
+        self._listener: LoopbackListener | None = None
+        self._handshakes = HandshakeWatch(self._socket, self._on_worker_connected)
         self._inbox = decoder(FromWorker)
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[int] | None = None
@@ -161,6 +166,8 @@ class WorkerHandle:
             self._handshakes.close()
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
+        if self._listener is not None:
+            self._listener.close()
         self._context.term()
         self._running_calls.close()
         self._remove_folder()
@@ -172,15 +179,27 @@ class WorkerHandle:
     def _bind(self) -> str:
         port = self._fd_config.parallel_config.engine_worker_queue_port
         if port:
-            endpoint = f"tcp://127.0.0.1:{port}"
-        else:
-            self._folder = SocketFolder()
-            endpoint = f"ipc://{self._folder.socket}"
+            return self._bind_loopback(port)
+        self._folder = SocketFolder()
+        endpoint = f"ipc://{self._folder.socket}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise EngineStartError(f"engine_worker_queue_port: cannot listen on {endpoint}: {error}") from None
+            raise EngineStartError(f"cannot listen on {endpoint}: {error}") from None
         return endpoint
+
+    def _bind_loopback(self, port: int) -> str:
+        try:
+            self._listener = LoopbackListener(port)
+        except OSError as error:
+            reason = f"cannot listen on tcp://{HOST}:{port}: {error.strerror}"
+            raise EngineStartError(f"engine_worker_queue_port: {reason}") from None
+        self._listener.hand_to(self._socket)
+        return self._listener.endpoint
+
+    def _on_worker_connected(self) -> None:
+        if self._listener is not None:
+            self._listener.refuse_further()
 
     async def _spawn(self, start: WorkerStart) -> None:
         self._process = await asyncio.create_subprocess_exec(
@@ -210,8 +229,8 @@ class WorkerHandle:
 
 
 def _environment(parallel: ParallelConfig) -> dict[str, str]:
-    """Ours, without the keys of clients: processors run there, and whatever their authors print."""
-    own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    """Ours, without the keys of clients and operators: processors run there, and whatever their authors print."""
+    own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     platform = current_platform()
     wanted = platform.worker_environment() | platform.rank_environment(parallel.tensor_parallel_size)
     if parallel.data_parallel_size > 1:

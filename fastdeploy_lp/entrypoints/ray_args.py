@@ -17,7 +17,8 @@ RECORDS = "replicas of one machine would write to one file"
 # Options that a replica has no use for: accepted, they would be ignored.
 NOT_HERE = {
     **dict.fromkeys(("host", "port", "metrics_port", "root_path", "timeout_graceful_shutdown"), LISTENER),
-    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_connections"), LISTENER),
+    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"), LISTENER),
+    **dict.fromkeys(("max_connections", "max_connections_per_client"), LISTENER),
     **dict.fromkeys(("stream_timeout", "max_unread_tokens"), CLIENTS),
     **dict.fromkeys(("log_level", "log_format"), LOG),
     **dict.fromkeys(("request_log", "request_log_max_bytes"), RECORDS),

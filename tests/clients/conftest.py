@@ -15,7 +15,9 @@ from support.tiny import write_tiny_checkpoint
 
 PROCESSORS = ["LogitBiasLogitsProcessor", "support.forced:ForcesTokens", "support.served_faults:RaisesOnBoom"]
 OPTIONS = [
-    *("--served-model-name", MODEL_NAME, "--api-key", CLIENT_KEY, "--max-body-size", str(MAX_BODY_SIZE)),
+    *("--served-model-name", MODEL_NAME, "--api-key", "another-key", "--max-body-size", str(MAX_BODY_SIZE)),
+    # Programs call operators' routes, too.
+    *("--admin-api-key", CLIENT_KEY),
     *("--chat-template", str(TESTS / "data" / "chatml_tools.jinja"), "--trust-request-chat-template"),
     *("--reasoning-parser", "qwen3", "--max-num-seqs", "8", "--max-waiting-requests", "8"),
     *("--logits-processors", *PROCESSORS),

@@ -84,7 +84,8 @@ async def _run(setup: DeclaredEngine, args: BatchArgs, output: OutputFile) -> Ta
     try:
         await engine.start()
         with Path(args.input_file).open("rb") as lines, tqdm(total=_count(args), unit="req", disable=None) as progress:
-            runner = BatchRunner(build_app(engine, ServerArgs(api_key=[]), setup.io_processor), output, progress)
+            app = build_app(engine, ServerArgs(api_key=[], admin_api_key=[]), setup.io_processor)
+            runner = BatchRunner(app, output, progress)
             await runner.run(lines, args.max_concurrency or _all_slots(setup.fd_config))
         return runner.tally
     finally:

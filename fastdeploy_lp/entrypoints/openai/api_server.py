@@ -10,15 +10,13 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
-from wsgiref.simple_server import WSGIServer
 
 import uvicorn
 import uvloop
-from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
 from fastdeploy_lp import shared_memory
@@ -31,8 +29,10 @@ from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
-from fastdeploy_lp.entrypoints.openai.connections import IDLE_SECONDS, connection_class
+from fastdeploy_lp.entrypoints.openai.connection_bounds import connection_bounds
+from fastdeploy_lp.entrypoints.openai.connections import IDLE_SECONDS, Connection, connection_class
 from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
+from fastdeploy_lp.entrypoints.openai.metrics_server import MetricsServer, metrics_app
 from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
@@ -51,9 +51,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     # The worker inherits them.
     os.environ |= {LEVEL_VARIABLE: server_args.log_level, FORMAT_VARIABLE: server_args.log_format}
     try:
-        with _listen(server_args) as listener:
+        with ExitStack() as stack:
+            listeners = _Listeners.of(server_args, stack)
             setup = declare_engine(_restarting(engine_args), progress=sys.stderr.isatty())
-            uvloop.run(_serve(setup, server_args, listener))
+            uvloop.run(_serve(setup, server_args, listeners))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error), MISUSED)
     except EngineDeadError as error:
@@ -67,26 +68,31 @@ def _restarting(engine_args: EngineArgs) -> EngineArgs:
     return dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
 
 
-async def _serve(setup: DeclaredEngine, args: ServerArgs, listener: socket.socket) -> None:
+async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners) -> None:
     """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
     if args.request_log is not None:
         engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
+    bounds = connection_bounds(args.max_connections, args.max_connections_per_client)
+    protocol = connection_class(bounds)
     metrics = None
     try:
-        if args.metrics_port not in (None, args.port):
-            metrics = _serve_metrics(engine, args)
+        if listeners.metrics is not None:
+            metrics = MetricsServer(
+                HTTPServer(_uvicorn_config(metrics_app(engine), protocol), bounds), listeners.metrics
+            )
+            metrics.start()
         app = build_app(engine, args, setup.io_processor)
-        server = HTTPServer(_uvicorn_config(app, args))
+        server = HTTPServer(_uvicorn_config(app, protocol, _tls(args)), bounds)
         life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
-        started = await life.run(listener, lambda: _on_ready(setup.fd_config, args, listener))
+        started = await life.run(listeners.api, lambda: _on_ready(setup.fd_config, args, listeners.api))
     finally:
         await engine.shutdown()
         if engine.request_log is not None:
             await asyncio.to_thread(engine.request_log.close)
         if metrics is not None:
-            await asyncio.to_thread(_stop_metrics, *metrics)
+            await metrics.stop()
     if signal.SIGINT in signals.received:
         raise KeyboardInterrupt
     if not started:
@@ -108,7 +114,12 @@ def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) ->
     print(_banner(fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
 
 
-def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
+def _tls(args: ServerArgs) -> dict[str, Any]:
+    names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs")
+    return {name: getattr(args, name) for name in names}
+
+
+def _uvicorn_config(app: ASGIApp, protocol: type[Connection], tls: dict[str, Any] | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # Its lines go the way of all others, and requests have lines of our own.
@@ -118,13 +129,10 @@ def _uvicorn_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
         server_header=False,
         lifespan="off",
         ws="none",
-        http=connection_class(args.max_connections),
+        http=protocol,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=LAST_BYTES_SECONDS,
-        ssl_certfile=args.ssl_certfile,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
+        **(tls or {}),
     )
 
 
@@ -148,30 +156,32 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     )
 
 
-def _listen(args: ServerArgs) -> socket.socket:
+@dataclasses.dataclass(frozen=True)
+class _Listeners:
     """Bound first of all, so that a port in use is told at once; connections are taken when all is checked."""
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+
+    api: socket.socket
+    metrics: socket.socket | None
+
+    @classmethod
+    def of(cls, args: ServerArgs, stack: ExitStack) -> _Listeners:
+        """The sockets that the options ask for, which `stack` closes; raises ValueError naming the option."""
+        api = stack.enter_context(_listen("port", args.host, args.port))
+        if args.metrics_port in (None, args.port):
+            return cls(api, None)
+        return cls(api, stack.enter_context(_listen("metrics_port", args.host, args.metrics_port or 0)))
+
+
+def _listen(option: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((args.host, args.port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ValueError(f"port: cannot listen on {args.host}:{args.port}: {error.strerror}") from None
+        raise ValueError(f"{option}: cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
-
-
-def _serve_metrics(engine: Engine, args: ServerArgs) -> tuple[WSGIServer, threading.Thread]:
-    try:
-        return start_http_server(args.metrics_port or 0, args.host, engine.metrics.registry)
-    except OSError as error:
-        raise ValueError(f"metrics_port: cannot listen on {args.host}:{args.metrics_port}: {error.strerror}") from None
-
-
-def _stop_metrics(server: WSGIServer, thread: threading.Thread) -> None:
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def _exit_with(message: str, status: int) -> NoReturn:

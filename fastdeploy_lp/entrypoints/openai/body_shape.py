@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints import strict_json
+from fastdeploy_lp.entrypoints.openai.bodies_in_flight import release_body
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
 from fastdeploy_lp.request_limits import MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
 
@@ -29,10 +30,9 @@ class BoundedRoute(APIRoute):
         async def handle(request: Request) -> Response:
             strict = _StrictRequest(request.scope, request.receive)
             try:
-                body = await strict.body()
+                require_modest(await strict.whole_body())
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-            require_modest(body)
             try:
                 return await handler(strict)
             except _KeyTwiceError as error:
@@ -42,14 +42,28 @@ class BoundedRoute(APIRoute):
 
 
 class _StrictRequest(Request):
-    """A request whose body is parsed once, by a parser that notices a key that an object has twice."""
+    """A request whose body is parsed once, by a parser that notices a key that an object has twice.
+
+    Its bytes are dropped then.
+    """
+
+    async def whole_body(self) -> bytes:
+        """All bytes; for as long as they are not parsed."""
+        return await super().body()
+
+    async def body(self) -> bytes:
+        """One byte, or none: the framework asks whether there are any, and would keep all until the answer is sent."""
+        return (await super().body())[:1]
 
     async def json(self) -> Any:
         """The body; raises _KeyTwiceError, or what `json.loads` raises."""
         try:
-            return strict_json.load(await self.body())
+            return strict_json.load(await super().body())
         except strict_json.DuplicateKeyError as error:
             raise _KeyTwiceError(error) from None
+        finally:
+            self._body = await self.body()
+            release_body(self.scope)
 
 
 class _KeyTwiceError(HTTPException):

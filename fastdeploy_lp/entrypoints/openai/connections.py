@@ -1,72 +1,101 @@
-"""The connections of clients: how many may stand, and which give way."""
+"""The connections of clients: one request after the other, each within its bounds."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import resource
 import socket
 import struct
+from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds, client_of
+from fastdeploy_lp.entrypoints.openai.half_closed import HalfClosed
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
+from fastdeploy_lp.entrypoints.openai.refusal_lines import RefusalLines
+from fastdeploy_lp.entrypoints.openai.request_head import RefusedRequestError, RequestHead
 
-# Files of this process that are no connections.
-OTHER_FILES = 256
+logger = logging.getLogger("fastdeploy_lp.requests")
+
 # For a request to come or to go on, and for what is left of the last answer to be read. Pools of clients and proxies
 # keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
 IDLE_SECONDS = 75
+# From the first byte of a head to its last.
+HEAD_SECONDS = 30
+# For a client to read why it was refused while it still sends: a connection closed before is reset.
+LINGER_SECONDS = 2
 ABORT_EXTENSION = "fastdeploy_lp.abort"
-
-
-class IdleConnections:
-    """Connections that carry no whole request, longest idle first; the first gives way when there are over `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._idle: dict[Connection, None] = {}
-
-    def came(self, connection: Connection, count: int) -> None:
-        """A connection is idle that is new; `count` there are now."""
-        self.rests(connection)
-        if count > self._limit:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
-            oldest.transport.abort()
-
-    def rests(self, connection: Connection) -> None:
-        """A connection is idle again."""
-        self._idle[connection] = None
-
-    def works(self, connection: Connection) -> None:
-        """A connection carries a request, or is gone."""
-        self._idle.pop(connection, None)
-
-    def __contains__(self, connection: Connection) -> bool:
-        """Whether a connection is idle."""
-        return connection in self._idle
+# Bytes that the parser gets at a time, so that what it keeps is counted in time.
+SLICE = 16 * 1024
+# Requests that wait behind the one that is answered; each costs far more than its bytes.
+MAX_PIPELINED = 32
+# Of bodies that were refused before they were read: a client that reads while it sends sees its answer before.
+MAX_UNREAD_BYTES = 64 * 1024 * 1024
+NO_HTTP = RefusedRequestError(HTTPStatus.BAD_REQUEST, "invalid_http", "Invalid HTTP request received.")
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with an end to connections on which nothing happens; requests may end theirs (`ABORT_EXTENSION`)."""
+    """uvicorn's, with bounds on heads, and an end to connections on which nothing happens.
 
-    idle: IdleConnections
+    Requests may end theirs (`ABORT_EXTENSION`). A client that closes its half after a request is answered.
+    """
+
+    bounds: ConnectionBounds
+    refusals: RefusalLines
+    peer = ""
     _last_bytes: asyncio.TimerHandle | None = None
+    _head_deadline: asyncio.TimerHandle | None = None
+    _half_closed: HalfClosed | None = None
+    _refused = False
+    _unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
+        self._head = RequestHead()
+        self.peer = client_of(self.client[0]) if self.client else ""
         self._await_more()
-        self.idle.came(self, len(self.connections))
+        self.bounds.came(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
-        super().data_received(data)
+        """Bytes have come; they are parsed a slice at a time."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        view = memoryview(data)
+        for start in range(0, len(data), SLICE):
+            if not self._parse(view[start : start + SLICE]):
+                break
+        if self._refused:
+            return
+        self.bounds.holds_of_head(self, 0 if self._head.complete else self._head.pending)
+        if not self._head.complete and self._head_deadline is None:
+            self._head_deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
         # Of a head or a body: who begins a request and does not go on is as idle as who sends nothing.
-        if self in self.idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+        if self in self.bounds and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._await_more()
+
+    def _parse(self, part: memoryview) -> bool:
+        """False when the rest of what came is not to be parsed."""
+        self._head.pending += len(part)
+        try:
+            self.parser.feed_data(part)
+            self._head.check_pending()
+        except httptools.HttpParserUpgrade:
+            # The request is answered as any other; what follows it may be another protocol.
+            return False
+        except RefusedRequestError as error:
+            self._refuse(error)
+            return False
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, RefusedRequestError) else NO_HTTP)
+            return False
+        return True
 
     def _await_more(self) -> None:
         # Whatever comes ends the wait, as it does between two requests.
@@ -74,43 +103,127 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client has gone."""
-        self.idle.works(self)
+        self.bounds.left(self)
         self._unset_keepalive_if_required()
-        if self._last_bytes is not None:
-            self._last_bytes.cancel()
+        for timer in (self._last_bytes, self._head_deadline, self._half_closed):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; True keeps the connection until its requests are answered."""
+        answered = self.cycle is None or self.cycle.response_complete
+        # TLS has no half-closed connections.
+        if answered or self.cycle.more_body or self._refused or self.scheme == "https":
+            return False
+        self.cycle.keep_alive = False
+        self._half_closed = HalfClosed(self.transport, self.loop)
+        if not self._half_closed.can_tell:
+            return False
+        begun = self.cycle.response_started or bool(self.pipeline)
+        self._half_closed.watch(provoke=not begun and self.scope["http_version"] != "1.0", on_gone=self.drop)
+        return True
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._head.begin()
         extensions: dict[str, Any] = {ABORT_EXTENSION: self.drop}
         self.scope["extensions"] = extensions
 
+    def on_url(self, url: bytes) -> None:
+        """A piece of the URL."""
+        self._head.add_url(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which nobody reads."""
+        self._head.add_header(name, value)
+        if not self._head.complete:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            reason = f"more than {MAX_PIPELINED} requests wait on this connection"
+            raise RefusedRequestError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_pipelined", reason)
+        self._head.end()
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._head.pending = 0
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._unread += len(body)
+            if self._unread > MAX_UNREAD_BYTES:
+                self.drop()
+
     def on_message_complete(self) -> None:
         """A request is there, its body included."""
+        self._head.pending = 0
         if not self.cycle.response_complete:
-            self.idle.works(self)
+            self.bounds.works(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """A request is answered."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.cycle.response_complete:
-            self.idle.rests(self)
+            self.bounds.rests(self)
+            if self._refused:
+                self._linger()
 
-    def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP; no application sees it, and the connection ends."""
-        info = ErrorInfo(message=msg, type="invalid_request_error", code="invalid_http")
+    def _head_is_late(self) -> None:
+        reason = f"the request's head did not arrive within {HEAD_SECONDS} seconds"
+        self._refuse(RefusedRequestError(HTTPStatus.REQUEST_TIMEOUT, "head_timeout", reason))
+
+    def _refuse(self, error: RefusedRequestError) -> None:
+        """Answer what no application sees, and end the connection; requests before it are answered first."""
+        self._refused = True
+        self.bounds.holds_of_head(self, 0)
+        if self.refusals.permits(error.status):
+            fields = {"client": self.peer, "status": error.status.value, "reason": str(error)}
+            logger.info("refused before it was a request", extra={"fields": fields})
+        unanswered = self.cycle is not None and not self.cycle.response_complete
+        if unanswered and not (self._head.complete and self.cycle.more_body):
+            return
+        if unanswered and (self.cycle.response_started or self.pipeline):
+            self.transport.close()
+            return
+        if unanswered:
+            # It is about this request's body: the application sees a client that has gone.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._answer(error)
+        self._linger()
+
+    def _answer(self, error: RefusedRequestError) -> None:
+        info = ErrorInfo(message=str(error), type="invalid_request_error", code=error.code)
         body = ErrorResponse(error=info).model_dump_json().encode()
-        head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+        head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+
+    def _linger(self) -> None:
+        """End the connection when the client has read what it was sent, or a moment later."""
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._last_bytes = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing has come for too long."""
         super().timeout_keep_alive_handler()
         # What was written before is still to be read; a client that does not read would hold it for ever.
         self._last_bytes = self.loop.call_later(IDLE_SECONDS, self.drop)
+
+    def give_way(self) -> None:
+        """End the connection at once, for others."""
+        self.transport.abort()
 
     def drop(self) -> None:
         """End the connection at once, and forget what the client has not read."""
@@ -122,15 +235,6 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def connection_class(max_connections: int | None) -> type[Connection]:
-    """What uvicorn makes of each connection; None lets as many stand as this process may open files."""
-    limit = max_connections or max(files_allowed() - OTHER_FILES, 1)
-    return type("LimitedConnection", (Connection,), {"idle": IdleConnections(limit)})
-
-
-def files_allowed() -> int:
-    """How many files this process may open, once it has asked for all that it can have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 2**20
+def connection_class(bounds: ConnectionBounds) -> type[Connection]:
+    """The protocol of each connection; servers that share `bounds` share their room."""
+    return type("BoundedConnection", (Connection,), {"bounds": bounds, "refusals": RefusalLines()})

@@ -41,7 +41,6 @@ HTTP_ERRORS = {
 UNREADABLE_BODY = "There was an error parsing the body"
 # Of a server that loads its model or ends: clients wait longer by themselves when they are refused again.
 RETRY_AFTER_SECONDS = "1"
-LATER = (EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
 
 
 class NotFoundError(Exception):
@@ -53,14 +52,44 @@ class NotFoundError(Exception):
         self.code = code
 
 
+class BodyTimeoutError(Exception):
+    """The request's body did not arrive in time."""
+
+
+class BodyRoomError(Exception):
+    """The request's body had to give way to others."""
+
+
+class OperatorOnlyError(Exception):
+    """The request needs an operator's key; `param` is the field that asks for it, None for the route itself."""
+
+    def __init__(self, param: str | None = None) -> None:
+        named = f"{param}: " if param else ""
+        super().__init__(f"{named}this is for operators: send one of the keys of --admin-api-key")
+        self.param = param
+
+
+LATER = (BodyRoomError, EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
+
+
 def describe(error: Exception) -> tuple[int, ErrorInfo]:
     """The HTTP status and error body for an exception of a request."""
     if isinstance(error, InvalidRequestError):
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, NotFoundError):
         return 404, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
+    if isinstance(error, OperatorOnlyError):
+        return 403, ErrorInfo(
+            message=str(error), type="invalid_request_error", param=error.param, code="admin_key_needed"
+        )
     if isinstance(error, QueueFullError):
         return 429, ErrorInfo(message=str(error), type="rate_limit_error", code="rate_limit_exceeded")
+    if isinstance(error, BodyTimeoutError):
+        reason = "the body did not arrive in time"
+        return 408, ErrorInfo(message=reason, type="timeout_error", code="body_timeout")
+    if isinstance(error, BodyRoomError):
+        reason = "more bytes of bodies arrive than this server keeps (max_bodies_size), most of them of this client"
+        return 503, ErrorInfo(message=reason, type="server_error", code="too_many_bodies")
     if isinstance(error, EngineStartingError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="engine_starting")
     if isinstance(error, EngineRestartingError):
@@ -98,8 +127,8 @@ def install(app: FastAPI) -> None:
         return error_response(*describe(error), _headers(error))
 
     for kind in (
-        *(InvalidRequestError, NotFoundError, QueueFullError, EngineDeadError, RequestFailedError),
-        *(EngineStartingError, EngineRestartingError, EngineDrainingError),
+        *(InvalidRequestError, NotFoundError, OperatorOnlyError, QueueFullError, EngineDeadError, RequestFailedError),
+        *(EngineStartingError, EngineRestartingError, EngineDrainingError, BodyTimeoutError, BodyRoomError),
         Exception,
     ):
         app.add_exception_handler(kind, answer)
@@ -114,6 +143,9 @@ def _headers(error: Exception) -> dict[str, str] | None:
     if isinstance(error, RequestTimeoutError):
         # OpenAI's packages send a request again that had a 408, unless they are told not to: here it ran its time.
         return {"x-should-retry": "false"}
+    if isinstance(error, BodyTimeoutError):
+        # The rest of it may still come, and is no request.
+        return {"Connection": "close"}
     return {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, LATER) else None
 
 

@@ -14,11 +14,14 @@ import uvicorn
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError
+from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds
+from fastdeploy_lp.entrypoints.openai.descriptor_watch import DescriptorWatch
 
 logger = logging.getLogger(__name__)
 
 # For answers to reach their clients when nothing is computed any more.
 LAST_BYTES_SECONDS = 3
+TICKS_A_SECOND = 10
 
 
 class StopSignals:
@@ -38,7 +41,17 @@ class StopSignals:
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn's, which leaves signals to whoever runs it."""
+    """uvicorn's, which leaves signals to its caller and makes room when this process can open no more files."""
+
+    def __init__(self, config: uvicorn.Config, bounds: ConnectionBounds) -> None:
+        super().__init__(config)
+        self._descriptors = DescriptorWatch(bounds)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if counter % TICKS_A_SECOND == 0:
+            self._descriptors.look()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

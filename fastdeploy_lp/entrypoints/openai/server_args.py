@@ -7,8 +7,8 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastdeploy_lp.config import API_KEY_VARIABLE
-from fastdeploy_lp.entrypoints.api_keys import keys_of_environment
+from fastdeploy_lp.config import ADMIN_API_KEY_VARIABLE, API_KEY_VARIABLE
+from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
 from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
 from fastdeploy_lp.option_values import require_one_of, require_port
 
@@ -38,10 +38,22 @@ class ServerArgs:
             "secret": True,
         },
     )
+    admin_api_key: list[str] = field(
+        default_factory=admin_keys_of_environment,
+        repr=False,
+        metadata={
+            "help": f"operators' keys: abort_all, resets (default: those of ${ADMIN_API_KEY_VARIABLE}, with commas)",
+            "metavar": "KEY",
+            "secret": True,
+        },
+    )
     playground: bool = field(
         default=False, metadata={"help": "serve a page at /playground to try processors, and one with metrics"}
     )
     max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
+    max_bodies_size: int | None = field(
+        default=None, metadata={"help": "bytes of bodies that may arrive at once (default: 8 of the largest)"}
+    )
     fair_queue: bool = field(
         default=False, metadata={"help": "let API keys take turns when requests wait, by the tokens each was given"}
     )
@@ -56,6 +68,10 @@ class ServerArgs:
     max_connections: int | None = field(
         default=None,
         metadata={"help": "connections that may stand before idle ones give way (default: as files may be open)"},
+    )
+    max_connections_per_client: int | None = field(
+        default=None,
+        metadata={"help": "connections of one address before its idle ones give way (default: half of all)"},
     )
     allow_extra_fields: bool = field(
         default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}
@@ -102,12 +118,16 @@ class ServerArgs:
             raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
         if self.max_body_size < 1:
             raise ValueError("max_body_size: must be at least 1 byte")
+        if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
+            raise ValueError(f"max_bodies_size: must be at least max_body_size, {self.max_body_size} bytes")
         if not 0 <= self.stream_timeout < math.inf:
             raise ValueError(f"stream_timeout: {self.stream_timeout!r} is not allowed; it must be 0 or more seconds")
         if self.max_unread_tokens < 1:
             raise ValueError("max_unread_tokens: must be at least 1")
-        if self.max_connections is not None and self.max_connections < 1:
-            raise ValueError("max_connections: must be at least 1")
+        for name in ("max_connections", "max_connections_per_client"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1")
         if self.fair_queue and not self.api_key:
             raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
         if self.request_log_max_bytes < 1:
@@ -116,12 +136,19 @@ class ServerArgs:
         require_one_of("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
-        if not all(key.strip() for key in self.api_key):
-            raise ValueError("api_key: must not be empty")
-        self.api_key = [key.strip() for key in self.api_key]
+        self._check_keys()
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ValueError("allow_credentials: allowed_origins must name the origins that may send them, without *")
         self._check_tls()
+
+    def _check_keys(self) -> None:
+        for name in ("api_key", "admin_api_key"):
+            keys = [key.strip() for key in getattr(self, name)]
+            if not all(keys):
+                raise ValueError(f"{name}: must not be empty")
+            setattr(self, name, keys)
+        if set(self.api_key) & set(self.admin_api_key):
+            raise ValueError("admin_api_key: must differ from every api_key, since clients have those")
 
     def _check_tls(self) -> None:
         """Now, so that it is told before a model loads."""

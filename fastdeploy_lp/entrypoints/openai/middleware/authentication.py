@@ -1,4 +1,4 @@
-"""API keys."""
+"""API keys of clients and of operators."""
 
 from __future__ import annotations
 
@@ -18,15 +18,23 @@ OPEN_PATHS = ("/health", "/ping")
 
 
 class AuthenticationMiddleware:
-    """Lets a request pass that brings one of the keys as `Authorization: Bearer KEY`; the others get a 401.
+    """Passes requests with one of the keys as `Authorization: Bearer KEY`, records whose key it is; 401 for others.
 
-    `open_paths`: what is answered without a key, with all that lies below.
+    keys: of clients; without any, clients need none. admin_keys: of operators. open_paths: answered without a key, with
+    everything below them.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Sequence[str] = OPEN_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        open_paths: Sequence[str] = OPEN_PATHS,
+        admin_keys: Sequence[str] = (),
+    ) -> None:
         self._app = app
         self._open_paths = open_paths
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._num_client_keys = len(keys)
+        self._digests = [_digest(key.encode()) for key in (*keys, *admin_keys)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check HTTP requests; CORS preflights never carry a key."""
@@ -34,10 +42,11 @@ class AuthenticationMiddleware:
             await self._app(scope, receive, send)
             return
         place = self._place_of_key(scope)
-        if place is not None:
+        if place is not None or not self._num_client_keys:
             record = scope.get("state", {}).get(STATE_KEY)
             if record is not None:
-                record.client = str(place)
+                record.operator = place is not None and place >= self._num_client_keys
+                record.client = record.client if place is None else str(place)
             await self._app(scope, receive, send)
             return
         info = ErrorInfo(

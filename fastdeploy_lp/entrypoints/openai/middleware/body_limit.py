@@ -1,11 +1,16 @@
-"""The bound on the size of request bodies."""
+"""The bounds on request bodies: the size of each, the bytes of all that arrive, and the time each may take."""
 
 from __future__ import annotations
+
+import asyncio
+import time
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.errors import error_response
+from fastdeploy_lp.entrypoints.openai.bodies_in_flight import BODY_KEY, BodiesInFlight, BodyInFlight
+from fastdeploy_lp.entrypoints.openai.errors import BodyRoomError, BodyTimeoutError, error_response
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 
 CONTENT_TOO_LARGE = 413
@@ -14,11 +19,16 @@ MAX_DIGITS = 18
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies of more than `max_bytes` with a 413: by the size they announce, else as soon as it is passed."""
+    """Refuses bodies of more than `max_bytes` with a 413: by the size they announce, else as soon as it is passed.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    A body that a route asks for is read as a whole, counted in `bodies`: 503 when it has to give way to others, 408
+    when it does not arrive in time.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, bodies: BodiesInFlight) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._bodies = bodies
         self._reason = f"the body is larger than the {max_bytes} bytes that this server takes (max_body_size)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,18 +42,57 @@ class BodyLimitMiddleware:
             info = ErrorInfo(message=self._reason, type="invalid_request_error", code="request_too_large")
             await error_response(CONTENT_TOO_LARGE, info)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive) if b"transfer-encoding" in headers else receive, send)
+        if b"transfer-encoding" not in headers and announced.strip(b"0") == b"":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        record = state.get(STATE_KEY)
+        body = state[BODY_KEY] = self._bodies.begin("" if record is None else record.client)
+        try:
+            await self._app(scope, self._bounded(receive, body), send)
+        finally:
+            body.release()
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """For bodies in chunks, which do not announce their size."""
-        received = 0
+    def _bounded(self, receive: Receive, body: BodyInFlight) -> Receive:
+        """`receive` with the whole body as its first message."""
+        asked = False
 
         async def receive_bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise HTTPException(CONTENT_TOO_LARGE, self._reason)
-            return message
+            nonlocal asked
+            if asked:
+                return await receive()
+            asked = True
+            return await self._in_time(receive, body)
 
         return receive_bounded
+
+    async def _in_time(self, receive: Receive, body: BodyInFlight) -> Message:
+        body.reading = reading = asyncio.ensure_future(self._whole(receive, body))
+        try:
+            while not reading.done():
+                seconds = body.deadline - time.monotonic()
+                if seconds <= 0:
+                    raise BodyTimeoutError
+                await asyncio.wait({reading}, timeout=seconds)
+        finally:
+            reading.cancel()
+        if body.gave_way:
+            raise BodyRoomError
+        return reading.result()
+
+    async def _whole(self, receive: Receive, body: BodyInFlight) -> Message:
+        pieces: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            piece = message.get("body", b"")
+            body.grow(len(piece))
+            if body.size > self._max_bytes:
+                raise HTTPException(CONTENT_TOO_LARGE, self._reason)
+            if body.gave_way:
+                break
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+        return {"type": "http.disconnect"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from fastdeploy_lp.entrypoints.openai.bodies_in_flight import BodiesInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.head import HeadMiddleware
@@ -15,15 +16,18 @@ from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddle
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 
+# Largest bodies that may arrive at once, unless the options say how many bytes.
+BODIES = 8
+
 
 def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
     """The application behind the layers that the options ask for."""
-    app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size)
-    keys = args.api_key
-    if keys:
+    bodies = BodiesInFlight(args.max_bodies_size or BODIES * args.max_body_size)
+    app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
+    if args.api_key or args.admin_api_key:
         # Browsers fetch pages without a key; what the playground asks of the API has one.
         open_paths = (*OPEN_PATHS, PLAYGROUND) if args.playground else OPEN_PATHS
-        app = AuthenticationMiddleware(app, keys, open_paths)
+        app = AuthenticationMiddleware(app, args.api_key, open_paths, args.admin_api_key)
     # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.
     if args.allowed_origins:
         app = CORSMiddleware(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable
+from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,6 +18,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     RequestsInFlight,
     new_record,
 )
+from fastdeploy_lp.entrypoints.openai.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
 from fastdeploy_lp.log_format import REQUEST_ID
 
@@ -41,6 +43,7 @@ class RequestLogMiddleware:
         self._in_flight = in_flight
         self._metrics = metrics
         self._log_prompts = log_prompts
+        self._refusals = RefusalLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application; what it raises after it has answered is told in the log already."""
@@ -66,9 +69,14 @@ class RequestLogMiddleware:
         status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
         self._metrics.answered(record.method, route, status, seconds)
         level = logging.DEBUG if route in QUIET else logging.INFO
-        if logger.isEnabledFor(level):
+        if logger.isEnabledFor(level) and (not _is_refused(record, status) or self._refusals.permits(status)):
             fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)
             logger.log(level, "request", extra={"fields": fields})
+
+
+def _is_refused(record: RequestRecord, status: int) -> bool:
+    """Whether the engine never saw the request, so that it cost its client next to nothing."""
+    return status >= HTTPStatus.BAD_REQUEST and not record.work
 
 
 def _noting(record: RequestRecord, send: Send) -> Send:

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
 from fastdeploy_lp.log_format import REQUEST_ID
 
 STATE_KEY = "record"
@@ -60,7 +61,8 @@ class RequestRecord:
     """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
-    API keys it brought, by its place; where there are none, its address.
+    API keys it brought, by its place; where there are none, its address. operator: whether it brought an operator's
+    key, or the server has no keys.
     """
 
     request_id: str
@@ -70,6 +72,7 @@ class RequestRecord:
     status: int | None = None
     answered: bool = False
     client: str = ""
+    operator: bool = True
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
 
@@ -116,6 +119,12 @@ def record_of(request: Request) -> RequestRecord:
     """The record of the request that a route answers."""
     record: RequestRecord = getattr(request.state, STATE_KEY)
     return record
+
+
+def require_operator(request: Request, param: str | None = None) -> None:
+    """Raise OperatorOnlyError, naming the field `param`, unless the request may do what operators do."""
+    if not record_of(request).operator:
+        raise OperatorOnlyError(param)
 
 
 def new_record(scope: Any) -> RequestRecord:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, RequestsInFlight, record_of
+from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
+    RequestRecord,
+    RequestsInFlight,
+    record_of,
+    require_operator,
+)
 from fastdeploy_lp.entrypoints.openai.protocol.abort import (
     AbortedRequest,
     AbortRequestsRequest,
@@ -17,19 +23,30 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 def abort_routes(in_flight: RequestsInFlight) -> APIRouter:
     """Requests ended by somebody else than their clients."""
-    router = APIRouter(responses=failures(400, 413, 503), route_class=BoundedRoute)
+    router = APIRouter(responses=failures(400, 403, 404, 413, 503), route_class=BoundedRoute)
 
     @router.post("/v1/abort_requests")
     async def abort_requests(body: AbortRequestsRequest, request: Request) -> AbortRequestsResponse:
-        """End requests; their clients get what there is so far, with the finish reason "abort"; embeddings fail."""
+        """End requests; their clients get what there is so far, with the finish reason "abort"; embeddings fail.
+
+        A client's key ends that client's requests only; `abort_all` is for operators.
+        """
+        own = record_of(request)
+        if body.abort_all:
+            require_operator(request, "abort_all")
         wanted = set(body.req_ids or ())
-        found = [each for each in in_flight.running() if body.abort_all or each.names & wanted]
+        reachable = (each for each in in_flight.running() if own.operator or each.client == own.client)
+        found = [each for each in reachable if body.abort_all or each.names & wanted]
+        if not found and not own.operator:
+            # The same for another client's requests and for none at all.
+            reason = "req_ids: no request of this client runs under these ids"
+            raise NotFoundError(reason, "req_ids", "request_not_found")
         known = {name for record in found for name in record.names}
         result = AbortResult(
             aborted=[_abort(record, wanted) for record in found],
             not_found=[each for each in dict.fromkeys(body.req_ids or ()) if each not in known],
         )
-        return AbortRequestsResponse(request_id=record_of(request).request_id, result=result)
+        return AbortRequestsResponse(request_id=own.request_id, result=result)
 
     return router
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import require_operator
 from fastdeploy_lp.entrypoints.openai.protocol.processor import (
     ProcessorCard,
     ProcessorCounters,
@@ -30,9 +31,10 @@ def processor_routes(engine: Engine) -> APIRouter:
         """The declared logits processors in the order of execution, with their parameters, state and counters."""
         return ProcessorList(data=[card(info) for info in engine.processors.describe()])
 
-    @router.post("/v1/logits_processors/{name}/reset", responses=failures(404))
-    async def reset(name: str) -> ProcessorCard:
-        """Put a quarantined logits processor back into service."""
+    @router.post("/v1/logits_processors/{name}/reset", responses=failures(403, 404))
+    async def reset(name: str, request: Request) -> ProcessorCard:
+        """Put a quarantined logits processor back into service; for operators."""
+        require_operator(request)
         cards = {info.name: info for info in engine.processors.describe()}
         if name not in cards:
             known = ", ".join(cards) or "none"

@@ -1,0 +1,41 @@
+"""The metrics on a port of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.entrypoints.openai import errors
+from fastdeploy_lp.entrypoints.openai.http_server import HTTPServer
+from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
+
+
+def metrics_app(engine: Engine) -> ASGIApp:
+    """Answers GET /metrics, and nothing else."""
+    app = FastAPI(openapi_url=None)
+    errors.install(app)
+    app.include_router(metrics_route(engine))
+    return app
+
+
+class MetricsServer:
+    """Serves on `listener` from `start` until `stop`, on the event loop and within the bounds of the API's server."""
+
+    def __init__(self, server: HTTPServer, listener: socket.socket) -> None:
+        self._server = server
+        self._listener = listener
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """End at once: a scrape that is cut is one of many."""
+        self._server.end(at_once=True)
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)

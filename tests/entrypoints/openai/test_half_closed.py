@@ -1,0 +1,96 @@
+"""A client that sends no more may still wait for its answer; one that is gone does not get one computed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.bounded_server import answer, exchange, serving
+from support.chat import metric, wait_for_running
+from support.server import ServerProcess, wait_until
+from support.supervised import supervised_server
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A tiny model with room for long answers."""
+    with supervised_server(tmp_path_factory.mktemp("h")) as running:
+        yield running
+
+
+def request(body: str) -> bytes:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_who_sends_no_more_is_answered(server: ServerProcess, stream: str) -> None:
+    sent = request(f'{{"prompt": "the", "max_tokens": 50, "ignore_eos": true, "stream": {stream}}}')
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b"HTTP/1.1 200 " in received
+    assert b'"finish_reason":"length"' in received
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_who_is_gone_frees_its_slot(server: ServerProcess, stream: str) -> None:
+    before = metric(server, "request_aborted_total")
+    sent = request(f'{{"prompt": "the", "max_tokens": 30000, "ignore_eos": true, "stream": {stream}}}')
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        wait_for_running(server, 1)
+    wait_until(lambda: metric(server, "request_aborted_total") == before + 1, 30)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_the_answer_may_take_any_time(version: str) -> None:
+    """The interim answer, which tells a client that waits from one that is gone, is none of HTTP 1.0."""
+    ended = asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await ended.wait()
+        await answer(send, body=b"late")
+
+    async def run() -> bytes:
+        async with serving(waits) as port:
+            asking = asyncio.create_task(exchange(port, GET.replace(b"1.1", version.encode()), half_close=True))
+            # Longer than it takes to notice a client that is gone.
+            done, _ = await asyncio.wait({asking}, timeout=0.3)
+            assert not done
+            ended.set()
+            return await asking
+
+    received = asyncio.run(run())
+    assert received.endswith(b"late")
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 " if version == "1.1" else b"HTTP/1.1 200 ")
+
+
+def test_half_a_request_is_none() -> None:
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("called")
+
+    async def run() -> bytes:
+        async with serving(never) as port:
+            return await exchange(port, GET[:-4], half_close=True)
+
+    assert asyncio.run(run()) == b""
+
+
+def test_all_requests_of_a_pipeline_are_answered() -> None:
+    async def at_once(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0)
+        await answer(send)
+
+    async def run() -> bytes:
+        async with serving(at_once) as port:
+            return await exchange(port, GET * 3, half_close=True)
+
+    assert asyncio.run(run()).count(b"HTTP/1.1 200 ") == 3

@@ -46,12 +46,13 @@ class AddRequest(msgspec.Struct, tag=True):
 class AddPooling(msgspec.Struct, tag=True):
     """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
 
-    Nothing is sampled.
+    Nothing is sampled. client: as in `AddRequest`.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     pooling: str
+    client: str = ""
 
 
 class AbortRequests(msgspec.Struct, tag=True):

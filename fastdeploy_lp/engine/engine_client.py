@@ -29,12 +29,12 @@ from fastdeploy_lp.engine.errors import (
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
-from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
@@ -361,8 +361,7 @@ class EngineClient:
 
     def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.prompt_logprobs is not None:
-            spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
-            generation.prompt_logprobs = [None, *spelled]
+            generation.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, self.tokenizer)
         completion.feed(
             step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
         )

@@ -16,7 +16,7 @@ class PromptBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def has_tokens_for(self, sequence: Sequence) -> bool:
+    def has_tokens_for(self, _: Sequence) -> bool:
         """True if `grant` gives the sequence any."""
         return self._tokens > 0
 

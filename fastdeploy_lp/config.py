@@ -15,6 +15,7 @@ KEY_VARIABLES = frozenset({API_KEY_VARIABLE, ADMIN_API_KEY_VARIABLE})
 DEFAULT_MEMORY_BUDGET = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
+DEFAULT_PROMPT_STEP_SECONDS = 0.2
 DEFAULT_POOLING_TYPE = "last"
 DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
 DEFAULT_GUIDED_TIMEOUT = 5.0
@@ -51,11 +52,17 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How many sequences run at once (the slots in `share_inputs`), how many may wait, and how much a step computes."""
+    """How many sequences run at once (the slots in `share_inputs`), how many may wait, and how much a step computes.
+
+    prompt_step_seconds: what prompts may add to a step in which sequences generate; 0 for any time.
+    fair_queue: clients share what a step computes of prompts.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     max_waiting_requests: int = DEFAULT_MAX_WAITING_REQUESTS
+    prompt_step_seconds: float = 0.0
+    fair_queue: bool = False
 
 
 @dataclass(frozen=True)

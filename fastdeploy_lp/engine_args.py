@@ -20,6 +20,7 @@ from fastdeploy_lp.config import (
     DEFAULT_MAX_WORKER_RESTARTS,
     DEFAULT_MEMORY_BUDGET,
     DEFAULT_POOLING_TYPE,
+    DEFAULT_PROMPT_STEP_SECONDS,
     DEFAULT_STEP_TIMEOUT,
     FDConfig,
 )
@@ -149,6 +150,13 @@ class EngineArgs:
         metadata={
             "group": "Scheduling",
             "help": "tokens that one step computes: one a running request, the rest for prompts, cut as needed",
+        },
+    )
+    prompt_step_seconds: float = field(
+        default=DEFAULT_PROMPT_STEP_SECONDS,
+        metadata={
+            "group": "Scheduling",
+            "help": "seconds that prompts may add to a step in which other requests generate; 0 for no limit",
         },
     )
     max_waiting_requests: int = field(
@@ -357,7 +365,7 @@ class EngineArgs:
             if getattr(self, name) is not None:
                 require_at_least(1, name, getattr(self, name))
         seconds = ("logits_processors_time_budget", "logits_processors_code_timeout")
-        for name in (*seconds, "step_timeout", "log_stats_interval"):
+        for name in (*seconds, "step_timeout", "log_stats_interval", "prompt_step_seconds"):
             require_seconds(name, getattr(self, name))
         require_seconds("guided_decoding_timeout", self.guided_decoding_timeout, above_zero=True)
         require_share("gpu_memory_utilization", self.gpu_memory_utilization)

@@ -46,12 +46,13 @@ class AddRequest(msgspec.Struct, tag=True):
 class AddPooling(msgspec.Struct, tag=True):
     """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
 
-    Nothing is sampled.
+    Nothing is sampled. client: as in `AddRequest`.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     pooling: str
+    client: str = ""
 
 
 class AbortRequests(msgspec.Struct, tag=True):
@@ -97,6 +98,19 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class PackedLogprobs(msgspec.Struct, array_like=True):
+    """`TokenLogprobs` of several positions in little-endian arrays, of which no step makes objects.
+
+    width: tokens of each position. token_ids: int32 [positions, width]. logprobs: float32 of the same shape. ranks:
+    int32 [positions].
+    """
+
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+
 class StageNumbers(msgspec.Struct, array_like=True):
     """A row's distribution behind one stage: `token_ids` and `logits` are the most likely ones, in order.
 
@@ -135,8 +149,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     something out of service, and `by_request` when what it asks for cannot be done.
     `num_cached_tokens` comes with the first token: so many
     tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
-    `prompt_logprobs`, one entry for each prompt token but the first, comes with the first output token, and so does
-    `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
+    `prompt_logprobs`, with a position for each prompt token but the first, comes with the first output token, and so
+    does `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
     `trace` is one list of stages a token, while the request is traced; `shadows` one entry a token, while processors
     run in shadow for it.
     A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these;
@@ -151,7 +165,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     unavailable: bool = False
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
     pooled: bytes | None = None
     scheduled_at: float | None = None
     trace: list[list[StageTrace]] | None = None

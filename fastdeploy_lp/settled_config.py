@@ -73,6 +73,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_waiting_requests=args.max_waiting_requests,
+            prompt_step_seconds=args.prompt_step_seconds,
         ),
         cache_config=CacheConfig(
             args.block_size or current_platform().default_block_size,

@@ -19,6 +19,7 @@ from fastdeploy_lp.messages import (
     AddRequest,
     CacheStats,
     FromWorker,
+    PackedLogprobs,
     ResetProcessor,
     SequenceStep,
     Shutdown,
@@ -124,7 +125,8 @@ steps = st.builds(
     num_cached_tokens=st.none() | tokens,
     scheduled_at=st.none() | st.floats(allow_nan=False),
     logprobs=st.none() | st.lists(logprobs, max_size=2),
-    prompt_logprobs=st.none() | st.lists(logprobs, max_size=3),
+    prompt_logprobs=st.none()
+    | st.builds(PackedLogprobs, width=tokens, token_ids=st.binary(), logprobs=st.binary(), ranks=st.binary()),
     pooled=st.none() | st.binary(max_size=20),
     trace=st.none() | st.lists(st.lists(stages, max_size=3), max_size=2),
     shadows=st.none() | st.lists(st.dictionaries(names, st.none() | st.integers(-1, 2**31), max_size=3), max_size=2),

@@ -38,7 +38,11 @@ def make_engine(
     *,
     fair_queue: bool = False,
 ) -> Engine:
-    """The engine that a configuration asks for; stat_loggers: one entry a worker, or none at all."""
+    """The engine that a configuration asks for; stat_loggers: one entry a worker, or none at all.
+
+    fair_queue: clients take turns, in the queue and in what a step computes of prompts.
+    """
+    fd_config = replace(fd_config, scheduler_config=replace(fd_config.scheduler_config, fair_queue=fair_queue))
     if fd_config.parallel_config.data_parallel_size > 1:
         return DataParallelClient(fd_config, declared, stat_loggers, fair_queue=fair_queue)
     own = stat_loggers[0] if stat_loggers else ()

@@ -29,12 +29,12 @@ from fastdeploy_lp.engine.errors import (
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
-from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
@@ -93,7 +93,8 @@ class EngineClient:
         self.inputs = self._preparation.inputs
         self.request_templates = self._preparation.request_templates
         self.processors = ProcessorStates(declared)
-        slots = fd_config.scheduler_config.max_num_seqs
+        scheduling = fd_config.scheduler_config
+        slots, step_tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
         self.metrics = PrometheusStatLogger(fd_config)
         self.reliability = ReliabilityMetrics(self.metrics.registry)
         rank = fd_config.parallel_config.data_parallel_rank
@@ -108,11 +109,8 @@ class EngineClient:
         self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self, names)
         self._quarantine_at_start = Quarantine()
         self._fair_queue = fair_queue
-        self._outbox = (
-            Outbox(self._supervisor.send, FairQueue(), slots + -(-slots // READY_SHARE))
-            if fair_queue
-            else Outbox(self._supervisor.send, ArrivalQueue())
-        )
+        fair = (FairQueue(), slots + -(-slots // READY_SHARE), step_tokens)
+        self._outbox = Outbox(self._supervisor.send, *(fair if fair_queue else (ArrivalQueue(),)))
         self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._in_flight = InFlight()
         self._supervising: asyncio.Task[None] | None = None
@@ -364,8 +362,7 @@ class EngineClient:
 
     def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
         if step.prompt_logprobs is not None:
-            spelled = [spelled_out(position, self.tokenizer) for position in step.prompt_logprobs]
-            generation.prompt_logprobs = [None, *spelled]
+            generation.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, self.tokenizer)
         completion.feed(
             step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
         )
@@ -447,7 +444,8 @@ class EngineClient:
         self.stats.arrived(len(pooling.prompt.token_ids))
         kind = params.pooling or self.fd_config.model_config.pooling_type
         kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
-        self._outbox.add(AddPooling(pooling_id(pooling), pooling.prompt.token_ids, kind), request.client)
+        message = AddPooling(pooling_id(pooling), pooling.prompt.token_ids, kind, request.client)
+        self._outbox.add(message, request.client)
 
     def _end_at(self, deadline: float | None, work: Work) -> None:
         if deadline is not None:

@@ -44,7 +44,7 @@ class Generation:
         self.max_tokens = max_tokens
         self.arrival_time = time.time()
         self._ended: float | None = None
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._stream = stream
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()

@@ -23,12 +23,24 @@ class Outbox:
 
     limit: how many the worker has at a time; None for any number. The worker takes sequences in the order in
     which they are sent.
+    prompt_tokens: a client's next sequence waits while the worker has so many tokens of prompts of that client, of
+    which no step has told an end; None for any number. So long prompts of one client delay no other's by more than one.
     """
 
-    def __init__(self, send: Callable[[Message], None], queue: WaitingQueue, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        queue: WaitingQueue,
+        limit: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> None:
         self._send = send
         self._queue = queue
         self._limit = limit
+        self._prompt_tokens = prompt_tokens
+        # Of sequences that were sent, the tokens of prompts that are not known to be computed.
+        self._uncomputed: dict[str, int] = {}
+        self._uncomputed_of: Counter[str] = Counter()
         self._open = False
         self._sent: dict[str, Sent] = {}
         self._owners: dict[str, str] = {}
@@ -80,9 +92,11 @@ class Outbox:
                 self._held[owner] -= 1
                 if not self._held[owner]:
                     del self._held[owner]
-            if self._sent.pop(name, None) is None:
+            if (sent := self._sent.pop(name, None)) is None:
                 self._queue.discard(name)
-            elif self._open:
+                continue
+            self._note_computed(name, sent.client)
+            if self._open:
                 known.append(name)
         self._send_waiting()
         return known
@@ -93,9 +107,31 @@ class Outbox:
             sent = self._sent.get(step.request_id)
             if sent is not None:
                 self._queue.charge(sent.client, len(step.token_ids))
+                self._note_computed(step.request_id, sent.client)
+        self._send_waiting()
 
     def _send_waiting(self) -> None:
         while self._open and len(self._queue) and (self._limit is None or len(self._sent) < self._limit):
-            message, client = self._queue.pop()
-            self._sent[message.request_id] = Sent(message, client)
+            try:
+                message, client = self._queue.pop(self._held_back)
+            except KeyError:
+                return
+            name = message.request_id
+            self._sent[name] = Sent(message, client)
+            if self._prompt_tokens is not None:
+                self._uncomputed[name] = len(message.prompt_token_ids)
+                self._uncomputed_of[client] += len(message.prompt_token_ids)
             self._send(message)
+
+    @property
+    def _held_back(self) -> set[str]:
+        """Clients whose prompts the worker has enough of."""
+        most = self._prompt_tokens
+        return set() if most is None else {each for each, tokens in self._uncomputed_of.items() if tokens >= most}
+
+    def _note_computed(self, name: str, client: str) -> None:
+        tokens = self._uncomputed.pop(name, 0)
+        if tokens:
+            self._uncomputed_of[client] -= tokens
+            if not self._uncomputed_of[client]:
+                del self._uncomputed_of[client]

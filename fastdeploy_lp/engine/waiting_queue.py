@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from fastdeploy_lp.messages import AddPooling, AddRequest
@@ -18,8 +19,8 @@ class WaitingQueue(Protocol):
     def push(self, message: Message, client: str) -> None:
         """Take a sequence of a client."""
 
-    def pop(self) -> tuple[Message, str]:
-        """The next one, and whose it is; raises KeyError when there is none."""
+    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
+        """The next one, and whose it is: of none of the clients `held_back`; raises KeyError when there is none."""
 
     def discard(self, name: str) -> None:
         """Forget a sequence, if it is here."""
@@ -41,10 +42,11 @@ class ArrivalQueue:
         """Take a sequence of a client."""
         self._waiting[message.request_id] = message, client
 
-    def pop(self) -> tuple[Message, str]:
+    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
         """The oldest one; raises KeyError when there is none."""
-        for name in self._waiting:
-            return self._waiting.pop(name)
+        for name, (_, client) in self._waiting.items():
+            if client not in held_back:
+                return self._waiting.pop(name)
         raise KeyError("nobody waits")
 
     def discard(self, name: str) -> None:
@@ -81,11 +83,12 @@ class FairQueue:
         self._waiting[client][message.request_id] = message
         self._owners[message.request_id] = client
 
-    def pop(self) -> tuple[Message, str]:
-        """The next one, and whose it is; raises KeyError when there is none."""
-        if not self._waiting:
+    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
+        """The next one, and whose it is: of none of the clients `held_back`; raises KeyError when there is none."""
+        clients = [client for client in self._waiting if client not in held_back]
+        if not clients:
             raise KeyError("nobody waits")
-        client = min(self._waiting, key=self._tokens.__getitem__)
+        client = min(clients, key=self._tokens.__getitem__)
         name = next(iter(self._waiting[client]))
         message = self._waiting[client][name]
         self.discard(name)

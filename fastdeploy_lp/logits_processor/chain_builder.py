@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,9 +78,9 @@ class ChainBuilder:
         """True if there is a group of this order."""
         return self._groups.get(order) is not None
 
-    def has_room_for(self, count: int) -> bool:
-        """True if the groups of so many other orders can be added now."""
-        return self._groups.has_room_for(count)
+    def has_room_for(self, order: Order, building: Collection[Order]) -> bool:
+        """True if a request may use this order now, beside those in use and those that are `building`."""
+        return self._groups.has_room_for(order, building)
 
     def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
         """The constructors to call before the request can enter, one for each processor; their values are `Built`.

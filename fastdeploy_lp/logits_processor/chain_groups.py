@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
 
 MAX_ORDERS = 32
 """Groups beside the main one. Each has instances of its processors."""
+
+MAX_ORDER_PROCESSORS = 64
+"""Processors of all orders that requests use at a time: each is called once more in a step, whatever the rows."""
 
 
 class ChainGroups:
@@ -39,9 +42,17 @@ class ChainGroups:
         group = self._own[order] = ChainGroup(list(entries))
         return group
 
-    def has_room_for(self, count: int) -> bool:
-        """True if the groups of so many new orders can be added."""
-        return len(self._own) - len(self._unused()) + count <= MAX_ORDERS
+    def has_room_for(self, order: Order, building: Collection[Order]) -> bool:
+        """True if requests may use this order now, beside the orders that are in use and those that are `building`.
+
+        An order of more than MAX_ORDER_PROCESSORS processors is used alone.
+        """
+        unused = set(self._unused())
+        used = {each for each in (*self._own, *building) if each not in unused}
+        if order is None or order in used:
+            return True
+        calls = sum(_calls(each) for each in used) + _calls(order)
+        return not used or (len(used) < MAX_ORDERS and calls <= MAX_ORDER_PROCESSORS)
 
     def claim(self, request_id: str, order: Order) -> None:
         """Keep the group of this order, if there is one, until the request releases it."""
@@ -67,3 +78,7 @@ class ChainGroups:
         """Orders that no request uses, the least recently used one first."""
         claimed = set(self._claims.values())
         return [order for order, group in self._own.items() if not group.slots and order not in claimed]
+
+
+def _calls(order: Order) -> int:
+    return len(order or ()) or 1

@@ -16,6 +16,7 @@ from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
 from fastdeploy_lp.worker.preparing import Preparing
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.start_up import start_worker
@@ -121,7 +122,13 @@ class EngineCore:
                 steps.append(self._pool(sequence, result.pooled[sequence.slot]))
         outputs = self._outputs(steps, self._changed_stats())
         outputs.step_time = time.monotonic() - began
+        self._note_pace(chunks, outputs.step_time)
         return outputs
+
+    def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
+        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+        tokens = sum(chunk.cost for chunk in prompts)
+        self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
 
     def _admit_prepared(self) -> list[SequenceStep]:
         """Queue the sequences that are ready; returns the ends of those that cannot run."""

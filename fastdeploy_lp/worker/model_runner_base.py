@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
+from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -28,7 +28,7 @@ class StepResult:
     tokens: NDArray[np.int64]
     failures: dict[int, SlotFailure]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, PackedLogprobs] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
     traces: dict[int, list[StageTrace]] = field(default_factory=dict)

@@ -30,7 +30,8 @@ class Preparing:
     """Builds the instances that sequences need, in threads; all methods are for the thread that runs the steps.
 
     A sequence that needs nothing built is ready at once, so that slow constructors delay no other request. One whose
-    order is being built already, or has no room among the orders that others use, waits until that has changed.
+    order is being built already waits for that; one whose order has no room among those that others use waits for room,
+    and later sequences with orders of their own wait after it, so that no order is kept out by requests that follow.
 
     timeout: seconds that a constructor may take; 0 for no limit. `wake_up` is signalled when there is news.
     """
@@ -39,12 +40,13 @@ class Preparing:
         self._chain = chain
         self._threads = AuthorThreads(timeout)
         self._works: dict[str, _Work] = {}
+        self._without_order: deque[Sequence] = deque()
         self._without_room: deque[Sequence] = deque()
         self._outcomes: SimpleQueue[tuple[_Work, str, Outcome]] = SimpleQueue()
         self.wake_up = WakeUp()
 
     def __len__(self) -> int:
-        return len(self._works) + len(self._without_room)
+        return len(self._works) + len(self._without_order) + len(self._without_room)
 
     @property
     def is_building(self) -> bool:
@@ -54,14 +56,15 @@ class Preparing:
     @property
     def has_news(self) -> bool:
         """True if `take` may return something."""
-        return not self._outcomes.empty() or (bool(self._without_room) and self._may_begin(self._without_room[0]))
+        return not self._outcomes.empty() or (bool(self._without_room) and self._has_room(self._without_room[0]))
 
     def add(self, sequence: Sequence) -> bool:
         """Begin to prepare a sequence; True if it can go to the scheduler at once."""
-        if not self._may_begin(sequence):
+        order = self._chain.builder.order_of(sequence.selection)
+        if order is not None and order not in self._building and (self._without_room or not self._has_room(sequence)):
             self._without_room.append(sequence)
             return False
-        return self._begin(sequence)
+        return self._begin_unless_building(sequence)
 
     def take(self, *, wait: bool = False) -> tuple[list[Sequence], list[tuple[Sequence, SlotFailure]]]:
         """Sequences that are ready now, and sequences that cannot run.
@@ -71,12 +74,16 @@ class Preparing:
         ready: list[Sequence] = []
         failed: list[tuple[Sequence, SlotFailure]] = []
         outcome = self._next_outcome(wait=wait and bool(self._works))
-        while outcome is not None:
-            self._settle(*outcome, ready, failed)
-            outcome = self._next_outcome(wait=False)
-        for _ in range(len(self._without_room)):
+        if outcome is not None:
+            while outcome is not None:
+                self._settle(*outcome, ready, failed)
+                outcome = self._next_outcome(wait=False)
+            waiting, self._without_order = self._without_order, deque()
+            ready += [sequence for sequence in waiting if self._begin_unless_building(sequence)]
+        # All of them may wait in every step: none after the first is looked at.
+        while self._without_room and self._has_room(self._without_room[0]):
             sequence = self._without_room.popleft()
-            if self.add(sequence):
+            if self._begin_unless_building(sequence):
                 ready.append(sequence)
         return ready, failed
 
@@ -85,15 +92,25 @@ class Preparing:
         dropped = set(request_ids)
         for request_id in dropped & self._works.keys():
             self._drop(self._works[request_id])
-        self._without_room = deque(each for each in self._without_room if each.request_id not in dropped)
+        for queue in (self._without_order, self._without_room):
+            kept = [each for each in queue if each.request_id not in dropped]
+            queue.clear()
+            queue.extend(kept)
 
-    def _may_begin(self, sequence: Sequence) -> bool:
+    @property
+    def _building(self) -> set[Order]:
+        return {work.order for work in self._works.values() if work.order is not None}
+
+    def _has_room(self, sequence: Sequence) -> bool:
         builder = self._chain.builder
-        order = builder.order_of(sequence.selection)
-        if builder.is_known(order):
-            return True
-        building = {work.order for work in self._works.values() if work.order is not None}
-        return order not in building and builder.has_room_for(len(building) + 1)
+        return builder.has_room_for(builder.order_of(sequence.selection), self._building)
+
+    def _begin_unless_building(self, sequence: Sequence) -> bool:
+        """True if it can go to the scheduler at once."""
+        if self._chain.builder.order_of(sequence.selection) in self._building:
+            self._without_order.append(sequence)
+            return False
+        return self._begin(sequence)
 
     def _begin(self, sequence: Sequence) -> bool:
         builder = self._chain.builder

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.messages import TokenLogprobs
+from fastdeploy_lp.messages import PackedLogprobs
 from fastdeploy_lp.model_executor.ops.row_ops import RowLogprobs, RowOps
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.worker.sampler.logprobs import token_logprobs
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 # Logits of so many bytes at a time: a long chunk's would not fit beside the model.
@@ -91,13 +90,21 @@ class FinishedPrompts:
         parts = [part for pending in self.by_slot.values() for part in pending.parts]
         return [tensor for part in parts for tensor in (part.values, part.tokens, part.ranks)]
 
-    def unpack(self, arrays: Iterable[NDArray[Any]]) -> dict[int, list[TokenLogprobs]]:
-        """By slot, one entry for each prompt token but the first; `arrays` are what was read of `tensors`."""
+    def unpack(self, arrays: Iterable[NDArray[Any]]) -> dict[int, PackedLogprobs]:
+        """By slot, a position for each prompt token but the first; `arrays` are what was read of `tensors`."""
         arrays = iter(arrays)
-        found: dict[int, list[TokenLogprobs]] = {}
+        found: dict[int, PackedLogprobs] = {}
         for slot, pending in self.by_slot.items():
-            rows = found[slot] = []
-            for _ in pending.parts:
-                columns = (next(arrays).tolist() for _ in range(3))
-                rows += [token_logprobs(pending.count, *row) for row in zip(*columns, strict=True)]
+            width = pending.count + 1
+            parts = [(next(arrays), next(arrays), next(arrays)) for _ in pending.parts]
+            found[slot] = PackedLogprobs(
+                width,
+                _packed([tokens[:, :width] for _, tokens, _ in parts], "<i4"),
+                _packed([values[:, :width] for values, _, _ in parts], "<f4"),
+                _packed([ranks for _, _, ranks in parts], "<i4"),
+            )
         return found
+
+
+def _packed(parts: list[NDArray[Any]], dtype: str) -> bytes:
+    return b"".join(part.astype(dtype).tobytes() for part in parts)

@@ -12,17 +12,19 @@ class ScheduledChunk:
     """Tokens `start` … `start + num_tokens - 1` of a sequence, `start` being what it has computed when this is made.
 
     `samples` says whether they reach the sequence's last token, so that a new one follows; `pools` whether they do and
-    the prompt is pooled, so that it ends.
+    the prompt is pooled, so that it ends. `cost` is what they count as in the step's budget.
     """
 
     sequence: Sequence
     num_tokens: int
     start: int = field(init=False)
+    cost: int = field(init=False)
     samples: bool = field(init=False)
     pools: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.start = self.sequence.num_computed
+        self.cost = 1 if self.num_tokens == 1 else self.num_tokens * self.sequence.prompt_token_cost
         reaches_end = self.start + self.num_tokens == self.sequence.num_tokens
         self.pools = reaches_end and self.sequence.pooling is not None
         self.samples = reaches_end and not self.pools

@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
+from fastdeploy_lp.worker.step_pace import StepPace
 
 _by_slot = attrgetter("sequence.slot")
 
@@ -30,7 +33,8 @@ class Scheduler:
     """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
 
     A step computes at most `max_num_batched_tokens` tokens: first the one token of each sequence that generates, then
-    prompts in order of arrival. A sequence is admitted while tokens of the step's budget are left, with blocks for its
+    prompts in order of arrival, with `fair_queue` in equal shares of their clients. While sequences generate, `pace`
+    may leave prompts less. A sequence is admitted while tokens of the step's budget are left, with blocks for its
     whole prompt. So no more sequences run than the budget has tokens, and every generating one gets its token in every
     step. When a generating sequence finds no block, the youngest running one is preempted: it goes back to the head of
     the queue and computes its tokens anew later.
@@ -44,6 +48,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         # In order of arrival: admission takes the head of the queue, and preemption the last of these.
         self._running: dict[int, Sequence] = {}
+        self._fair = config.fair_queue
+        self.pace = StepPace(config.prompt_step_seconds)
         self.num_preemptions = 0
 
     @property
@@ -72,7 +78,9 @@ class Scheduler:
         """
         preemptions = self.num_preemptions
         chunks = self._generating()
-        budget = self._continue_prompts(chunks, self._budget - len(chunks))
+        left = self._budget - len(chunks)
+        budget = self._prompt_budget(self.pace.allowance(left) if chunks else left)
+        self._continue_prompts(chunks, budget)
         # Admitting now would take the blocks that the preempted ones have just made room with.
         if self.num_preemptions == preemptions:
             self._admit(chunks, budget)
@@ -116,20 +124,28 @@ class Scheduler:
                 chunks.append(ScheduledChunk(sequence, 1))
         return chunks
 
-    def _continue_prompts(self, chunks: list[ScheduledChunk], budget: int) -> int:
-        """Spend the budget on prompts that have begun, oldest first; gives what is left of it."""
+    def _prompt_budget(self, tokens: int) -> PromptBudget | FairPromptBudget:
+        if not self._fair:
+            return PromptBudget(tokens)
+        begun = [each for each in self._running.values() if each.num_tokens - each.num_computed > 1]
+        return FairPromptBudget(tokens, [*begun, *islice(self._waiting, len(self._free_slots))])
+
+    def _continue_prompts(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
+        """Spend the budget on prompts that have begun, oldest first."""
         for sequence in self._running.values():
             left = sequence.num_tokens - sequence.num_computed
-            if left > 1 and budget:
-                budget -= self._append(chunks, sequence, min(left, budget))
-        return budget
+            granted = budget.grant(sequence, left) if left > 1 else 0
+            if granted:
+                chunks.append(ScheduledChunk(sequence, granted))
 
-    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
-        if not (budget and self._waiting and self._free_slots):
+    def _admit(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
+        if not (self._waiting and self._free_slots and budget.has_tokens_for(self._waiting[0])):
             return
         in_progress = {name for c in chunks for name in self._blocks.completed_by(c.sequence, c.num_tokens)}
-        while budget and self._waiting and self._free_slots:
+        while self._waiting and self._free_slots:
             sequence = self._waiting[0]
+            if not budget.has_tokens_for(sequence):
+                return
             prefix = self._blocks.find_prefix(sequence)
             # Another sequence computes its next block in this very step: in the next one it is there to be shared.
             if not in_progress.isdisjoint(sequence.block_hashes[len(prefix) : len(prefix) + 1]):
@@ -143,11 +159,6 @@ class Scheduler:
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
             self._slots.enter(sequence)
-            taken = self._append(chunks, sequence, min(sequence.num_tokens - sequence.num_computed, budget))
-            in_progress.update(self._blocks.completed_by(sequence, taken))
-            budget -= taken
-
-    @staticmethod
-    def _append(chunks: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
-        chunks.append(ScheduledChunk(sequence, num_tokens))
-        return num_tokens
+            granted = budget.grant(sequence, sequence.num_tokens - sequence.num_computed)
+            chunks.append(ScheduledChunk(sequence, granted))
+            in_progress.update(self._blocks.completed_by(sequence, granted))

@@ -14,6 +14,8 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.pooling import POOLINGS
 
 NO_SLOT = -1
+# A row of logits and the most likely tokens of it, for a token of a prompt: measured, about as much as a small model.
+LOGPROBS_COST = 2
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Sequence:
             max_tokens=0,
             stop_token_ids=frozenset(),
             pooling=request.pooling,
+            client=request.client,
         )
 
     @property
@@ -97,6 +100,12 @@ class Sequence:
         if self.pooling is not None:
             return POOLINGS[self.pooling].every_row
         return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    @property
+    def prompt_token_cost(self) -> int:
+        """How many tokens of a step's budget a token of its prompt counts as."""
+        wants_logprobs = self.params.prompt_logprobs is not None and not self.output_token_ids
+        return LOGPROBS_COST if wants_logprobs else 1
 
     def token_ids_between(self, start: int, end: int) -> list[int]:
         """The tokens at positions `start` … `end - 1` of prompt and output."""

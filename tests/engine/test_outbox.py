@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastdeploy_lp.engine.outbox import Outbox
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, Message
-from fastdeploy_lp.messages import AddPooling
+from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, Message
+from fastdeploy_lp.messages import AddPooling, SequenceStep
 
 LIMIT = 3
 
@@ -75,3 +75,21 @@ def test_without_a_limit_everything_is_sent_at_once() -> None:
     for number in range(100):
         outbox.add(AddPooling(str(number), [1], "last"), "")
     assert [message.request_id for message in sent] == [str(number) for number in range(100)]
+
+
+def test_a_client_s_long_prompts_leave_the_worker_to_others() -> None:
+    sent: list[Message] = []
+    outbox = Outbox(sent.append, FairQueue(), 40, prompt_tokens=8)
+    outbox.open()
+    for number in range(3):
+        outbox.add(AddPooling(f"a{number}", [1] * 20, "all"), "a")
+    for number in range(3):
+        outbox.add(AddPooling(f"b{number}", [1] * 5, "all"), "b")
+    # Two of the short ones are more than 8 tokens.
+    assert [message.request_id for message in sent] == ["a0", "b0", "b1"]
+    outbox.charge([SequenceStep("a0", [5])])
+    assert [message.request_id for message in sent[3:]] == ["a1"]
+    assert outbox.remove(["b0"]) == ["b0"]
+    assert [message.request_id for message in sent[4:]] == ["b2"]
+    outbox.charge([SequenceStep("a1", [5]), SequenceStep("a0", [6])])
+    assert [message.request_id for message in sent[5:]] == ["a2"]

@@ -16,8 +16,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.logits_processor.chain_groups import MAX_ORDERS
-from fastdeploy_lp.messages import SequenceStep
+from fastdeploy_lp.logits_processor.chain_groups import MAX_ORDER_PROCESSORS, MAX_ORDERS
+from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 FAR = 60.0
@@ -238,3 +238,65 @@ def test_an_order_that_waits_for_its_next_request_costs_no_step_anything() -> No
     # The main group's instance each step, and the order's once, to hear that its last request has left.
     assert Remembers.seen.count(["plain"]) == 3
     assert Remembers.seen.count([]) == 1
+
+
+class Counts(LogitsProcessor):
+    """Counts the calls of all its instances."""
+
+    calls: ClassVar[int] = 0
+
+    def __init__(self, fd_config: FDConfig) -> None: ...
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None: ...
+
+    def apply(self, logits: Tensor) -> Tensor:
+        Counts.calls += 1
+        return logits
+
+
+def engine_with_counts(names: list[str], slots: int) -> EngineCore:
+    config = tiny_fd_config(max_num_seqs=slots)
+    objects: dict[str, Any] = {f"{name}=m:{name}": Counts for name in names}
+    return EngineCore(config, LogitsProcessorChain(load_processors(list(objects), objects), config))
+
+
+def in_order(request_id: str, order: tuple[str, ...], max_tokens: int = 4) -> AddRequest:
+    selection = Selection(named={name: {} for name in order}, order=order)
+    return request(request_id, [1 + len(request_id)], max_tokens=max_tokens, selection=selection)
+
+
+def test_a_step_calls_no_more_processors_however_many_orders_requests_have() -> None:
+    names = [f"p{number}" for number in range(17)]
+    engine = engine_with_counts(names, slots=32)
+    orders = [tuple(names[first:] + names[:first]) for first in range(1, 17)]
+    for number, order in enumerate(orders):
+        engine.add(in_order(f"r{number}", order))
+    assert engine.finish_preparing() == []
+    # Its order waits for nothing.
+    engine.add(request("plain", [1], max_tokens=40))
+    ended: set[str] = set()
+    while engine.has_work:
+        Counts.calls = 0
+        for step in engine.step().steps:
+            ended |= {step.request_id} if step.finish_reason == "length" else set()
+        assert Counts.calls <= len(names) + MAX_ORDER_PROCESSORS
+        assert engine.scheduler.num_running == 0 or "plain" in ended or "plain" in running(engine)
+    assert len(ended) == len(orders) + 1
+
+
+def running(engine: EngineCore) -> set[str]:
+    return {sequence.request_id for sequence in engine.scheduler._running.values()}
+
+
+def test_an_order_without_room_is_not_passed_by_later_requests_with_orders_of_their_own() -> None:
+    names = [f"p{number}" for number in range(MAX_ORDER_PROCESSORS)]
+    engine = engine_with_counts(names, slots=4)
+    large, other = tuple(names[1:] + names[:1]), tuple(reversed(names))
+    engine.add(in_order("first", large))
+    engine.finish_preparing()
+    ends: list[str] = []
+    engine.add(in_order("second", other))
+    engine.add(in_order("third", large))
+    while engine.has_work:
+        ends += [step.request_id for step in engine.step().steps if step.finish_reason]
+    assert ends == ["first", "second", "third"]

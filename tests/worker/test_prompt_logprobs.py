@@ -9,7 +9,7 @@ import paddle
 import pytest
 from support.sequences import request, tiny_engine
 
-from fastdeploy_lp.messages import SequenceStep, TokenLogprobs
+from fastdeploy_lp.messages import PackedLogprobs, SequenceStep, TokenLogprobs
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker import prompt_logprobs
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -39,6 +39,14 @@ def log_softmax_rows(token_ids: list[int]) -> np.ndarray:
     return logits - highest - np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
 
 
+def unpacked(packed: PackedLogprobs | None) -> list[TokenLogprobs]:
+    assert packed is not None
+    tokens = np.frombuffer(packed.token_ids, "<i4").reshape(-1, packed.width)
+    logprobs = np.frombuffer(packed.logprobs, "<f4").reshape(-1, packed.width)
+    ranks = np.frombuffer(packed.ranks, "<i4")
+    return [TokenLogprobs(*each) for each in zip(tokens.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)]
+
+
 def check(found: list[TokenLogprobs], token_ids: list[int], count: int, rows: np.ndarray) -> None:
     """`found` belongs to `token_ids`, each predicted by the row before it."""
     assert len(found) == len(token_ids)
@@ -54,11 +62,10 @@ def check(found: list[TokenLogprobs], token_ids: list[int], count: int, rows: np
 def test_a_prompt_has_the_logprobs_of_a_forward_pass_over_it(count: int) -> None:
     said = steps_of(tiny_engine(), request("r", PROMPT, max_tokens=3, prompt_logprobs=count, logprobs=count))["r"]
     first, *later = said
-    assert first.prompt_logprobs is not None
     assert all(step.prompt_logprobs is None for step in later)
     output = [step.token_ids[0] for step in said]
     rows = log_softmax_rows(PROMPT + output)
-    check(first.prompt_logprobs, PROMPT[1:], count, rows[: len(PROMPT) - 1])
+    check(unpacked(first.prompt_logprobs), PROMPT[1:], count, rows[: len(PROMPT) - 1])
     check([position for step in said for position in step.logprobs or []], output, count, rows[len(PROMPT) - 1 : -1])
 
 
@@ -70,16 +77,14 @@ def test_it_is_the_same_alone_in_pieces_and_among_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(prompt_logprobs, "PIECE_BYTES", 1)
     crowd = steps_of(tiny_engine(), *neighbours[:2], asked, *neighbours[2:], wanting)
     assert [step.token_ids for step in crowd["r"]] == [step.token_ids for step in alone]
-    together, single = crowd["r"][0].prompt_logprobs, alone[0].prompt_logprobs
-    assert together is not None
-    assert single is not None
+    together, single = unpacked(crowd["r"][0].prompt_logprobs), unpacked(alone[0].prompt_logprobs)
     for one, other in zip(together, single, strict=True):
         assert (one.token_ids, one.rank) == (other.token_ids, other.rank)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
-    assert len(crowd["other"][0].prompt_logprobs or []) == 4
+    assert len(unpacked(crowd["other"][0].prompt_logprobs)) == 4
     assert all(step.prompt_logprobs is None for name in ("n0", "n1", "n2", "n3") for step in crowd[name])
 
 
 def test_a_prompt_of_one_token_has_no_predicted_one() -> None:
     (step,) = steps_of(tiny_engine(), request("r", [5], max_tokens=1, prompt_logprobs=2))["r"]
-    assert step.prompt_logprobs == []
+    assert unpacked(step.prompt_logprobs) == []

@@ -12,6 +12,7 @@ from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
+from fastdeploy_lp.worker.step_pace import StepPace
 
 SLOTS = 3
 BUDGET = 20
@@ -40,11 +41,17 @@ class Queue(Scheduler):
     """A scheduler whose steps compute nothing but are counted as if they did."""
 
     def __init__(
-        self, *, slots: int = SLOTS, budget: int = BUDGET, num_blocks: int = SLOTS * FULL_LENGTH, caching: bool = True
+        self,
+        *,
+        slots: int = SLOTS,
+        budget: int = BUDGET,
+        num_blocks: int = SLOTS * FULL_LENGTH,
+        caching: bool = True,
+        fair: bool = False,
     ) -> None:
         self.blocks = BlockManager(1 + num_blocks, BLOCK_SIZE, prefix_caching=caching)
         self.book = SlotBook()
-        super().__init__(SchedulerConfig(slots, budget), self.blocks, self.book)
+        super().__init__(SchedulerConfig(slots, budget, fair_queue=fair), self.blocks, self.book)
 
     def step(self, *, token: int = 9) -> list[ScheduledChunk]:
         """Schedule, and let every chunk that samples get a token."""
@@ -350,3 +357,48 @@ def check_state(queue: Queue, alive: dict[str, Sequence]) -> None:
     assert queue.blocks.num_used == len(used)
     for one in running.values():
         assert len(one.block_table) * BLOCK_SIZE >= one.num_computed
+
+
+def of_client(client: str, name: str, length: int) -> Sequence:
+    made = waiting(name, length)
+    made.client = client
+    return made
+
+
+def test_prompts_of_one_client_leave_others_their_share_of_every_step() -> None:
+    queue = Queue(fair=True)
+    queue.add(of_client("a", "long", 38))
+    assert told(queue.step()) == [("long", 0, 20)]
+    queue.add(of_client("b", "late", 30))
+    assert told(queue.step()) == [("long", 20, 10), ("late", 0, 10)]
+    assert told(queue.step()) == [("long", 30, 8), ("late", 10, 12)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 38)), min_size=1, max_size=12), st.integers(1, 25))
+def test_shares_of_clients_starve_nobody(prompts: list[tuple[str, int]], budget: int) -> None:
+    queue = Queue(fair=True, budget=budget)
+    for number, (client, length) in enumerate(prompts):
+        queue.add(of_client(client, str(number), length))
+    while queue.has_work:
+        chunks = queue.step(token=0)
+        assert chunks
+        assert sum(chunk.num_tokens for chunk in chunks) <= budget
+
+
+def test_tokens_whose_logprobs_are_wanted_count_as_several() -> None:
+    queue = Queue()
+    queue.add(waiting("r", 38, prompt_logprobs=3))
+    assert [(chunk.num_tokens, chunk.cost) for chunk in queue.step()] == [(10, 20)]
+
+
+def test_prompts_that_take_long_get_fewer_tokens_beside_sequences_that_generate() -> None:
+    queue = Queue(budget=32)
+    queue.pace = StepPace(limit=0.2)
+    queue.add(waiting("generates", 4, max_tokens=9))
+    assert told(queue.step()) == [("generates", 0, 4)]
+    queue.add(waiting("first", 36))
+    assert told(queue.step())[1:] == [("first", 0, 31)]
+    queue.pace.took(0.31, 1, 31)
+    queue.add(waiting("second", 36))
+    # 10 ms a token: 20 tokens.
+    assert told(queue.step())[1:] == [("first", 31, 5), ("second", 0, 15)]

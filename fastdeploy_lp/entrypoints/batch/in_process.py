@@ -22,6 +22,7 @@ class Answer:
 async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
     """POST a JSON body; a cancelled caller is a client who went."""
     answer = Answer()
+    parts: list[bytes] = []
     request: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> MutableMapping[str, Any]:
@@ -36,7 +37,7 @@ async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
                 name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]
             }
         else:
-            answer.body += message.get("body", b"")
+            parts.append(message.get("body", b""))
 
     headers = {"host": "in-process", "content-type": "application/json", "content-length": str(len(body))}
     scope = {
@@ -58,4 +59,5 @@ async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
     except Exception:  # what has been answered with status 500 is raised once more, for a server's log
         if not answer.status:
             raise
+    answer.body = b"".join(parts)
     return answer

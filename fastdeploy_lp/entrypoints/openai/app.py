@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine import Engine
@@ -17,6 +16,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
+from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
@@ -40,6 +40,7 @@ from fastdeploy_lp.version import __version__
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
+    turns = Turns()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
     body_route = ExtraFields().route_class() if args.allow_extra_fields else BoundedRoute
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
@@ -49,9 +50,9 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         engine.require_started()
 
     for router in (
-        _completion_routes(engine, body_route, watch),
-        embedding_routes(engine, body_route),
-        pooling_routes(engine, io_processor, body_route),
+        _completion_routes(engine, body_route, turns, watch),
+        embedding_routes(engine, turns, watch, body_route),
+        pooling_routes(engine, io_processor, turns, watch, body_route),
         tokenization_routes(engine),
         abort_routes(in_flight),
         processor_routes(engine),
@@ -67,7 +68,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
-def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: StreamWatch) -> APIRouter:
+def _completion_routes(engine: Engine, route_class: type[APIRoute], turns: Turns, watch: StreamWatch) -> APIRouter:
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
@@ -81,7 +82,9 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: Strea
         if body.stream:
             return EventStream(chat.stream(generation, body), [generation], watch)
         outputs = await results_unless_disconnected([generation], request)
-        return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return PiecedAnswer(chat.response(outputs[0], body), record.request_id, turns, watch)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -93,10 +96,8 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: Strea
         if body.stream:
             return EventStream(completion.stream(generations, body), generations, watch)
         outputs = await results_unless_disconnected(generations, request)
-        return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return PiecedAnswer(completion.response(outputs, body), record.request_id, turns, watch)
 
     return router
-
-
-def _json(body: BaseModel) -> Response:
-    return Response(body.model_dump_json(), media_type="application/json")

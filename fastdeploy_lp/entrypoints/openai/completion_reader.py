@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.best_of import best_of
 from fastdeploy_lp.entrypoints.openai.echo import Echo, PromptPositions, most_likely
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.logprobs import (
     CompletionLogprobs,
-    PromptLogprobs,
     completion_logprobs,
-    prompt_logprobs,
+    completion_logprobs_pieces,
+    named,
+    prompt_logprobs_pieces,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, TextChoice
-from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
+from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.serving import told_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
 from fastdeploy_lp.trace import TokenTrace
@@ -45,12 +48,12 @@ class CompletionReader:
         asks_for_text = not self._request.return_token_ids and not self._request.is_traced
         return asks_for_text and (self._echo is None or index in self._begun)
 
-    def choices(self, output: RequestOutput) -> list[TextChoice]:
-        """Of whole completions."""
+    def choices(self, output: RequestOutput) -> list[PiecedObject]:
+        """Of whole completions, each a `TextChoice`."""
         found = output.completions
         if self._request.chooses:
             found = best_of(found, self._request.n or 1)
-        return [self._choice(each, output.prompt_logprobs, with_prompt=True) for each in found]
+        return [self._pieced_choice(each, output.prompt_logprobs) for each in found]
 
     def num_tokens(self, gained: CompletionDelta | CompletionOutput) -> int:
         """Output tokens that count as such."""
@@ -71,17 +74,32 @@ class CompletionReader:
     def _choice(self, gained: Gained, positions: PromptPositions | None, *, with_prompt: bool) -> TextChoice:
         if self._request.only_echoes:
             gained = _nothing(gained)
+        choice = self._short_choice(gained, with_prompt=with_prompt)
+        choice.logprobs = self._logprobs(gained, positions, with_prompt=with_prompt)
+        choice.logits_processors_trace = trace_body(gained.logits_processors_trace)
+        return choice
+
+    def _pieced_choice(self, completion: CompletionOutput, positions: PromptPositions | None) -> PiecedObject:
+        if self._request.only_echoes:
+            completion = _nothing(completion)
+        members: dict[str, Pieces] = {}
+        if self._request.logprobs is not None and completion.logprobs is not None:
+            members["logprobs"] = self._logprobs_pieces(completion, completion.logprobs, positions)
+        if self._request.prompt_logprobs is not None and positions is not None:
+            members["prompt_logprobs"] = self._prompt_logprobs_pieces(positions, self._request.prompt_logprobs)
+        if completion.logits_processors_trace is not None:
+            members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        return PiecedObject(self._short_choice(completion, with_prompt=True), members)
+
+    def _short_choice(self, gained: CompletionDelta | CompletionOutput, *, with_prompt: bool) -> TextChoice:
         echoed = self._echo.text if self._echo is not None and with_prompt else ""
         return TextChoice(
             index=self.first_index + gained.index,
             text=echoed + gained.text,
-            logprobs=self._logprobs(gained, positions, with_prompt=with_prompt),
             finish_reason=gained.finish_reason,
             stop_reason=told_reason(gained.stop_reason, self._request),
-            prompt_logprobs=self._prompt_logprobs(positions),
             prompt_token_ids=self._prompt.token_ids if self._request.return_token_ids and with_prompt else None,
             token_ids=gained.token_ids if self._request.return_token_ids else None,
-            logits_processors_trace=trace_body(gained.logits_processors_trace),
             logits_processors_shadow=shadow_body(gained.logits_processors_shadow) if gained.finish_reason else None,
         )
 
@@ -97,12 +115,21 @@ class CompletionReader:
         own = self._echo.shifted(own)
         return self._echo.logprobs(positions or [], count).followed_by(own) if with_prompt else own
 
-    def _prompt_logprobs(self, positions: PromptPositions | None) -> PromptLogprobs | None:
+    def _logprobs_pieces(
+        self, completion: CompletionOutput, own: Sequence[dict[int, Logprob]], positions: PromptPositions | None
+    ) -> Pieces:
+        if self._echo is None:
+            return completion_logprobs_pieces(named(own), completion.text_offsets)
+        prompt = self._echo.entries(positions or (), self._request.logprobs or 0)
+        # Without positions nothing but the first token stands there.
+        offsets = self._echo.offsets[: len(positions or (None,))]
+        shifted = [offset + len(self._echo.text) for offset in completion.text_offsets]
+        return completion_logprobs_pieces(chain(prompt, named(own)), [*offsets, *shifted])
+
+    @staticmethod
+    def _prompt_logprobs_pieces(positions: PromptPositions, count: int) -> Pieces:
         """To echo with more of them than were asked for here may be there."""
-        count = self._request.prompt_logprobs
-        if count is None or positions is None:
-            return None
-        return prompt_logprobs([None if each is None else most_likely(each, count) for each in positions])
+        return prompt_logprobs_pieces(None if each is None else most_likely(each, count) for each in positions)
 
 
 def _nothing(gained: Gained) -> Gained:

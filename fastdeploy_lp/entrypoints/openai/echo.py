@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fastdeploy_lp.engine.input_processor import Prompt
@@ -42,6 +42,11 @@ class Echo:
         known = [most_likely(position, count) for position in positions if position is not None]
         rest = completion_logprobs(known, self.offsets[1:])
         return first if rest is None else first.followed_by(rest)
+
+    def entries(self, positions: PromptPositions, count: int) -> Iterator[tuple[str, dict[int, Logprob] | None]]:
+        """Each token's text, and what is known at its position; only the first if there are no positions."""
+        for token, position in zip(self.tokens, positions or [None], strict=False):
+            yield token, None if position is None else most_likely(position, count)
 
     def shifted(self, logprobs: CompletionLogprobs) -> CompletionLogprobs:
         """A completion's logprobs, with offsets into the prompt and the completion together."""

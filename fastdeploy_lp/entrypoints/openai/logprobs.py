@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+import msgspec
 from pydantic import BaseModel
 
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
 from fastdeploy_lp.outputs import Logprob
 
 # JSON has no infinity; vLLM's stand-in for a token that cannot occur.
 LEAST_LOGPROB = -9999.0
 
 Positions = Sequence[dict[int, Logprob]]
+Position = dict[int, Logprob] | None
 
 
 class TopLogprob(BaseModel):
@@ -88,19 +92,57 @@ def completion_logprobs(positions: Positions | None, text_offsets: Sequence[int]
     )
 
 
-def prompt_logprobs(positions: Sequence[dict[int, Logprob] | None] | None) -> PromptLogprobs | None:
-    """By token id at each position, None at the first."""
-    if positions is None:
-        return None
-    return [
-        None
-        if position is None
-        else {
-            token: PromptLogprob(logprob=_finite(each.logprob), rank=each.rank, decoded_token=each.decoded_token)
-            for token, each in position.items()
-        }
-        for position in positions
-    ]
+class NoFields(BaseModel):
+    """What an object says that has nothing but long members."""
+
+
+def completion_logprobs_pieces(positions: Iterable[tuple[str, Position]], text_offsets: Sequence[int]) -> Pieces:
+    """`CompletionLogprobs` in pieces: a token's text and what is known at its position, None for nothing."""
+    tokens, token_logprobs = list[str](), list[float | None]()
+
+    def top() -> Iterator[Pieces]:
+        for text, position in positions:
+            tokens.append(text)
+            token_logprobs.append(None if position is None else _finite(next(iter(position.values())).logprob))
+            yield (msgspec.json.encode(None if position is None else _by_text(position)),)
+
+    # They are encoded in this order: the first has filled the lists of the next two by then.
+    members = {
+        "top_logprobs": array(top()),
+        "tokens": array(encoded(tokens)),
+        "token_logprobs": array(encoded(token_logprobs)),
+        "text_offset": array(encoded(text_offsets)),
+    }
+    return PiecedObject(NoFields(), members)
+
+
+def named(positions: Iterable[dict[int, Logprob]]) -> Iterator[tuple[str, dict[int, Logprob]]]:
+    """Each position with the text of its own token."""
+    return ((next(iter(position.values())).decoded_token, position) for position in positions)
+
+
+def chat_logprobs_pieces(positions: Positions, count: int, tokenizer: Tokenizer) -> Pieces:
+    """`ChatLogprobs` in pieces."""
+    content = ((_content_logprob(each, count, tokenizer).model_dump_json().encode(),) for each in positions)
+    return PiecedObject(NoRefusal(), {"content": array(content)})
+
+
+class NoRefusal(BaseModel):
+    """What `ChatLogprobs` has beside its content."""
+
+    refusal: None = None
+
+
+def prompt_logprobs_pieces(positions: Iterable[Position]) -> Pieces:
+    """`PromptLogprobs` in pieces."""
+    return array((msgspec.json.encode(None if each is None else _finite_position(each)),) for each in positions)
+
+
+def _finite_position(position: dict[int, Logprob]) -> dict[int, Logprob]:
+    return {
+        token: each if each.logprob >= LEAST_LOGPROB else replace(each, logprob=LEAST_LOGPROB)
+        for token, each in position.items()
+    }
 
 
 def _content_logprob(position: dict[int, Logprob], count: int, tokenizer: Tokenizer) -> ContentLogprob:

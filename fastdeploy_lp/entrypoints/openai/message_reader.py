@@ -7,7 +7,8 @@ from dataclasses import replace
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.message_parser import Message, MessageDelta
 from fastdeploy_lp.engine.token_ends import TokenEnds
-from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
+from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, chat_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -20,7 +21,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ToolCallDelta,
     new_call_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body
+from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.serving import told_reason
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput
 
@@ -53,8 +54,8 @@ class MessageReader:
         """So far."""
         return 0 if self._parser is None else self._ends.count_before(self._parser.reasoning_length)
 
-    def choice(self, completion: CompletionOutput) -> ChatChoice:
-        """Of a whole completion."""
+    def choice(self, completion: CompletionOutput) -> PiecedObject:
+        """Of a whole completion, a `ChatChoice`."""
         self._count(completion.token_ids)
         message = Message(completion.text) if self._parser is None else self._parser.read(completion.text)
         calls = [
@@ -62,20 +63,25 @@ class MessageReader:
             for call in message.tool_calls
         ]
         reasoning = message.reasoning_content if self._request.include_reasoning else ""
-        return ChatChoice(
+        choice = ChatChoice(
             index=completion.index,
             message=AssistantMessage(
                 content=None if calls and not message.content else message.content,
                 reasoning_content=reasoning or None,
                 tool_calls=calls or None,
             ),
-            logprobs=chat_logprobs(completion.logprobs, self._request.num_logprobs or 0, self._tokenizer),
             finish_reason=self._finish_reason(completion.finish_reason) or "abort",
             stop_reason=told_reason(completion.stop_reason, self._request),
             token_ids=completion.token_ids if self._request.return_token_ids else None,
-            logits_processors_trace=trace_body(completion.logits_processors_trace),
             logits_processors_shadow=shadow_body(completion.logits_processors_shadow),
         )
+        members: dict[str, Pieces] = {}
+        if completion.logprobs is not None:
+            count = self._request.num_logprobs or 0
+            members["logprobs"] = chat_logprobs_pieces(completion.logprobs, count, self._tokenizer)
+        if completion.logits_processors_trace is not None:
+            members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        return PiecedObject(choice, members)
 
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
         """What a delta adds to the choice; None while that is not settled, unless there are tokens to tell of."""

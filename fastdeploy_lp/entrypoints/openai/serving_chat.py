@@ -14,7 +14,8 @@ from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.chat_events import ChatEvents
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
-from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
+from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.message_reader import MessageReader
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ChatCompletionRequest,
@@ -53,8 +54,8 @@ class ServingChat:
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation
 
-    def response(self, output: RequestOutput, request: ChatCompletionRequest) -> ChatCompletionResponse:
-        """The body of a plain answer."""
+    def response(self, output: RequestOutput, request: ChatCompletionRequest) -> PiecedObject:
+        """The body of a plain answer, a `ChatCompletionResponse`."""
         readers = [MessageReader(self._serving.engine, request, each.index) for each in output.completions]
         choices = [reader.choice(each) for reader, each in zip(readers, output.completions, strict=True)]
         reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
@@ -64,14 +65,17 @@ class ServingChat:
             output.num_cached_tokens,
             reasoning_tokens if self._serving.engine.message_parsers.reads_reasoning else None,
         )
-        return ChatCompletionResponse(
+        response = ChatCompletionResponse(
             id=output.request_id,
             model=self._serving.model,
-            choices=choices,
+            choices=[],
             usage=usage,
-            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )
+        members: dict[str, Pieces] = {"choices": array(choices)}
+        if output.prompt_logprobs is not None:
+            members["prompt_logprobs"] = prompt_logprobs_pieces(output.prompt_logprobs)
+        return PiecedObject(response, members)
 
     async def _prompt(self, request: ChatCompletionRequest) -> Prompt:
         engine = self._serving.engine

@@ -14,10 +14,10 @@ from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
-    TextChoice,
     new_completion_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
@@ -60,9 +60,9 @@ class ServingCompletion:
         ]
         return await self._serving.engine.generate(requests, stream=request.stream)
 
-    def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> CompletionResponse:
-        """The body of a plain answer; candidates that were not chosen count in its usage."""
-        choices: list[TextChoice] = []
+    def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> PiecedObject:
+        """The body of a plain answer, a `CompletionResponse`; candidates that were not chosen count in its usage."""
+        choices: list[PiecedObject] = []
         completion_tokens = 0
         for output in outputs:
             prompt = Prompt(output.prompt_token_ids, output.prompt)
@@ -71,12 +71,13 @@ class ServingCompletion:
             completion_tokens += sum(map(reader.num_tokens, output.completions))
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         cached_tokens = sum(output.num_cached_tokens for output in outputs)
-        return CompletionResponse(
+        response = CompletionResponse(
             id=shared_id(outputs[0].request_id),
             model=self._serving.model,
-            choices=choices,
+            choices=[],
             usage=usage_of(prompt_tokens, completion_tokens, cached_tokens),
         )
+        return PiecedObject(response, {"choices": array(choices)})
 
     async def stream(
         self, generations: Sequence[Generation], request: CompletionRequest

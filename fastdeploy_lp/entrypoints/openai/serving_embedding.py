@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
+from fastdeploy_lp.entrypoints.openai.number_pieces import of_numbers
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
     Embedding,
     EmbeddingRequest,
@@ -46,21 +44,20 @@ class ServingEmbedding:
             ]
         )
 
-    def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> EmbeddingResponse:
-        """The body of the answer."""
+    def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> PiecedObject:
+        """The body of the answer, an `EmbeddingResponse`."""
         in_base64 = request.encoding_format == "base64"
-        vectors = [output.outputs.data for output in outputs]
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-        return EmbeddingResponse(
+        response = EmbeddingResponse(
             id=shared_id(outputs[0].request_id),
             model=self._serving.model,
-            data=[
-                Embedding(index=index, embedding=_in_base64(vector) if in_base64 else vector.tolist())
-                for index, vector in enumerate(vectors)
-            ],
+            data=[],
             usage=EmbeddingUsage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
         )
-
-
-def _in_base64(vector: NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+        items = (
+            PiecedObject(
+                Embedding(index=index, embedding=[]), {"embedding": of_numbers(output.outputs.data, in_base64)}
+            )
+            for index, output in enumerate(outputs)
+        )
+        return PiecedObject(response, {"data": array(items)})

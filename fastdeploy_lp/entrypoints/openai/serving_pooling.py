@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
@@ -18,8 +12,16 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.entrypoints.io_processing import DATA, NO_PROCESSOR, IOProcessing
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
+from fastdeploy_lp.entrypoints.openai.number_pieces import of_numbers
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
-from fastdeploy_lp.entrypoints.openai.protocol.pooling import PoolingBody, new_pooling_id
+from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
+from fastdeploy_lp.entrypoints.openai.protocol.pooling import (
+    PooledInput,
+    PoolingBody,
+    PoolingResponse,
+    new_pooling_id,
+)
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
 from fastdeploy_lp.outputs import PoolingRequestOutput
@@ -53,12 +55,24 @@ class ServingPooling:
             ]
         )
 
-    async def response(self, outputs: Sequence[PoolingRequestOutput], request: PoolingBody) -> bytes:
-        """The body of a plain answer, made in a thread: there may be a vector a token."""
-        vectors = [output.outputs.data for output in outputs]
+    def response(self, outputs: Sequence[PoolingRequestOutput], request: PoolingBody) -> PiecedObject:
+        """The body of a plain answer, a `PoolingResponse`."""
+        in_base64 = request.encoding_format == "base64"
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-        envelope = self._envelope(outputs[0].request_id, "list", prompt_tokens)
-        return await asyncio.to_thread(_encoded, envelope, vectors, in_base64=request.encoding_format == "base64")
+        response = PoolingResponse(
+            id=shared_id(outputs[0].request_id),
+            model=self._serving.model,
+            data=[],
+            usage=EmbeddingUsage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
+        )
+        items = (
+            PiecedObject(
+                PooledInput(index=index, shape=list(output.outputs.data.shape), data=[]),
+                {"data": of_numbers(output.outputs.data, in_base64)},
+            )
+            for index, output in enumerate(outputs)
+        )
+        return PiecedObject(response, {"data": array(items)})
 
     async def processed(self, poolings: Sequence[Pooling]) -> bytes:
         """The body of an IO processor's answer; raises IOProcessorError, and what `Pooling.result` raises."""
@@ -84,18 +98,3 @@ class ServingPooling:
         usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
         model = self._serving.model
         return {"id": shared_id(request_id), "object": kind, "created": now(), "model": model, "usage": usage}
-
-
-def _encoded(envelope: dict[str, Any], vectors: Sequence[NDArray[np.float32]], *, in_base64: bool) -> bytes:
-    """`PoolingResponse` as JSON, written row by row: one long call would keep all other threads waiting."""
-    items = []
-    for index, vector in enumerate(vectors):
-        head = {"object": "pooling", "index": index, "shape": list(vector.shape)}
-        if in_base64:
-            numbers = json.dumps(base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii"))
-        elif vector.ndim == 1:
-            numbers = json.dumps(vector.tolist())
-        else:
-            numbers = f"[{','.join(json.dumps(row.tolist()) for row in vector)}]"
-        items.append(f'{json.dumps(head)[:-1]},"data":{numbers}}}')
-    return f'{json.dumps(envelope)[:-1]},"data":[{",".join(items)}]}}'.encode()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
 from fastdeploy_lp.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
 
@@ -66,6 +67,11 @@ class ShadowCounts(BaseModel):
 def trace_body(trace: Sequence[TokenTrace] | None) -> list[TokenTraceBody] | None:
     """None for a request that is not traced."""
     return None if trace is None else [_token_trace(each) for each in trace]
+
+
+def trace_pieces(trace: Sequence[TokenTrace]) -> Pieces:
+    """The same in pieces, each token's when it is sent."""
+    return array((_token_trace(each).model_dump_json().encode(),) for each in trace)
 
 
 def shadow_body(reports: Mapping[str, ShadowReport] | None) -> dict[str, ShadowCounts] | None:

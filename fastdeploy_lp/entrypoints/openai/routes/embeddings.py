@@ -8,13 +8,17 @@ from fastapi.routing import APIRoute
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
+from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 
 
-def embedding_routes(engine: Engine, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+def embedding_routes(
+    engine: Engine, turns: Turns, watch: StreamWatch, route_class: type[APIRoute] = APIRoute
+) -> APIRouter:
     """Prompts to vectors."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingEmbedding(engine)
@@ -29,6 +33,6 @@ def embedding_routes(engine: Engine, route_class: type[APIRoute] = APIRoute) -> 
         outputs = await results_unless_disconnected(poolings, request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return Response(serving.response(outputs, body).model_dump_json(), media_type="application/json")
+        return PiecedAnswer(serving.response(outputs, body), record.request_id, turns, watch)
 
     return router

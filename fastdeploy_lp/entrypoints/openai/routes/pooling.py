@@ -12,15 +12,21 @@ from fastdeploy_lp.entrypoints.openai.disconnect import (
     unless_disconnected,
 )
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import IOProcessorResponse, PoolingBody, PoolingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving_pooling import ServingPooling
+from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 
 
 def pooling_routes(
-    engine: Engine, io_processor: NamedIOProcessor | None, route_class: type[APIRoute] = APIRoute
+    engine: Engine,
+    io_processor: NamedIOProcessor | None,
+    turns: Turns,
+    watch: StreamWatch,
+    route_class: type[APIRoute] = APIRoute,
 ) -> APIRouter:
     """Prompts to vectors, and an IO processor's data to its answers."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
@@ -35,13 +41,14 @@ def pooling_routes(
         record.admitted(shared_id(poolings[0].request_id), poolings)
         if body.data is None:
             outputs = await results_unless_disconnected(poolings, request)
-            content = await serving.response(outputs, body) if outputs else None
-        else:
-            try:
-                content = await unless_disconnected(serving.processed(poolings), request.receive)
-            finally:
-                for each in poolings:
-                    each.close()
+            if outputs:
+                return PiecedAnswer(serving.response(outputs, body), record.request_id, turns, watch)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        try:
+            content = await unless_disconnected(serving.processed(poolings), request.receive)
+        finally:
+            for each in poolings:
+                each.close()
         if content is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(content, media_type="application/json")

@@ -1,0 +1,36 @@
+"""What prompts may add to a step, by the time that they have taken."""
+
+from __future__ import annotations
+
+from fastdeploy_lp.worker.step_pace import LEAST_TOKENS, StepPace
+
+BUDGET = 512
+
+
+def test_nothing_is_held_back_before_anything_is_known_or_without_a_limit() -> None:
+    assert StepPace(0.2).allowance(BUDGET) == BUDGET
+    unlimited = StepPace(0.0)
+    unlimited.took(10.0, 1, BUDGET)
+    assert unlimited.allowance(BUDGET) == BUDGET
+
+
+def test_the_time_of_those_that_generate_is_not_the_prompts() -> None:
+    pace = StepPace(0.2)
+    pace.took(0.5, 8, 0)
+    pace.took(0.7, 8, 100)
+    assert pace.allowance(BUDGET) == 100
+
+
+def test_prompts_are_never_stopped_and_never_get_more_than_the_budget() -> None:
+    pace = StepPace(0.2)
+    pace.took(60.0, 0, BUDGET)
+    assert pace.allowance(BUDGET) == LEAST_TOKENS
+    assert pace.allowance(3) == 3
+
+
+def test_one_slow_step_is_forgotten() -> None:
+    pace = StepPace(0.2)
+    pace.took(30.0, 1, BUDGET)
+    for _ in range(40):
+        pace.took(0.001, 1, pace.allowance(BUDGET))
+    assert pace.allowance(BUDGET) == BUDGET

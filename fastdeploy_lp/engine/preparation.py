@@ -10,13 +10,14 @@ from pathlib import Path
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.author_checks import AuthorChecks
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
+from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.trials import Trials
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
+from fastdeploy_lp.engine.turns import MAX_WAITING
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
 from fastdeploy_lp.sampling_params import SamplingParams
 
@@ -42,27 +43,27 @@ class RequestPreparation:
             any_whitespace=guided.any_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
         )
-        compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
-        self._grammars = GrammarChecker(compiler, guided)
+        waiting = min(fd_config.scheduler_config.max_waiting_requests, MAX_WAITING)
+        self._grammars = GrammarChecker(GrammarProcesses(config, guided, waiting), guided)
         tried = [each for each in declared if each.dialect.tries_arguments]
         self._trials = Trials(fd_config, tried, chain.code_timeout)
         self._author_checks = AuthorChecks(chain.code_timeout, self._trials)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` returns, with a grammar that compiles.
+    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
+        """What `inputs.settle` returns, with a grammar that can be used; clients take turns at compiling theirs.
 
-        Processors' own checks run in threads and processes. Raises InvalidRequestError, and ProcessorUnavailableError
-        for a processor whose check does not return in time.
+        Processors' own checks run in threads and processes. Raises InvalidRequestError, ProcessorUnavailableError
+        for a processor whose check does not return in time, and QueueFullError while too many grammars compile.
         """
         settled = await self._author_checks.run(self.inputs.settling(params, prompt))
         if settled.grammar is not None:
-            await self._grammars.check(settled.grammar)
+            await self._grammars.check(settled.grammar, client)
         return settled
 
     async def close(self) -> None:
         """Give back threads and processes; calling this again does nothing."""
-        self._grammars.close()
+        await self._grammars.close()
         await self._trials.close()
 
 

@@ -1,0 +1,93 @@
+"""A child process that takes frames on its standard input and answers with frames on its standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from fastdeploy_lp.config import API_KEY_VARIABLE
+
+# One thread a process: its work is not made of large products.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+HEAD_BYTES = 8
+
+
+class FrameProcess:
+    """One Python module in a process of its own, which ends with this one; lives on one event loop.
+
+    A frame is its length in eight bytes, then its content. The process is in a session of its own, without the keys of
+    clients in its environment, and what it writes to standard error is dropped.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, module: str, arguments: Sequence[str] = ()) -> FrameProcess:
+        """Start `python -m module arguments`; it is not ready yet."""
+        own = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env={**own, **ENVIRONMENT, "PYTHONPATH": path},
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """True until it has ended."""
+        return self._process.returncode is None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has taken; without end where the system does not tell."""
+        try:
+            # Linux's number of the clock that counts a process's time.
+            return time.clock_gettime((~self._process.pid << 3) | 2)
+        except OSError:
+            return math.inf
+
+    async def send(self, content: bytes) -> None:
+        """Send one frame; a process that has ended takes none, which the next `receive` raises."""
+        pipe = self._process.stdin
+        if pipe is None:
+            raise EOFError
+        pipe.write(len(content).to_bytes(HEAD_BYTES, "big") + content)
+        with contextlib.suppress(ConnectionError):
+            await pipe.drain()
+
+    async def receive(self) -> bytes:
+        """Wait for one frame; raises EOFError if the process ends first."""
+        pipe = self._process.stdout
+        if pipe is None:
+            raise EOFError
+        length = int.from_bytes(await pipe.readexactly(HEAD_BYTES), "big")
+        return await pipe.readexactly(length)
+
+    async def end(self) -> int | None:
+        """End the process, whatever it does; returns its status."""
+        if self.runs:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        # Closes the pipes, too.
+        await self._process.communicate()
+        return self._process.returncode
+
+    async def status(self) -> int | None:
+        """Wait for a process that has closed its pipe to end by itself; returns its status."""
+        await self._process.wait()
+        return await self.end()

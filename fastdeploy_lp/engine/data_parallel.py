@@ -145,9 +145,9 @@ class DataParallelClient:
                 return
         raise EngineRestartingError("all workers are being started again; requests wait for them")
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        return await self._preparation.settle(params, prompt)
+    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
+        """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
+        return await self._preparation.settle(params, prompt, client)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

@@ -86,8 +86,11 @@ class Engine(Protocol):
     def require_ready(self) -> None:
         """Raise as `require_alive` does, and EngineRestartingError while there is no worker."""
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
+    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
+        """What `inputs.settle` gives, with a grammar that can be used.
+
+        Clients take turns at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError, QueueFullError.
+        """
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

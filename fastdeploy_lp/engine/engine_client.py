@@ -172,9 +172,9 @@ class EngineClient:
         """The worker's process id."""
         return self._supervisor.pid
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        return await self._preparation.settle(params, prompt)
+    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
+        """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
+        return await self._preparation.settle(params, prompt, client)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

@@ -1,47 +1,83 @@
-"""Whether grammars compile, found out before a request is sent and away from the event loop."""
+"""Whether grammars can be used, found out before a request is sent and outside this process."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from fastdeploy_lp.config import GuidedDecodingConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError
+from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
 from fastdeploy_lp.guided_decoding.grammar import Grammar
-from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
-THREADS = 2
+
+@dataclass(eq=False)
+class _Check:
+    """A trial under way, and how many requests wait for it."""
+
+    trial: asyncio.Task[str | None]
+    waiting: int = 0
 
 
 class GrammarChecker:
-    """Refuses what the worker could not compile, with the library's reason.
+    """Refuses what the worker could not compile or follow, with the reason; keeps the latest verdicts.
 
-    A grammar that takes too long is given up; the library's own limits end the thread's work on it soon after.
+    Requests that bring the same grammar share one trial, which ends when the last of them has gone.
     """
 
-    def __init__(self, compiler: GrammarCompiler, config: GuidedDecodingConfig) -> None:
-        self._compiler = compiler
+    def __init__(self, processes: GrammarProcesses, config: GuidedDecodingConfig) -> None:
+        self._processes = processes
         self._config = config
-        self._threads = GrammarThreads(THREADS, "grammar", config.max_bytes)
+        self._checks: dict[bytes, _Check] = {}
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError that names the grammar's field if it is too large, too slow, or no grammar."""
-        size = len(grammar.text.encode(errors="surrogatepass"))
-        if size > self._config.max_bytes:
-            reason = f"{size} bytes are too many; the server allows {self._config.max_bytes}"
+    async def check(self, grammar: Grammar, client: str = "") -> None:
+        """Raise InvalidRequestError that names the grammar's field if it is too large, too slow, or no grammar.
+
+        client: whose turn it is. Raises QueueFullError while too many grammars are being tried.
+        """
+        content = grammar.text.encode(errors="surrogatepass")
+        if len(content) > self._config.max_bytes:
+            reason = f"{len(content)} bytes are too many; the server allows {self._config.max_bytes}"
             raise InvalidRequestError(grammar.field, reason)
-        loop = asyncio.get_running_loop()
-        # Reading the vocabulary takes its time once, for which no request is to blame.
-        await loop.run_in_executor(self._threads, self._compiler.prepare)
-        work = loop.run_in_executor(self._threads, self._compiler.matcher, grammar.text)
-        try:
-            await asyncio.wait_for(work, self._config.timeout)
-        except asyncio.TimeoutError:
-            reason = f"takes more than {self._config.timeout:g} seconds to compile, which the server allows"
-            raise InvalidRequestError(grammar.field, reason) from None
-        except GrammarError as error:
-            raise InvalidRequestError(grammar.field, str(error)) from None
+        refusal = await self._refusal(hashlib.sha256(content).digest(), grammar.text, client)
+        if refusal is not None:
+            raise InvalidRequestError(grammar.field, refusal)
 
-    def close(self) -> None:
-        """Give back the threads; what they are about is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """End trials and processes."""
+        for check in list(self._checks.values()):
+            check.trial.cancel()
+        await asyncio.gather(*(check.trial for check in self._checks.values()), return_exceptions=True)
+        await self._processes.close()
+
+    async def _refusal(self, name: bytes, text: str, client: str) -> str | None:
+        if name in self._verdicts:
+            self._verdicts.move_to_end(name)
+            return self._verdicts[name]
+        check = self._checks.get(name)
+        if check is None:
+            trial = asyncio.create_task(self._processes.refusal(text, client))
+            trial.add_done_callback(lambda ended: self._ended(name, ended))
+            check = self._checks[name] = _Check(trial)
+        check.waiting += 1
+        try:
+            return await asyncio.shield(check.trial)
+        finally:
+            check.waiting -= 1
+            if not check.waiting and not check.trial.done():
+                # Those who come now begin anew.
+                self._checks.pop(name, None)
+                check.trial.cancel()
+
+    def _ended(self, name: bytes, trial: asyncio.Task[str | None]) -> None:
+        check = self._checks.get(name)
+        if check is not None and check.trial is trial:
+            del self._checks[name]
+        if trial.cancelled() or trial.exception() is not None:
+            return
+        self._verdicts[name] = trial.result()
+        if len(self._verdicts) > self._config.cache_size:
+            self._verdicts.popitem(last=False)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
+from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.trials import Trials, UnsendableError
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler
+from fastdeploy_lp.engine.turns import MAX_WAITING
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -38,8 +38,8 @@ class RequestPreparation:
             any_whitespace=guided.any_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
         )
-        compiler = GrammarCompiler(Path(config.directory), config.vocab_size, config.eos_token_ids, guided.cache_size)
-        self._grammars = GrammarChecker(compiler, guided)
+        waiting = min(fd_config.scheduler_config.max_waiting_requests, MAX_WAITING)
+        self._grammars = GrammarChecker(GrammarProcesses(config, guided, waiting), guided)
         self._trials = Trials(fd_config, declared, chain.code_timeout)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
 
@@ -47,16 +47,16 @@ class RequestPreparation:
         """Start what requests will need; calling this again does nothing."""
         self._trials.start()
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` returns, with a grammar that compiles.
+    async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
+        """What `inputs.settle` returns, with a grammar that can be used; clients take turns at compiling theirs.
 
-        Code of processors' authors runs in processes of its own. Raises InvalidRequestError, and
-        ProcessorUnavailableError for a processor whose check does not return in time.
+        Code of processors' authors runs in processes of its own. Raises InvalidRequestError, ProcessorUnavailableError
+        for a processor whose check does not return in time, and QueueFullError while too many grammars compile.
         """
         self.inputs.require_valid(params, prompt)
         settled = self.inputs.settle_chosen(params, prompt, await self._selection(params))
         if settled.grammar is not None:
-            await self._grammars.check(settled.grammar)
+            await self._grammars.check(settled.grammar, client)
         return settled
 
     async def _selection(self, params: SamplingParams) -> Selection:
@@ -72,5 +72,5 @@ class RequestPreparation:
 
     async def close(self) -> None:
         """Give back threads and processes; calling this again does nothing."""
-        self._grammars.close()
+        await self._grammars.close()
         await self._trials.close()

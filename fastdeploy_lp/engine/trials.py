@@ -11,12 +11,15 @@ import cloudpickle
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.trial_handle import TrialHandle
-from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Refused, Trial, TrialStart
+from fastdeploy_lp.engine.frame_process import FrameProcess
+from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
 
+MODULE = "fastdeploy_lp.engine.trial_process"
+# To import what the processors need, such as torch on a busy machine.
+START_SECONDS = 120.0
 # Processes at a time. Each but the first starts when a request needs it, and stays.
 PROCESSES = 4
 # Of these, how many may check requests of one processor: a slow one leaves room for others.
@@ -41,7 +44,7 @@ class Trials:
         self._busy: Counter[str] = Counter()
         self._running = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self._idle: list[TrialHandle] = []
+        self._idle: list[FrameProcess] = []
         self._first: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -50,9 +53,9 @@ class Trials:
             self._first = asyncio.create_task(self._start_first())
 
     async def _start_first(self) -> None:
-        handle = await self._started()
-        if handle is not None:
-            self._idle.append(handle)
+        process = await self._started()
+        if process is not None:
+            self._idle.append(process)
 
     async def selection(self, params: SamplingParams, authors: Collection[str]) -> Selection:
         """The request's choice; `authors`: the processors whose own code may run.
@@ -65,16 +68,16 @@ class Trials:
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise UnsendableError from error
         async with self._turn(authors):
-            handle = await self._ready_handle(authors)
+            process = await self._ready_process(authors)
             try:
-                return await self._checked(handle, trial)
+                return await self._checked(process, trial)
             except RequestArgsError:
                 raise
             except BaseException:
-                await handle.end()
+                await process.end()
                 raise
             finally:
-                self._idle.append(handle)
+                self._idle.append(process)
 
     async def close(self) -> None:
         """End the processes."""
@@ -84,18 +87,18 @@ class Trials:
         while self._idle:
             await self._idle.pop().end()
 
-    async def _checked(self, handle: TrialHandle, trial: bytes) -> Selection:
-        handle.send(trial)
+    async def _checked(self, process: FrameProcess, trial: bytes) -> Selection:
+        await process.send(trial)
         entered: Entering | None = None
         while True:
             try:
-                reply = await asyncio.wait_for(handle.reply(), self._timeout)
+                reply = await asyncio.wait_for(_reply(process), self._timeout)
             except asyncio.TimeoutError:
                 name = "" if entered is None else f" {entered.processor}"
                 reason = f"logits processor{name}: its own code took longer than {self._timeout:g} s"
                 raise NotInTimeError(reason) from None
             except EOFError:
-                status = await handle.ended()
+                status = await process.status()
                 if entered is None:
                     raise NotInTimeError(f"the process that checks requests ended (status {status})") from None
                 reason = f"it ended the process in which its arguments were tried (status {status})"
@@ -106,25 +109,28 @@ class Trials:
                 raise RequestArgsError(reply.path, reply.reason)
             entered = reply if isinstance(reply, Entering) else entered
 
-    async def _ready_handle(self, authors: Collection[str]) -> TrialHandle:
+    async def _ready_process(self, authors: Collection[str]) -> FrameProcess:
         """An idle process, or a new one: what an earlier check left behind may have ended one meanwhile."""
         if self._first is not None:
             await asyncio.wait([self._first])
         self._idle = [each for each in self._idle if each.runs]
-        handle = self._idle.pop() if self._idle else await self._started()
-        if handle is None:
+        process = self._idle.pop() if self._idle else await self._started()
+        if process is None:
             raise NotInTimeError(f"logits processors {_listed(authors)}: no process starts that checks requests")
-        return handle
+        return process
 
-    async def _started(self) -> TrialHandle | None:
+    async def _started(self) -> FrameProcess | None:
         """A new process; None if it ends or takes too long before it is ready."""
-        handle, ready = TrialHandle(), False
+        process, ready = await FrameProcess.start(MODULE), False
         try:
-            ready = await handle.start(self._chain())
+            await process.send(msgspec.msgpack.encode(self._chain()))
+            ready = isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready)
+        except (EOFError, asyncio.TimeoutError):
+            pass
         finally:
             if not ready:
-                await handle.end()
-        return handle if ready else None
+                await process.end()
+        return process if ready else None
 
     def _chain(self) -> TrialStart:
         return TrialStart(
@@ -160,6 +166,12 @@ class Trials:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
+
+
+async def _reply(process: FrameProcess) -> Reply:
+    """The next message of the process; raises EOFError if it has ended."""
+    reply: Reply = msgspec.msgpack.decode(await process.receive(), type=Reply)
+    return reply
 
 
 def _listed(names: Collection[str]) -> str:

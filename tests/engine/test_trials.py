@@ -124,9 +124,9 @@ def test_a_process_that_ended_between_requests_is_replaced() -> None:
     async def scenario() -> None:
         async with trials() as made:
             assert await refusal(made) is None
-            (handle,) = made._idle
-            os.kill(handle._process.pid, 9)
-            await handle._process.wait()
+            (process,) = made._idle
+            os.kill(process.pid, 9)
+            await process.status()
             assert await refusal(made) is None
 
     run(scenario)
@@ -155,7 +155,7 @@ def test_a_process_is_there_before_the_first_request() -> None:
 
 
 def test_a_process_that_cannot_start_makes_the_processors_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastdeploy_lp.engine.trial_handle.MODULE", "no.such.module")
+    monkeypatch.setattr("fastdeploy_lp.engine.trials.MODULE", "no.such.module")
 
     async def scenario() -> None:
         async with trials() as made:

@@ -46,3 +46,15 @@ def allowed(matcher: GrammarMatcher, vocab_size: int = TINY_VOCAB) -> set[int]:
     bits = np.zeros(words_for(vocab_size), np.int32)
     matcher.fill(bits)
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size]).tolist())
+
+
+def ambiguous(alternatives: int) -> str:
+    """A grammar that compiles quickly, and whose first mask takes the library minutes at 600 alternatives, seconds at 300."""
+    each = " | ".join(f'e e "a{n}" | e e' for n in range(alternatives))
+    return f'start: e\ne: {each} | "x"\n'
+
+
+def endless(number: int = 0) -> str:
+    """A grammar of a few kilobytes that takes the library minutes to compile; each number has its own."""
+    parts = " & ".join(f"/.*a.{{{count}}}/" for count in range(1, 60))
+    return f"start: A\nA: {parts} & /.*x{number}.*/\n"

@@ -41,10 +41,12 @@ class Serving:
             found = invalid_field(error)
             raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
 
-    async def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
+    async def settle(
+        self, prompt: Prompt, params: SamplingParams, request: GenerationRequest, client: str = ""
+    ) -> Settled:
         """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""
         try:
-            return await self.engine.settle(params, prompt)
+            return await self.engine.settle(params, prompt, client)
         except InvalidRequestError as error:
             raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
 

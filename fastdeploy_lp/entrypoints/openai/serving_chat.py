@@ -49,7 +49,7 @@ class ServingChat:
         calls = guided_calls(request, self._serving.engine)
         if calls is not None:
             params.guided_decoding = calls
-        settled = await self._serving.settle(prompt, params, request)
+        settled = await self._serving.settle(prompt, params, request, client)
         admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled, client, deadline)
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation

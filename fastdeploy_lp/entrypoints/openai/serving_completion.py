@@ -51,7 +51,7 @@ class ServingCompletion:
             reason = f"{len(given)} prompts with {params.n} completions each are too many; {MAX_SEQUENCES} may be"
             raise InvalidRequestError(field, reason)
         prompts = [inputs.prompt(prompt, path) for path, prompt in given]
-        settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
+        settled = [await self._serving.settle(prompt, params, request, client) for prompt in prompts]
         inputs.require_traceable(settled)
         request_id = new_completion_id(request.request_id)
         requests = [

@@ -1,0 +1,173 @@
+"""Trials of grammars in separate processes, where one that never ends harms nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import msgspec
+
+from fastdeploy_lp.config import GuidedDecodingConfig, ModelConfig
+from fastdeploy_lp.engine.errors import QueueFullError
+from fastdeploy_lp.engine.frame_process import FrameProcess
+from fastdeploy_lp.engine.grammar_messages import GrammarProgress, GrammarStart, GrammarTrial
+from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
+from fastdeploy_lp.guided_decoding.probe import too_slow
+
+MODULE = "fastdeploy_lp.engine.grammar_process"
+# Trials that have just begun, and trials that take long, at a time.
+QUICK_PROCESSES = 2
+SLOW_PROCESSES = 2
+# A trial that takes more processor time leaves its turn to others.
+QUICK_SECONDS = 0.5
+SLOW_NICE = 19
+# To start Python and to read a large vocabulary on a busy machine.
+START_SECONDS = 120.0
+# The timeout is processor time; seconds on the clock may be as many times more before the machine is too busy.
+BUSY_FACTOR = 12.0
+
+
+class GrammarProcesses:
+    """Compiles grammars, computes their first masks, and tells why one cannot be used; lives on one event loop.
+
+    Two trials begin at a time, clients in turns. A trial that takes longer than half a second goes on beside them at the
+    lowest priority, of which two may at a time; a third is refused, so that slow grammars never hold up quick ones.
+    Processes start when they are first needed, and end with a trial that does not end in time.
+
+    timeout: seconds of processor time that compiling one may take. most: trials that may wait for a turn.
+    """
+
+    def __init__(self, model: ModelConfig, bounds: GuidedDecodingConfig, most: int = MAX_WAITING) -> None:
+        self._start = GrammarStart(model.directory, model.vocab_size, tuple(model.eos_token_ids), bounds.max_bytes)
+        self._timeout = bounds.timeout
+        self._turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
+        self._slow_places = _SlowPlaces()
+        self._idle: list[FrameProcess] = []
+
+    async def refusal(self, text: str, client: str) -> str | None:
+        """Why the grammar cannot be used, None if it can; raises QueueFullError when there is no room to try it.
+
+        A caller that is cancelled gives back its place at once.
+        """
+        await self._turns.take(client)
+        lane = _Lane(self._turns, self._slow_places)
+        try:
+            process = await self._ready_process()
+            try:
+                refusal = await self._within_bounds(process, text, lane)
+            except BaseException:
+                await process.end()
+                raise
+        finally:
+            lane.leave()
+        if process.runs:
+            self._idle.append(process)
+        return refusal
+
+    async def close(self) -> None:
+        """End the processes that wait for work."""
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def _within_bounds(self, process: FrameProcess, text: str, lane: _Lane) -> str | None:
+        trial = asyncio.ensure_future(self._trial(process, text))
+        try:
+            began, used = time.monotonic(), process.cpu_seconds
+            while time.monotonic() - began < self._timeout * BUSY_FACTOR:
+                done, _ = await asyncio.wait({trial}, timeout=QUICK_SECONDS)
+                if done:
+                    return trial.result()
+                if process.cpu_seconds - used >= QUICK_SECONDS:
+                    lane.become_slow(process)
+            raise QueueFullError("the server is too busy to compile this request's grammar; try again later")
+        finally:
+            if not trial.done():
+                trial.cancel()
+                with contextlib.suppress(asyncio.CancelledError, EOFError):
+                    await trial
+
+    async def _trial(self, process: FrameProcess, text: str) -> str | None:
+        await process.send(msgspec.msgpack.encode(GrammarTrial(text, self._timeout)))
+        too_long = f"takes more than {self._timeout:g} seconds to compile, which the server allows"
+        compiled = await _outcome(process, too_long)
+        return compiled.refusal if compiled.refusal is not None else (await _outcome(process, too_slow())).refusal
+
+    async def _ready_process(self) -> FrameProcess:
+        """An idle process or a new one; raises QueueFullError if none starts."""
+        self._idle = [each for each in self._idle if each.runs]
+        if self._idle:
+            return self._idle.pop()
+        process = await FrameProcess.start(MODULE, silent=True)
+        try:
+            await process.send(msgspec.msgpack.encode(self._start))
+            await asyncio.wait_for(_progress(process), START_SECONDS)
+        except (EOFError, asyncio.TimeoutError):
+            await process.end()
+            raise QueueFullError("no process to compile this request's grammar starts; try again later") from None
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+
+class _SlowPlaces:
+    """The places of slow trials."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self) -> None:
+        """Raise QueueFullError if there is none left."""
+        if self._taken >= SLOW_PROCESSES:
+            reason = f"this request's grammar takes long to compile, as do {self._taken} others; try again later"
+            raise QueueFullError(reason)
+        self._taken += 1
+
+    def give_back(self) -> None:
+        """One is free again."""
+        self._taken -= 1
+
+
+class _Lane:
+    """The place of a trial: a turn at first, then one of the few places of slow ones."""
+
+    def __init__(self, turns: Turns, slow_places: _SlowPlaces) -> None:
+        self._turns = turns
+        self._slow_places = slow_places
+        self._is_slow = False
+
+    def become_slow(self, process: FrameProcess) -> None:
+        """Leave the turn to the next trial, once; raises QueueFullError if there is no place for a further slow one."""
+        if self._is_slow:
+            return
+        self._slow_places.take()
+        self._is_slow = True
+        self._turns.give_back()
+        # It may have just ended.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICE)
+
+    def leave(self) -> None:
+        """Give back the place."""
+        if self._is_slow:
+            self._slow_places.give_back()
+        else:
+            self._turns.give_back()
+
+
+async def _progress(process: FrameProcess) -> GrammarProgress:
+    return msgspec.msgpack.decode(await process.receive(), type=GrammarProgress)
+
+
+async def _outcome(process: FrameProcess, too_long: str) -> GrammarProgress:
+    """How a stage of a trial ends; that of a process that its timer has ended is the refusal `too_long`."""
+    try:
+        return await _progress(process)
+    except EOFError:
+        status = await process.status()
+        if status == -signal.SIGPROF:
+            return GrammarProgress(too_long)
+        return GrammarProgress(f"takes more memory than the server allows, or crashes its compiler (status {status})")

@@ -1,4 +1,4 @@
-"""What hostile clients send, for `victim.py`; run as a program, one attack on a server, to its end.
+"""Requests and bytes of hostile clients for `victim.py`; as a program, one attack on a server.
 
 ``python attacks.py NAME URL METRICS_URL`` prints one line of JSON: how often each status came back, "None" where none
 did.
@@ -24,7 +24,7 @@ COMPLETIONS = "/v1/completions"
 ANSWER_SECONDS = 120.0
 SOCKET_SECONDS = 10.0
 NICENESS = 19
-# Bodies come with it; raw bytes come from clients that have no key.
+# Sent with bodies; raw bytes are sent without a key.
 KEY = "attacker"
 
 Status = int | None
@@ -32,7 +32,7 @@ Status = int | None
 
 @dataclass(frozen=True)
 class Target:
-    """Where a server listens."""
+    """The addresses of a server."""
 
     url: str
     metrics_url: str
@@ -225,7 +225,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main() -> int:
-    """Runs one attack, below everybody else where cores are few."""
+    """Run one attack at the lowest priority."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=list(ATTACKS))
     parser.add_argument("url")

@@ -1,4 +1,4 @@
-"""The validator of requests for a served model, alike in the API process and in those that check for it."""
+"""The validator of requests for a served model, in the API process and in the processes of `Trials`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidat
 
 
 def served_tokenizer(fd_config: FDConfig) -> Tokenizer:
-    """The model's tokenizer, or the one that stands for none."""
+    """The model's tokenizer, or `NoTokenizer`."""
     if fd_config.model_config.skip_tokenizer_init:
         return NoTokenizer()
     return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
@@ -30,7 +30,7 @@ def args_validator(
 
 
 def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:
-    """Token ids of a piece of text; raises ValueError for those that the model does not know."""
+    """Token ids of a piece of text; raises ValueError for a token that the model does not have."""
     ids = tokenizer.encode_phrase(text)
     if max(ids, default=0) >= vocab_size:
         raise ValueError(f"{text!r} has the token {max(ids)}; this model's are 0 to {vocab_size - 1}")

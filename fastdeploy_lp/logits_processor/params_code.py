@@ -1,4 +1,4 @@
-"""Whether a `Params` model runs code that its author wrote, found in the schema that pydantic made of it."""
+"""Detection of an author's own code in a `Params` model, by the schema that pydantic made of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _is_code(node: Mapping[str, Any]) -> bool:
 
 
 def _may_be_code(key: str, value: Any) -> bool:
-    """Classes stand in a schema as what values are held against, unless they are called for a value."""
+    """True for a function, and for a class that is called; other classes in a schema are types of values."""
     return key in ("function", "missing") or not isinstance(value, type)
 
 

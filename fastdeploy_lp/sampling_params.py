@@ -231,6 +231,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return copy.deepcopy(self)
 
 
+class SettledParams(SamplingParams):
+    """Parameters that were checked once for all sequences of a request; neither making nor reading one checks again."""
+
+    def __post_init__(self) -> None:
+        """Trust the sender."""
+
+
 def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:
     if value is not None and not isinstance(value, kinds):
         raise ValueError(f"{name}: must be an object, not {type(value).__name__}")
@@ -248,6 +255,8 @@ def _check_size(name: str, value: list[Any] | str | None, most: int, of: str = "
 
 def _check_token_ids(name: str, token_ids: list[int] | None) -> None:
     _check_list(name, token_ids, "token ids")
+    if token_ids and set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) <= MAX_INTEGER:
+        return
     for index, token in enumerate(token_ids or []):
         _check_integer(f"{name}.{index}", token, 0, MAX_INTEGER)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
+from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.trials import Trials
 from fastdeploy_lp.logits_processor.author_threads import AuthorCall, AuthorThreads, Outcome
 from fastdeploy_lp.logits_processor.checks import Checks
@@ -13,8 +16,15 @@ from fastdeploy_lp.logits_processor.checks import Checks
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class _Ended(Generic[Result]):
+    """The end of checks. An exception with the result, as generators have it, could not leave a thread."""
+
+    result: Result
+
+
 class AuthorChecks:
-    """Runs checks on the event loop, and each call of a processor's own code in a thread or, as a trial, in a process.
+    """Runs checks on the event loop or as it is told, and each call of a processor's own code in a thread or, as a trial, in a process.
 
     timeout: seconds that one call may take; 0 for no limit.
     """
@@ -23,15 +33,14 @@ class AuthorChecks:
         self._threads = AuthorThreads(timeout)
         self._trials = trials
 
-    async def run(self, checks: Checks[Result]) -> Result:
-        """The result of the checks; raises as they do."""
-        try:
-            call = next(checks)
-            while True:
-                call = checks.send(await self._outcome(call))
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+    async def run(self, checks: Checks[Result], inside: Run = run_here) -> Result:
+        """The result of the checks, whose own steps `inside` runs; raises as they do."""
+        outcome: Outcome | None = None
+        while True:
+            step = await inside(partial(_advance, checks, outcome))
+            if isinstance(step, _Ended):
+                return step.result
+            outcome = await self._outcome(step)
 
     async def _outcome(self, call: AuthorCall) -> Outcome:
         if call.trial is not None:
@@ -54,3 +63,10 @@ class AuthorChecks:
         finally:
             # The caller may have left before the call began.
             pending.cancel()
+
+
+def _advance(checks: Checks[Result], outcome: Outcome | None) -> AuthorCall | _Ended[Result]:
+    try:
+        return next(checks) if outcome is None else checks.send(outcome)
+    except StopIteration as end:
+        return _Ended(end.value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import cloudpickle
@@ -27,11 +29,13 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.logprobs import spelled_out
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import Outbox
+from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
@@ -67,6 +71,13 @@ logger = logging.getLogger(__name__)
 READY_SHARE = 4
 
 
+@dataclass(eq=False)
+class _Entry:
+    """Sequences of a request that have room and are not in flight yet."""
+
+    count: int
+
+
 class EngineClient:
     """Runs requests on one worker process at a time; lives on one event loop.
 
@@ -92,6 +103,7 @@ class EngineClient:
         self.message_parsers = self._preparation.message_parsers
         self.inputs = self._preparation.inputs
         self.request_templates = self._preparation.request_templates
+        self.host = self._preparation.host
         self.processors = ProcessorStates(declared)
         slots = fd_config.scheduler_config.max_num_seqs
         self.metrics = PrometheusStatLogger(fd_config)
@@ -115,6 +127,7 @@ class EngineClient:
         )
         self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._in_flight = InFlight()
+        self._entering: list[_Entry] = []
         self._supervising: asyncio.Task[None] | None = None
         self._serials = self._preparation.serials
         self._draining = False
@@ -175,7 +188,14 @@ class EngineClient:
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        return await self._preparation.settle(params, prompt)
+        (settled,) = await self._preparation.settle(params, [prompt])
+        return settled
+
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here
+    ) -> list[Settled]:
+        """The same for all prompts of a request, which is checked once."""
+        return await self._preparation.settle(params, prompts, inside)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
@@ -188,14 +208,26 @@ class EngineClient:
         self.require_alive()
         for request in requests:
             self.processors.require_in_service(request.settled.selection)
-        if bounded:
-            self._require_room(requests, sum(request.settled.params.n for request in requests))
+        count = sum(request.settled.params.n for request in requests)
+        if bounded and requests:
+            self._require_room(count, requests[0].client)
+        with self._entry(count) as entry:
+            return await self._begun(requests, entry, stream=stream)
+
+    async def _begun(self, requests: Sequence[EngineRequest], entry: _Entry, *, stream: bool) -> list[Generation]:
+        pace = Pace()
         # All of them before the first is taken in: what cannot be made must leave nothing behind.
-        generations = [self._made(request, stream=stream) for request in requests]
+        generations = []
+        for request in requests:
+            generations.append(self._made(request, stream=stream))
+            await pace.rest()
         try:
             for request, generation in zip(requests, generations, strict=True):
+                if self._dead is not None:
+                    raise EngineDeadError(self._dead)
                 self._register(request, generation)
-                self._send(request, generation)
+                entry.count -= request.settled.params.n
+                await self._send(request, generation, pace)
         except BaseException:
             for generation in generations:
                 generation.close()
@@ -205,17 +237,33 @@ class EngineClient:
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
         self.require_alive()
-        if bounded:
-            self._require_room(requests, len(requests))
+        if bounded and requests:
+            self._require_room(len(requests), requests[0].client)
         poolings = [self._made_pooling(request) for request in requests]
+        pace = Pace()
         try:
-            for request, pooling in zip(requests, poolings, strict=True):
-                self._register_pooling(request, pooling)
+            with self._entry(len(requests)) as entry:
+                for request, pooling in zip(requests, poolings, strict=True):
+                    if self._dead is not None:
+                        raise EngineDeadError(self._dead)
+                    self._register_pooling(request, pooling)
+                    entry.count -= 1
+                    await pace.rest()
         except BaseException:
             for pooling in poolings:
                 pooling.close()
             raise
         return poolings
+
+    @contextmanager
+    def _entry(self, count: int) -> Iterator[_Entry]:
+        """Sequences that are made piece by piece keep the room that they were given."""
+        entry = _Entry(count)
+        self._entering.append(entry)
+        try:
+            yield entry
+        finally:
+            self._entering.remove(entry)
 
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
@@ -381,11 +429,14 @@ class EngineClient:
         ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
         iteration.finished_requests.append(ended)
 
-    def _require_room(self, requests: Sequence[EngineRequest | PoolingRequest], count: int) -> None:
-        if not requests:
-            return
+    def require_room(self, count: int, client: str) -> None:
+        """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
+        self.require_alive()
+        self._require_room(count, client)
+
+    def _require_room(self, count: int, client: str) -> None:
         try:
-            self._room.require(count, requests[0].client, self.num_in_flight)
+            self._room.require(count, client, self.num_in_flight + sum(each.count for each in self._entering))
         except QueueFullError:
             self.reliability.refused.inc()
             raise
@@ -430,9 +481,13 @@ class EngineClient:
         if self.request_log is not None:
             self.request_log.began(generation, params)
 
-    def _send(self, request: EngineRequest, generation: Generation) -> None:
+    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
         settled = request.settled
         for completion in generation.completions:
+            await pace.rest()
+            if self._in_flight.completion(sequence_id(generation, completion)) is None:
+                # It was ended meanwhile.
+                continue
             params = self.inputs.sequence_params(settled, completion.index)
             name = sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.author_checks import AuthorChecks
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
+from fastdeploy_lp.engine.host_threads import HostThreads, Run, run_here
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.no_tokenizer import NoTokenizer
@@ -47,22 +48,27 @@ class RequestPreparation:
         tried = [each for each in declared if each.dialect.tries_arguments]
         self._trials = Trials(fd_config, tried, chain.code_timeout)
         self._author_checks = AuthorChecks(chain.code_timeout, self._trials)
-        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
+        # No more can wait here than the operator lets wait for slots.
+        waiting = fd_config.scheduler_config.max_waiting_requests
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, min(waiting, MAX_WAITING))
+        self.host = HostThreads(min(waiting, MAX_WAITING))
 
-    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What `inputs.settle` returns, with a grammar that compiles.
+    async def settle(self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here) -> list[Settled]:
+        """What `inputs.settling` returns, with a grammar that compiles; `inside` runs its steps.
 
         Processors' own checks run in threads and processes. Raises InvalidRequestError, and ProcessorUnavailableError
         for a processor whose check does not return in time.
         """
-        settled = await self._author_checks.run(self.inputs.settling(params, prompt))
-        if settled.grammar is not None:
-            await self._grammars.check(settled.grammar)
+        settled = await self._author_checks.run(self.inputs.settling(params, prompts), inside)
+        # All prompts have the same one.
+        if settled and settled[0].grammar is not None:
+            await self._grammars.check(settled[0].grammar)
         return settled
 
     async def close(self) -> None:
         """Give back threads and processes; calling this again does nothing."""
         self._grammars.close()
+        self.host.close()
         await self._trials.close()
 
 

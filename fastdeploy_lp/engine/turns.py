@@ -1,0 +1,78 @@
+"""Turns at work that only a few may do at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from fastdeploy_lp.engine.errors import QueueFullError
+
+# Callers that wait; each may hold a body.
+MAX_WAITING = 256
+# One client's share of them.
+SHARE = 4
+
+
+class Turns:
+    """`at_once` callers have a turn; the others wait, and clients go one after the other. Lives on one event loop.
+
+    most: callers that wait, of which one client may have a quarter. what: what they wait for, in words.
+    A caller that is cancelled while it waits leaves the queue at once.
+    """
+
+    def __init__(self, at_once: int, what: str, most: int = MAX_WAITING) -> None:
+        self._free = at_once
+        self._what = what
+        self._most = most
+        self._most_of_client = -(-most // SHARE)
+        # Clients in the order of their next turns.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Callers without a turn."""
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, client: str) -> None:
+        """Wait for a turn, which `give_back` ends; raises QueueFullError when too many wait."""
+        if self._free:
+            self._free -= 1
+            return
+        self._require_room(client)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back()
+            else:
+                self._leave(client, turn)
+            raise
+
+    def give_back(self) -> None:
+        """End a turn; the next client's oldest caller has it from now on."""
+        for client in self._waiting:
+            waiting = self._waiting.pop(client)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting
+            turn.set_result(None)
+            return
+        self._free += 1
+
+    def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
+        waiting = self._waiting[client]
+        waiting.remove(turn)
+        if not waiting:
+            del self._waiting[client]
+
+    def _require_room(self, client: str) -> None:
+        count, own = self.num_waiting, len(self._waiting.get(client, ()))
+        if own >= self._most_of_client:
+            reason = f"{own} requests of this client wait for {self._what}, and at most {self._most_of_client} may"
+        elif count >= self._most:
+            reason = f"{count} requests wait for {self._what}, and at most {self._most} may"
+        else:
+            return
+        raise QueueFullError(f"the server is busy: {reason}; try again later")

@@ -27,9 +27,10 @@ MAX_LOGIT_BIAS = 4096
 # The form of an output.
 MAX_CHOICES = 10_000
 
-# A body over HTTP: JSON values of any kind, members of objects, and how deep they may stand in one another.
+# A body over HTTP: JSON values of any kind, members of objects, lists and objects, and how deep they may be nested.
 MAX_BODY_VALUES = 1_000_000
 MAX_BODY_MEMBERS = 65_536
+MAX_BODY_CONTAINERS = 131_072
 MAX_BODY_DEPTH = 128
 # Fields of one object of which the API knows all fields.
 MAX_OBJECT_FIELDS = 200

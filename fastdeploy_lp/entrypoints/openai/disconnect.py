@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
+
+from fastdeploy_lp.engine.errors import RequestTimeoutError
 
 CLIENT_CLOSED_REQUEST = 499
 CLOSED_HANDLE = "the handler is closed"
@@ -63,6 +66,29 @@ async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receiv
     try:
         await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
         return await result if result.done() else None
+    finally:
+        for task in (result, gone):
+            task.cancel()
+        await asyncio.gather(result, gone, return_exceptions=True)
+
+
+async def while_connected(
+    work: Coroutine[Any, Any, Result], receive: Receive, deadline: float | None = None
+) -> Result:
+    """The result of `work`, which is cancelled when the client leaves or the time is over.
+
+    deadline: on the monotonic clock, None for any time. Raises ClientDisconnect and RequestTimeoutError.
+    """
+    result = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        await asyncio.wait((result, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return await result
+        if gone.done():
+            raise ClientDisconnect
+        raise RequestTimeoutError("timeout: the time of the request is over, and it has not begun")
     finally:
         for task in (result, gone):
             task.cancel()

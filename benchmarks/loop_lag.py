@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -150,6 +151,9 @@ async def run(args: argparse.Namespace) -> None:
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers)
     try:
         await engine.start()
+        # As the server does once it is ready.
+        gc.collect()
+        gc.freeze()
         app = build_app(engine, ServerArgs(api_key=[]), setup.io_processor)
         for name, (path, made) in BODIES.items():
             if args.only in name:

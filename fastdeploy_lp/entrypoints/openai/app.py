@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -36,8 +38,13 @@ from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
+from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
+
+# Of an answer that is made in less time than a thread takes to begin.
+FEW_TOKENS = 4096
+FEW_SEQUENCES = 32
 
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
@@ -86,7 +93,9 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: Strea
         if body.stream:
             return EventStream(chat.stream(generation, body), [generation], watch)
         outputs = await results_unless_disconnected([generation], request)
-        return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await _json(lambda: chat.response(outputs[0], body), outputs)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -98,10 +107,21 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: Strea
         if body.stream:
             return EventStream(completion.stream(generations, body), generations, watch)
         outputs = await results_unless_disconnected(generations, request)
-        return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await _json(lambda: completion.response(outputs, body), outputs)
 
     return router
 
 
-def _json(body: BaseModel) -> Response:
-    return Response(body.model_dump_json(), media_type="application/json")
+async def _json(answer: Callable[[], BaseModel], outputs: Sequence[RequestOutput]) -> Response:
+    """The answer to requests with these outputs, made in a thread where that takes longer than a few milliseconds."""
+
+    def encoded() -> str:
+        return answer().model_dump_json()
+
+    tokens = sum(len(each.prompt_token_ids) + sum(len(one.token_ids) for one in each.completions) for each in outputs)
+    sequences = sum(len(each.completions) for each in outputs)
+    long = tokens > FEW_TOKENS or sequences > FEW_SEQUENCES
+    content = await asyncio.to_thread(encoded) if long else encoded()
+    return Response(content, media_type="application/json")

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from fastdeploy_lp.engine.errors import RequestTimeoutError
+from fastdeploy_lp.engine.pace import Pace
 
 CLIENT_CLOSED_REQUEST = 499
 CLOSED_HANDLE = "the handler is closed"
@@ -49,14 +50,19 @@ async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], req
 
 
 async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
-    tasks = [asyncio.ensure_future(each.result()) for each in in_flight]
+    tasks, pace = [], Pace()
     try:
+        for each in in_flight:
+            tasks.append(asyncio.ensure_future(each.result()))
+            await pace.rest()
         return list(await asyncio.gather(*tasks))
     finally:
         # When one fails, nobody is going to wait for the others.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+                await pace.rest()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -21,6 +25,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
 from fastdeploy_lp.request_limits import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
+
+PIECE = 4096
 
 
 def tokenization_routes(engine: Engine) -> APIRouter:
@@ -59,6 +65,7 @@ class Tokenization:
     def __init__(self, engine: Engine) -> None:
         context = engine.fd_config.model_config.max_model_len
         self._engine = engine
+        self._context = context
         self._most_characters = max(MAX_TOKENIZED_CHARACTERS, CHARACTERS_A_TOKEN * context)
         self._most_tokens = max(MAX_DETOKENIZED_TOKENS, context)
 
@@ -73,13 +80,11 @@ class Tokenization:
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
         tokenizer = self._engine.tokenizer
         tokens = tokenizer.encode(text, add_special_tokens=special)
-        answer = TokenizeResponse(
-            count=len(tokens),
-            max_model_len=self._engine.fd_config.model_config.max_model_len,
-            tokens=tokens,
-            token_strs=[tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-        )
-        return answer.model_dump_json().encode()
+        strings = map(tokenizer.token_text, tokens) if body.return_token_strs else None
+        answer = TokenizeResponse(count=len(tokens), max_model_len=self._context, tokens=[])
+        head = answer.model_dump_json(exclude={"tokens", "token_strs"})[:-1]
+        listed = "null" if strings is None else _in_pieces(strings)
+        return f'{head},"tokens":{_in_pieces(tokens)},"token_strs":{listed}}}'.encode()
 
     def text(self, body: DetokenizeRequest) -> bytes:
         """The answer to /detokenize; raises InvalidRequestError."""
@@ -89,6 +94,14 @@ class Tokenization:
         self._engine.inputs.require_tokens("tokens", body.tokens)
         text = self._engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return DetokenizeResponse(prompt=text).model_dump_json().encode()
+
+
+def _in_pieces(values: Iterable[Any]) -> str:
+    """A JSON list, written piece by piece: one long call would keep all other threads waiting."""
+    values, pieces = iter(values), []
+    while piece := list(itertools.islice(values, PIECE)):
+        pieces.append(json.dumps(piece, ensure_ascii=False, separators=(",", ":"))[1:-1])
+    return f"[{','.join(pieces)}]"
 
 
 def _text(engine: Engine, body: TokenizeRequest) -> str:

@@ -99,9 +99,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         TOKENIZE,
         lambda: json.dumps({"prompt": "a b, " * 3_000_000, "return_token_strs": True}).encode(),
     ),
-    "/tokenize 1 MB, token_strs": (
+    "/tokenize 250 KB, token_strs": (
         TOKENIZE,
-        lambda: json.dumps({"prompt": "a b, " * 200_000, "return_token_strs": True}).encode(),
+        lambda: json.dumps({"prompt": "a b, " * 50_000, "return_token_strs": True}).encode(),
     ),
     "/detokenize 900,000 tokens": (DETOKENIZE, lambda: json.dumps({"tokens": [65] * 900_000}).encode()),
     "/detokenize 100,000 tokens": (DETOKENIZE, lambda: json.dumps({"tokens": [65] * 100_000}).encode()),

@@ -41,7 +41,7 @@ MAX_SEQUENCES = 4096
 # Entries of lists and arguments of a request, times prompts, times `n`: each sequence carries them to the worker.
 MAX_CARRIED_VALUES = 1_000_000
 # Of /tokenize and /detokenize, where the context does not hold more.
-MAX_TOKENIZED_CHARACTERS = 1_000_000
+MAX_TOKENIZED_CHARACTERS = 262_144
 MAX_DETOKENIZED_TOKENS = 131_072
 # OpenAI's own.
 MAX_METADATA = 16

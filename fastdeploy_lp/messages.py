@@ -9,7 +9,7 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 
 
 class WorkerStart(msgspec.Struct, tag=True):
@@ -37,7 +37,7 @@ class AddRequest(msgspec.Struct, tag=True):
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SettledParams
     selection: Selection = msgspec.field(default_factory=Selection)
     grammar: str | None = None
     client: str = ""

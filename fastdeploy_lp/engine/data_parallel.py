@@ -11,8 +11,9 @@ from typing import TypeVar
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.engine import Engine, EngineLoad, EngineRequest
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.errors import EngineRestartingError
+from fastdeploy_lp.engine.errors import EngineRestartingError, QueueFullError
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
@@ -72,6 +73,7 @@ class DataParallelClient:
         self.message_parsers = preparation.message_parsers
         self.inputs = preparation.inputs
         self.request_templates = preparation.request_templates
+        self.host = preparation.host
         cache = fd_config.cache_config
         self._router = Router(
             size,
@@ -148,6 +150,28 @@ class DataParallelClient:
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
         """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
         return await self._preparation.settle(params, prompt, client)
+
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+    ) -> list[Settled]:
+        """The same for all prompts of a request, which is checked once."""
+        return await self._preparation.settle_each(params, prompts, client, inside)
+
+    def require_room(self, count: int, client: str) -> None:
+        """Raise as `require_alive` does, and QueueFullError when no worker has room for a single sequence.
+
+        Which one gets how many of a request is not known before its prompts are.
+        """
+        self.require_alive()
+        refusal = None
+        for each in self._alive():
+            try:
+                return each.require_room(min(count, 1), client)
+            except QueueFullError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return None
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

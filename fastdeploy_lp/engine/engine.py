@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.host_threads import HostThreads, Run, run_here
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
@@ -56,6 +57,7 @@ class Engine(Protocol):
     message_parsers: MessageParsers
     inputs: InputProcessor
     request_templates: TemplateSandbox
+    host: HostThreads
     request_log: RequestLog | None
 
     @property
@@ -91,6 +93,14 @@ class Engine(Protocol):
 
         Clients take turns at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError, QueueFullError.
         """
+
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+    ) -> list[Settled]:
+        """The same for all prompts of a request, which is checked once; `inside` runs the steps of the check."""
+
+    def require_room(self, count: int, client: str) -> None:
+        """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

@@ -27,10 +27,12 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import Outbox
+from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
@@ -41,7 +43,7 @@ from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
-from fastdeploy_lp.engine.waiting_room import WaitingRoom
+from fastdeploy_lp.engine.waiting_room import Entry, WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
@@ -92,6 +94,7 @@ class EngineClient:
         self.message_parsers = self._preparation.message_parsers
         self.inputs = self._preparation.inputs
         self.request_templates = self._preparation.request_templates
+        self.host = self._preparation.host
         self.processors = ProcessorStates(declared)
         scheduling = fd_config.scheduler_config
         slots, step_tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
@@ -176,6 +179,12 @@ class EngineClient:
         """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
         return await self._preparation.settle(params, prompt, client)
 
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+    ) -> list[Settled]:
+        """The same for all prompts of a request, which is checked once."""
+        return await self._preparation.settle_each(params, prompts, client, inside)
+
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
@@ -185,16 +194,29 @@ class EngineClient:
         quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
         """
         self.require_alive()
-        for request in requests:
-            self.processors.require_in_service(request.settled.selection)
-        if bounded:
-            self._require_room(requests, sum(request.settled.params.n for request in requests))
+        # Prompts of one body share theirs.
+        for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
+            self.processors.require_in_service(selection)
+        count = sum(request.settled.params.n for request in requests)
+        if bounded and requests:
+            self._require_room(count, requests[0].client)
+        with self._room.entry(count) as entry:
+            return await self._begun(requests, entry, stream=stream)
+
+    async def _begun(self, requests: Sequence[EngineRequest], entry: Entry, *, stream: bool) -> list[Generation]:
+        pace = Pace()
         # All of them before the first is taken in: what cannot be made must leave nothing behind.
-        generations = [self._made(request, stream=stream) for request in requests]
+        generations = []
+        for request in requests:
+            generations.append(self._made(request, stream=stream))
+            await pace.rest()
         try:
             for request, generation in zip(requests, generations, strict=True):
+                if self._dead is not None:
+                    raise EngineDeadError(self._dead)
                 self._register(request, generation)
-                self._send(request, generation)
+                entry.count -= request.settled.params.n
+                await self._send(request, generation, pace)
         except BaseException:
             for generation in generations:
                 generation.close()
@@ -204,12 +226,18 @@ class EngineClient:
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
         self.require_alive()
-        if bounded:
-            self._require_room(requests, len(requests))
+        if bounded and requests:
+            self._require_room(len(requests), requests[0].client)
         poolings = [self._made_pooling(request) for request in requests]
+        pace = Pace()
         try:
-            for request, pooling in zip(requests, poolings, strict=True):
-                self._register_pooling(request, pooling)
+            with self._room.entry(len(requests)) as entry:
+                for request, pooling in zip(requests, poolings, strict=True):
+                    if self._dead is not None:
+                        raise EngineDeadError(self._dead)
+                    self._register_pooling(request, pooling)
+                    entry.count -= 1
+                    await pace.rest()
         except BaseException:
             for pooling in poolings:
                 pooling.close()
@@ -379,11 +407,14 @@ class EngineClient:
         ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
         iteration.finished_requests.append(ended)
 
-    def _require_room(self, requests: Sequence[EngineRequest | PoolingRequest], count: int) -> None:
-        if not requests:
-            return
+    def require_room(self, count: int, client: str) -> None:
+        """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
+        self.require_alive()
+        self._require_room(count, client)
+
+    def _require_room(self, count: int, client: str) -> None:
         try:
-            self._room.require(count, requests[0].client, self.num_in_flight)
+            self._room.require(count, client, self.num_in_flight)
         except QueueFullError:
             self.reliability.refused.inc()
             raise
@@ -428,9 +459,13 @@ class EngineClient:
         if self.request_log is not None:
             self.request_log.began(generation, params)
 
-    def _send(self, request: EngineRequest, generation: Generation) -> None:
+    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
         settled = request.settled
         for completion in generation.completions:
+            await pace.rest()
+            if self._in_flight.completion(sequence_id(generation, completion)) is None:
+                # It was ended meanwhile.
+                continue
             params = self.inputs.sequence_params(settled, completion.index)
             name = sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text

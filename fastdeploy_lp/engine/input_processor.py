@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
+from fastdeploy_lp.engine.prompt_text import TOO_LONG, PromptText, require_unicode
+from fastdeploy_lp.engine.sequence_values import require_few_values
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
-from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams, SettledParams
 from fastdeploy_lp.trace_params import TraceParams
 
 # What of a request's parameters the worker gets in another form.
@@ -31,11 +34,7 @@ SENT_APART = (
     "logits_processors_shadow",
     "guided_decoding",
 )
-
-# Normalization may make a text shorter before it is cut into tokens, though hardly by so much.
-NORMALIZATION = 4
-# Below this, counting tokens is quick.
-SHORT_TEXT = 65_536
+SENT_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name not in SENT_APART)
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class InputProcessor:
         self._max_trace_tokens = max_trace_tokens
         self._any_whitespace = any_whitespace
         self._tokenizer = tokenizer
+        self._prompt_text = PromptText(tokenizer, config.max_model_len)
         self._args_validator = args_validator
 
     def chat_prompt(
@@ -93,10 +93,9 @@ class InputProcessor:
 
     def rendered_prompt(self, rendered: str, *, room_for_output: int = 1) -> Prompt:
         """A conversation after its template."""
-        text = self._bounded_text(rendered, "messages")
         # The template writes the special tokens itself.
-        tokens = self._encoded(text, "messages", add_special_tokens=False)
-        return self._checked(tokens, text, "messages", room_for_output=room_for_output)
+        tokens = self._encoded(rendered, "messages", add_special_tokens=False)
+        return self._checked(tokens, rendered, "messages", room_for_output=room_for_output)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """A text or token-id prompt; `param` is what errors call it."""
@@ -129,25 +128,27 @@ class InputProcessor:
             return params
         return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
 
+    def require_few_values(self, params: SamplingParams, num_prompts: int) -> None:
+        """Raise InvalidRequestError for lists and arguments that are too much for all sequences of a request.
+
+        Quick beside what follows it: before prompts and words are tokenized.
+        """
+        require_few_values(params, num_prompts)
+
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What the worker gets, with nothing left open; processors' own checks run in this thread."""
-        self.require_valid(params, prompt)
-        return self.settle_chosen(params, prompt, self.chosen(params))
+        return self.settle_each(params, [prompt])[0]
 
-    def require_valid(self, params: SamplingParams, prompt: Prompt) -> None:
-        """Raise InvalidRequestError for numbers and token ids that this model or this prompt has no room for."""
-        room = self._config.max_model_len - len(prompt.token_ids)
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise InvalidRequestError(
-                "max_tokens",
-                f"{params.max_tokens} is too many: the context holds {self._config.max_model_len} tokens, "
-                f"the prompt has {len(prompt.token_ids)}, which leaves {room}",
-                "context_length_exceeded",
-            )
-        if params.min_tokens > room:
-            raise InvalidRequestError(
-                "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
-            )
+    def settle_each(self, params: SamplingParams, prompts: Sequence[Prompt]) -> list[Settled]:
+        """The same for all prompts of a request; what depends on the parameters alone is checked and tokenized once."""
+        self.require_valid(params, prompts)
+        return self.settle_chosen(params, prompts, self.chosen(params))
+
+    def require_valid(self, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
+        """Raise InvalidRequestError for numbers and token ids that this model or a prompt has no room for."""
+        require_few_values(params, len(prompts))
+        for prompt in prompts:
+            self._require_room(params, prompt)
         self._check_token_ids(params)
         self._require_text_for(params)
         if len(params.allowed_token_ids or ()) > self._config.vocab_size:
@@ -161,31 +162,48 @@ class InputProcessor:
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
 
-    def settle_chosen(self, params: SamplingParams, prompt: Prompt, selection: Selection) -> Settled:
-        """The same as `settle`, for parameters that `require_valid` accepts and with the choice that was validated."""
-        room = self._config.max_model_len - len(prompt.token_ids)
-        seed = params.seed if params.seed is not None else secrets.randbits(64)
-        bad_words = self._bad_words_token_ids(params)
-        self._require_something_allowed(params, bad_words or [])
-        settled = msgspec.structs.replace(
-            params,
-            max_tokens=params.max_tokens or room,
-            seed=seed,
-            bad_words=None,
-            bad_words_token_ids=bad_words,
-            logits_processors_trace=self._trace(params, room),
-        )
-        return Settled(settled, selection, self._grammar(params))
+    def settle_chosen(self, params: SamplingParams, prompts: Sequence[Prompt], selection: Selection) -> list[Settled]:
+        """What `settle_each` returns, for parameters that `require_valid` accepts and a choice that was validated."""
+        shared = copy.copy(params)
+        shared.bad_words, shared.bad_words_token_ids = None, self._bad_words_token_ids(params)
+        require_few_values(shared, len(prompts))
+        self._require_something_allowed(params, shared.bad_words_token_ids or [])
+        grammar = self._grammar(params)
+        return [Settled(self._for_prompt(shared, prompt), selection, grammar) for prompt in prompts]
 
-    def sequence_params(self, settled: Settled, index: int) -> SamplingParams:
+    def _require_room(self, params: SamplingParams, prompt: Prompt) -> None:
+        room = self._room(prompt)
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise InvalidRequestError(
+                "max_tokens",
+                f"{params.max_tokens} is too many: the context holds {self._config.max_model_len} tokens, "
+                f"the prompt has {len(prompt.token_ids)}, which leaves {room}",
+                TOO_LONG,
+            )
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                "min_tokens", f"{params.min_tokens} is too many: the prompt leaves room for {room}"
+            )
+
+    def _room(self, prompt: Prompt) -> int:
+        return self._config.max_model_len - len(prompt.token_ids)
+
+    def _for_prompt(self, shared: SamplingParams, prompt: Prompt) -> SamplingParams:
+        """The parameters of one prompt; it shares lists with the others."""
+        # A copy is not checked again, as one by `structs.replace` is.
+        settled, room = copy.copy(shared), self._room(prompt)
+        settled.max_tokens = shared.max_tokens or room
+        settled.seed = shared.seed if shared.seed is not None else secrets.randbits(64)
+        settled.logits_processors_trace = self._trace(shared, room)
+        return settled
+
+    def sequence_params(self, settled: Settled, index: int) -> SettledParams:
         """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
         seed = ((settled.params.seed or 0) + index) & MAX_SEED
-        chosen = dict.fromkeys(SENT_APART)
+        fields = {name: getattr(settled.params, name) for name in SENT_FIELDS}
         # The prompt is the same for all of them.
-        prompt_logprobs = settled.params.prompt_logprobs if index == 0 else None
-        return msgspec.structs.replace(
-            settled.params, n=1, stop=None, seed=seed, prompt_logprobs=prompt_logprobs, **chosen
-        )
+        fields["prompt_logprobs"] = settled.params.prompt_logprobs if index == 0 else None
+        return SettledParams(**fields | {"n": 1, "stop": None, "seed": seed})
 
     def _trace(self, params: SamplingParams, room: int) -> TraceParams | None:
         """With the number of tokens that are traced of each completion."""
@@ -236,30 +254,17 @@ class InputProcessor:
     def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
             self.require_text(param)
-            text = self._bounded_text(prompt, param)
-            return self._encoded(text, param), text
-        for index, token in enumerate(prompt):
-            self._check_token_id(f"{param}.{index}", token)
-        return list(prompt), None
+            return self._encoded(prompt, param), prompt
+        tokens = list(prompt)
+        self.require_tokens(param, tokens)
+        return tokens, None
 
     def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = self._prompt_text.tokens(text, param, add_special_tokens=add_special_tokens)
         # Some tokenizers have tokens that their model does not know.
         if ids and max(ids) >= self._config.vocab_size:
             self._check_token_id(param, max(ids))
         return ids
-
-    def _bounded_text(self, text: str, param: str) -> str:
-        """Text that the context may hold: to count the tokens of one that it can not would only take time."""
-        most = self._config.max_model_len * self._tokenizer.longest_token * NORMALIZATION
-        if len(text) > max(most, SHORT_TEXT):
-            raise InvalidRequestError(
-                param,
-                f"the prompt has {len(text)} characters; the context of {self._config.max_model_len} tokens holds "
-                f"at most {most}",
-                "context_length_exceeded",
-            )
-        return _require_unicode(text, param)
 
     def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
         limit = self._config.max_model_len
@@ -268,7 +273,7 @@ class InputProcessor:
         if len(token_ids) + room_for_output > limit:
             reason = f"the prompt has {len(token_ids)} tokens; the context holds {limit}"
             for_output = ", at least one of them for output" if room_for_output else ""
-            raise InvalidRequestError(param, reason + for_output, "context_length_exceeded")
+            raise InvalidRequestError(param, reason + for_output, TOO_LONG)
         return Prompt(token_ids, text)
 
     def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]] | None:
@@ -276,7 +281,7 @@ class InputProcessor:
         found = [list(tokens) for tokens in params.bad_words_token_ids or []]
         for index, word in enumerate(params.bad_words or []):
             path = f"bad_words.{index}"
-            word = _require_unicode(word.lstrip(), path)
+            word = require_unicode(word.lstrip(), path)
             plain, spaced = (self._encoded(text, path, add_special_tokens=False) for text in (word, f" {word}"))
             if not plain:
                 raise InvalidRequestError(path, "a text without tokens")
@@ -306,23 +311,20 @@ class InputProcessor:
             )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
-        lists = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids}
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self.require_tokens(name, getattr(params, name) or [])
         for index, tokens in enumerate(params.bad_words_token_ids or []):
-            lists[f"bad_words_token_ids.{index}"] = tokens
-        for name, token_ids in lists.items():
-            for index, token in enumerate(token_ids or []):
-                self._check_token_id(f"{name}.{index}", token)
+            self.require_tokens(f"bad_words_token_ids.{index}", tokens)
+
+    def require_tokens(self, param: str, tokens: list[int]) -> None:
+        """Raise InvalidRequestError for the first that is no token id of the model."""
+        # Looked at one by one only where one of them is wrong.
+        if tokens and set(map(type, tokens)) == {int} and 0 <= min(tokens) <= max(tokens) < self._config.vocab_size:
+            return
+        for index, token in enumerate(tokens):
+            self._check_token_id(f"{param}.{index}", token)
 
     def _check_token_id(self, param: str, token: object) -> None:
         size = self._config.vocab_size
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise InvalidRequestError(param, f"{token!r} is no token id; allowed are 0 to {size - 1}")
-
-
-def _require_unicode(text: str, param: str) -> str:
-    """Half a surrogate pair can stand in a JSON string, but it is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(param, f"no valid Unicode: {error.reason}") from None
-    return text

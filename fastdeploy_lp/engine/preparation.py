@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
 from fastdeploy_lp.engine.grammar_checker import GrammarChecker
 from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
+from fastdeploy_lp.engine.host_threads import HostThreads, Run, run_here
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
@@ -38,39 +40,54 @@ class RequestPreparation:
             any_whitespace=guided.any_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
         )
-        waiting = min(fd_config.scheduler_config.max_waiting_requests, MAX_WAITING)
-        self._grammars = GrammarChecker(GrammarProcesses(config, guided, waiting), guided)
+        # No more can wait here than the operator lets wait for slots.
+        waiting = fd_config.scheduler_config.max_waiting_requests
+        self._grammars = GrammarChecker(GrammarProcesses(config, guided, min(waiting, MAX_WAITING)), guided)
         self._trials = Trials(fd_config, declared, chain.code_timeout)
-        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens)
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
+        self.host = HostThreads(waiting)
 
     def start(self) -> None:
         """Start what requests will need; calling this again does nothing."""
         self._trials.start()
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """What `inputs.settle` returns, with a grammar that can be used; clients take turns at compiling theirs.
-
-        Code of processors' authors runs in processes of its own. Raises InvalidRequestError, ProcessorUnavailableError
-        for a processor whose check does not return in time, and QueueFullError while too many grammars compile.
-        """
-        self.inputs.require_valid(params, prompt)
-        settled = self.inputs.settle_chosen(params, prompt, await self._selection(params))
-        if settled.grammar is not None:
-            await self._grammars.check(settled.grammar, client)
+        """The only result of `settle_each`; raises as it does."""
+        (settled,) = await self.settle_each(params, [prompt], client)
         return settled
 
-    async def _selection(self, params: SamplingParams) -> Selection:
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+    ) -> list[Settled]:
+        """Prompts of one request, settled as by `InputProcessor.settle_each`, with a grammar that can be used.
+
+        `inside` runs this server's own checks, and separate processes those of processors' authors; clients take turns
+        at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError for a processor whose check does
+        not return in time, and QueueFullError while too many requests wait for their checks.
+        """
+        await inside(partial(self.inputs.require_valid, params, prompts))
+        selection = await self._selection(params, inside)
+        settled = await inside(partial(self.inputs.settle_chosen, params, prompts, selection))
+        # All prompts have the same one.
+        if settled and settled[0].grammar is not None:
+            await self._grammars.check(settled[0].grammar, client)
+        return settled
+
+    async def _selection(self, params: SamplingParams, inside: Run) -> Selection:
+        authors = self._args_validator.authors_of(params)
         try:
-            authors = self._args_validator.authors_of(params)
-            return await self._trials.selection(params, authors) if authors else self.inputs.chosen(params)
+            if authors:
+                return await self._trials.selection(params, authors)
         except UnsendableError:
-            return self.inputs.chosen(params)
+            pass
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
         except NotInTimeError as error:
             raise ProcessorUnavailableError(str(error)) from None
+        return await inside(partial(self.inputs.chosen, params))
 
     async def close(self) -> None:
         """Give back threads and processes; calling this again does nothing."""
         await self._grammars.close()
+        self.host.close()
         await self._trials.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
 
 MODULE = "fastdeploy_lp.engine.template_process"
@@ -29,19 +30,31 @@ class TemplateSandbox:
     a text repeated a billion times. Those end with their process.
     """
 
-    def __init__(self, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, special_tokens: Mapping[str, str], most: int = MAX_WAITING) -> None:
         self._special_tokens = dict(special_tokens)
-        self._turns = asyncio.Semaphore(PROCESSES)
+        self._turns = Turns(PROCESSES, "a process that renders their templates", most)
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
-        """The prompt by `options.chat_template`; raises InvalidRequestError, also for what takes too much."""
+    @property
+    def num_waiting(self) -> int:
+        """Templates that wait for a process."""
+        return self._turns.num_waiting
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions, client: str = "") -> str:
+        """The prompt by `options.chat_template`; raises InvalidRequestError, also for what takes too much.
+
+        Clients take turns. A caller that is cancelled leaves the queue, or ends its process, at once. Raises
+        QueueFullError when too many wait.
+        """
         job = {
             "messages": list(messages),
             "options": dataclasses.asdict(options),
             "special_tokens": self._special_tokens,
         }
-        async with self._turns:
+        await self._turns.take(client)
+        try:
             output = await _output_of_process(json.dumps(job).encode())
+        finally:
+            self._turns.give_back()
         try:
             result = json.loads(output)
         except ValueError:

@@ -124,7 +124,7 @@ class AuthorThreads:
     def _provide(self, lane: _Lane) -> None:
         """Wake or start a thread for the lane's queue."""
         if lane.lacks_thread:
-            _switch_threads_quickly()
+            switch_threads_quickly()
             lane.threads += 1
             threading.Thread(target=self._work, args=(lane,), name="author-code", daemon=True).start()
         else:
@@ -212,6 +212,6 @@ class AuthorThreads:
         return NotInTimeError(f"logits processor {name}: earlier calls of its code have not returned")
 
 
-def _switch_threads_quickly() -> None:
+def switch_threads_quickly() -> None:
     if sys.getswitchinterval() > SWITCH_INTERVAL:
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -62,7 +62,7 @@ class RequestRecord:
 
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
     API keys it brought, by its place; where there are none, its address. operator: whether it brought an operator's
-    key, or the server has no keys.
+    key, or the server has no keys. heavy: its body is large, so that the work that it causes belongs into threads.
     """
 
     request_id: str
@@ -73,6 +73,7 @@ class RequestRecord:
     answered: bool = False
     client: str = ""
     operator: bool = True
+    heavy: bool = False
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
 

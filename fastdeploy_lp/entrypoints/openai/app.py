@@ -40,8 +40,6 @@ from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 # Of an answer that is made in less time than a thread takes to begin.
-FEW_TOKENS = 4096
-FEW_SEQUENCES = 32
 
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:

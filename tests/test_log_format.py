@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, REQUEST_ID, JsonFormatter, TextFormatter
+from fastdeploy_lp.log_format import (
+    FORMAT_VARIABLE,
+    LEVEL_VARIABLE,
+    MAX_FIELD_CHARACTERS,
+    MAX_FIELD_ITEMS,
+    REQUEST_ID,
+    JsonFormatter,
+    TextFormatter,
+)
 
 FIELDS = st.dictionaries(
     st.sampled_from(["path", "status", "processors", "ttft"]),
@@ -42,6 +50,17 @@ def test_a_json_line_gives_back_what_was_logged(message: str, fields: dict[str, 
     told = json.loads(line)
     assert told["message"] == message
     assert {name: told[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_fields_are_cut_to_their_bounds(formatter: logging.Formatter) -> None:
+    long: dict[str, object] = {"path": "/" + "a" * 60_000, "reasons": ["b" * 60_000] * 2, "items": ["c"] * 60_000}
+    line = formatter.format(event("request", long))
+    assert len(line) < 10 * (MAX_FIELD_CHARACTERS + MAX_FIELD_ITEMS)
+    assert f"{60_001 - MAX_FIELD_CHARACTERS} more" in line
+    assert f"{60_000 - MAX_FIELD_ITEMS} more" in line
+    whole = {"path": "a" * MAX_FIELD_CHARACTERS, "items": ["c"] * MAX_FIELD_ITEMS, "prompts": ["d" * 60_000]}
+    assert "more" not in formatter.format(event("request", whole))
 
 
 def test_values_that_could_be_taken_for_more_fields_are_quoted() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import stat
 import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import zmq
 from support.server import free_port, server_environment, wait_until
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config import API_KEY_VARIABLE, FDConfig, ParallelConfig
+from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
+from fastdeploy_lp.engine import worker_handle
 from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
@@ -183,6 +185,45 @@ def test_a_stranger_is_refused_and_logged(
     assert "a connection to the worker's socket was refused" in caplog.text
 
 
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_the_port_is_closed_once_the_worker_is_connected() -> None:
+    """Another user's connections, which need no key to be idle, would use up the files of this process."""
+    fd_config = config("tcp")
+    port = fd_config.parallel_config.engine_worker_queue_port
+
+    async def main() -> None:
+        async with running_worker(fd_config) as handle:
+            before = open_files()
+            with pytest.raises(TimeoutError):
+                socket.create_connection(("127.0.0.1", port), timeout=0.3)
+            assert open_files() == before
+            assert set(await answer_to_a_request_of_ours(handle)) == {"ours"}
+
+    asyncio.run(main())
+
+
+def test_who_says_nothing_before_the_worker_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_handle, "HANDSHAKE_MILLISECONDS", 100)
+    fd_config = config("tcp")
+    port = fd_config.parallel_config.engine_worker_queue_port
+
+    async def main() -> None:
+        handle = WorkerHandle(fd_config)
+        handle._bind()
+        with ExitStack() as stack:
+            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS)) for _ in range(50)]
+            for connection in idle:
+                # ZeroMQ's greeting, then the end.
+                while await asyncio.to_thread(connection.recv, 100):
+                    pass
+        await handle.stop()
+
+    asyncio.run(asyncio.wait_for(main(), SECONDS))
+
+
 def test_knocking_for_ever_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         watch = HandshakeWatch(socket)
@@ -193,7 +234,8 @@ def test_knocking_for_ever_does_not_fill_the_log(caplog: pytest.LogCaptureFixtur
 
 
 def test_the_worker_does_not_get_the_keys_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(API_KEY_VARIABLE, "secret-key-of-a-client")
+    for variable in KEY_VARIABLES:
+        monkeypatch.setenv(variable, "secret-key-of-a-client")
 
     async def main() -> None:
         async with running_worker(config("unix")) as handle:

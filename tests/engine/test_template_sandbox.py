@@ -107,6 +107,7 @@ def test_the_process_has_no_environment_no_files_and_bounded_memory() -> None:
 
 def test_the_servers_environment_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTDEPLOY_LP_API_KEY", "secret-key-of-a-client")
+    monkeypatch.setenv("FASTDEPLOY_LP_ADMIN_API_KEY", "secret-key-of-a-client")
     seen: list[bytes] = []
 
     async def main() -> None:

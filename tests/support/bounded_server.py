@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -39,6 +39,8 @@ async def exchange(port: int, sent: bytes, *, half_close: bool = False) -> bytes
         return await asyncio.wait_for(reader.read(), SECONDS)
     finally:
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def answer(send: Any, status: int = 200, body: bytes = b"") -> None:

@@ -162,6 +162,7 @@ def test_a_running_answer_is_not_spoiled_by_what_follows_it(monkeypatch: pytest.
             writer.write(after)
             rest = await reader.read()
             writer.close()
+            await writer.wait_closed()
             return begun + rest
 
     assert asyncio.run(run()).endswith(b"\r\n\r\none!")

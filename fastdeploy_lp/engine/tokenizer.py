@@ -111,19 +111,17 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{jinja}: cannot be read ({error}); give a complete copy of the model") from None
     found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {entry["name"]: entry.get("template") for entry in found if _is_named(entry)}
-        found = named.get("default")
+    if isinstance(found, list) and all(_is_named_template(entry) for entry in found):
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
     if found is not None and not isinstance(found, str):
-        path = directory / "tokenizer_config.json"
-        raise CheckpointError(
-            f"{path}: chat_template is {type(found).__name__}; it must be a text, or a list of named texts"
-        )
+        path, kind = directory / "tokenizer_config.json", type(found).__name__
+        reason = "it must be a text, or a list of objects with the texts name and template"
+        raise CheckpointError(f"{path}: chat_template is a damaged {kind}; {reason}")
     return found
 
 
-def _is_named(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("name"), str)
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("name", "template"))
 
 
 def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

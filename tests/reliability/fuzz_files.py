@@ -2,7 +2,7 @@
 
     python tests/reliability/fuzz_files.py --count 10000 --seed 1 gguf safetensors
 
-Each model is loaded and used as a server does it, by a process of its own with little memory. A failure has the
+Each model is loaded and used as a server does it, by a process with little memory. A failure has the
 number by which its model can be had again: `--first N --keep FOLDER` leaves it there.
 """
 
@@ -28,7 +28,13 @@ PROGRAM = Path(__file__).parent / "load_process.py"
 SHOWN = 1500
 REFUSED, SERVED = "refused", "served"
 # Teams of threads would only wait for one another on matrices this small.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "FLAGS_paddle_num_threads": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "FLAGS_paddle_num_threads": "1",
+    # An arena of every thread would count as memory.
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 @dataclass
@@ -58,7 +64,7 @@ def load_damaged(kind: str, seed: int, numbers: range) -> LoadReport:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(PROGRAM), kind, str(seed), str(numbers.start), str(numbers.stop), folder]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=server_environment() | ONE_THREAD
+            command, stdout=subprocess.PIPE, text=True, env=server_environment() | ENVIRONMENT
         ) as process:
             for line in process.stdout or ():
                 told = json.loads(line)

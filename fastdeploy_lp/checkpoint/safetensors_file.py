@@ -142,7 +142,7 @@ def _tensor_header(name: str, entry: Any, start: int) -> TensorHeader:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ValueError(f"tensor {name} has the unknown dtype {dtype!r}")
     if not _are_sizes(shape):
         raise ValueError(f"tensor {name} has the shape {shape!r}")

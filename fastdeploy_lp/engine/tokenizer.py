@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
+from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -21,8 +22,8 @@ SHORT_TEXT = 16_384
 class Tokenizer:
     """Text to token ids and back; `chat_template` replaces the model's own.
 
-    Raises ValueError for a directory without a readable `tokenizer.json` or with a damaged `tokenizer_config.json`, and
-    for a template that does not compile.
+    Raises CheckpointError (a ValueError) for a directory without a readable `tokenizer.json` or with a damaged
+    `tokenizer_config.json`, and for a template that does not compile.
     """
 
     handles_text = True
@@ -30,21 +31,18 @@ class Tokenizer:
     def __init__(self, directory: Path, *, chat_template: str | None = None) -> None:
         path = directory / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{directory}: no tokenizer.json")
+            raise CheckpointError(f"{directory}: no tokenizer.json")
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
-            raise ValueError(f"{path}: cannot be read: {error}") from None
+            raise CheckpointError(f"{path}: cannot be read: {error}") from None
         self.token_bytes: Callable[[int], bytes] = TokenBytes(self._tokenizer)
         # Characters of the longest token; byte-level vocabularies have one for each byte.
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         config_path = directory / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.is_file() else {}
-        try:
-            self.chat_template_source = chat_template or _chat_template_source(directory, config)
-            self.special_tokens = _special_tokens(config)
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{config_path}: damaged special tokens or chat template ({error!r})") from None
+        self.chat_template_source = chat_template or _chat_template_source(directory, config)
+        self.special_tokens = _special_tokens(config_path, config)
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -116,20 +114,35 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
     """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, the one named default."""
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text()
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{jinja}: cannot be read ({error}); give a complete copy of the model") from None
     found = config.get("chat_template")
-    if isinstance(found, list):
+    if isinstance(found, list) and all(_is_named_template(entry) for entry in found):
         found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
     if found is not None and not isinstance(found, str):
-        raise TypeError(f"chat_template: must be a text, not {type(found).__name__}")
+        path, kind = directory / "tokenizer_config.json", type(found).__name__
+        reason = "it must be a text, or a list of objects with the texts name and template"
+        raise CheckpointError(f"{path}: chat_template is a damaged {kind}; {reason}")
     return found
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("name", "template"))
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    values = {name: config[name] for name in names if config.get(name)}
-    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
-    for name, text in texts.items():
+    texts: dict[str, str] = {}
+    for name in names:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        # Empty, as null is: the model has no such token.
+        if not value:
+            continue
         if not isinstance(text, str):
-            raise TypeError(f"{name}: must be a text, not {type(text).__name__}")
+            kind = type(text).__name__
+            raise CheckpointError(f"{path}: {name} is {kind}; it must be a text, or an object with its content")
+        texts[name] = text
     return texts

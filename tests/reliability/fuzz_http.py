@@ -2,7 +2,8 @@
 
     python tests/reliability/fuzz_http.py --bodies 20000 --raw 2000 --seed 1
 
-starts a server on a tiny model by itself. Each failure has the number by which its bytes can be had again.
+starts servers on a tiny model by itself, one of each configuration. Each failure has the number by which its bytes can
+be had again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from reliability.hostile_bodies import HostileBody, hostile_body
+from reliability.hostile_bodies import KEYS, HostileBody, hostile_body
 from reliability.malformed_http import malformed_request
 from support.server import ServerProcess
 from support.tiny import write_tiny_checkpoint
@@ -31,7 +32,21 @@ CONNECTIONS = 8
 ANSWER_SECONDS = 60.0
 # A server may wait for the rest of a request that has none; that it closes is not asked for.
 RAW_SECONDS = 0.5
-OPTIONS = ["--logits-processors", "LogitBiasLogitsProcessor", "--max-model-len", "64", "--max-num-seqs", "8"]
+OPTIONS = ["--max-model-len", "64", "--max-num-seqs", "8"]
+LOGIT_BIAS = ["--logits-processors", "LogitBiasLogitsProcessor"]
+CONFIGURATIONS: dict[str, list[str]] = {
+    "plain": LOGIT_BIAS,
+    "token ids": [*LOGIT_BIAS, "--skip-tokenizer-init"],
+    "policy": [
+        *LOGIT_BIAS,
+        "AllowedTokensLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        *("--mandatory", "AllowedTokensLogitsProcessor"),
+        *("--shadow", "NoRepeatNGramLogitsProcessor"),
+        *("--api-key", *KEYS[:2]),
+        *("--fair-queue", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-waiting-requests", "64"),
+    ],
+}
 
 
 @dataclass
@@ -46,13 +61,14 @@ class FuzzReport:
         return "\n".join([f"statuses: {counts}", *self.failures[:20], f"{len(self.failures)} failures"])
 
 
-def fuzz_server(checkpoint: Path) -> ServerProcess:
-    """A server on a tiny model with a short context."""
-    return ServerProcess(*OPTIONS, model=str(checkpoint), own_metrics_port=False)
+def fuzz_server(checkpoint: Path, configuration: str) -> ServerProcess:
+    """A server of one of CONFIGURATIONS on a tiny model with a short context."""
+    options = [*CONFIGURATIONS[configuration], *OPTIONS]
+    return ServerProcess(*options, model=str(checkpoint), own_metrics_port=False)
 
 
 def send_bodies(port: int, seed: int, numbers: Sequence[int]) -> FuzzReport:
-    """POST these bodies over a few connections that are kept open."""
+    """Send these bodies over a few connections that are kept open."""
     report = FuzzReport()
     shares = [numbers[place::CONNECTIONS] for place in range(CONNECTIONS)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -68,7 +84,7 @@ def _send_share(port: int, seed: int, numbers: Sequence[int]) -> FuzzReport:
     for number in numbers:
         body = hostile_body(seed, number)
         try:
-            connection.request("POST", body.path, body.content, {"Content-Type": "application/json"})
+            connection.request(body.method, body.path, body.content, body.headers)
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, HTTPException) as error:
@@ -77,19 +93,21 @@ def _send_share(port: int, seed: int, numbers: Sequence[int]) -> FuzzReport:
             connection.close()
             continue
         report.statuses[answer.status] += 1
-        problem = _problem(answer.status, answer.getheader("content-type", ""), content)
+        problem = _problem(body.method, answer.status, answer.getheader("content-type", ""), content)
         if problem:
-            report.failures.append(f"body {number}: {body.path}: {problem}: {body.content[:300]!r}")
+            report.failures.append(f"body {number}: {body.method} {body.path}: {problem}: {body.content[:300]!r}")
     connection.close()
     return report
 
 
-def _problem(status: int, content_type: str, content: bytes) -> str | None:
+def _problem(method: str, status: int, content_type: str, content: bytes) -> str | None:
     """What is wrong with an answer; None for one that a client may get."""
     if status >= 500:
         return f"status {status}: {content[:300]!r}"
     if content_type.startswith("text/event-stream"):
         return _problem_of_stream(content)
+    if status == 307 or (method != "POST" and (status < 400 or method == "HEAD")):
+        return None
     try:
         parsed = json.loads(content)
     except ValueError:
@@ -153,22 +171,34 @@ def _statuses(answer: bytes) -> list[int]:
 def main() -> int:
     """Status 0 when the server bore everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bodies", type=int, default=20_000, help="changed bodies (default: 20000)")
-    parser.add_argument("--raw", type=int, default=2_000, help="malformed requests (default: 2000)")
+    parser.add_argument("--bodies", type=int, default=20_000, help="changed bodies for each (default: 20000)")
+    parser.add_argument("--raw", type=int, default=2_000, help="malformed requests for each (default: 2000)")
     parser.add_argument("--seed", type=int, default=1, help="what they depend on (default: 1)")
+    parser.add_argument("--configuration", action="append", choices=CONFIGURATIONS, help="of the server (default: all)")
     parser.add_argument("--show", type=int, help="print the body of this number and end")
     args = parser.parse_args()
     if args.show is not None:
         body: HostileBody = hostile_body(args.seed, args.show)
-        print(body.path, body.content)
+        print(body.method, body.path, body.headers, body.content)
         return 0
-    with tempfile.TemporaryDirectory() as folder, fuzz_server(write_tiny_checkpoint(Path(folder))) as server:
+    failed = [_run(configuration, args) for configuration in args.configuration or CONFIGURATIONS]
+    return 1 if any(failed) else 0
+
+
+def _run(configuration: str, args: argparse.Namespace) -> bool:
+    """Whether a server of this configuration did not bear everything."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        fuzz_server(write_tiny_checkpoint(Path(folder)), configuration) as server,
+    ):
         bodies = send_bodies(server.port, args.seed, range(args.bodies))
         raw = asyncio.run(send_raw(server.port, args.seed, range(args.raw)))
-        print(f"seed {args.seed}\nbodies: {bodies}\nraw: {raw}")
+        print(f"{configuration}, seed {args.seed}\nbodies: {bodies}\nraw: {raw}")
         traces = server.log.count("Traceback")
-        print(f"{traces} tracebacks in the log")
-        return 1 if bodies.failures or raw.failures or traces else 0
+        print(f"{traces} tracebacks in the log", flush=True)
+        if traces:
+            print(server.log[server.log.index("Traceback") - 1000 :][:5000])
+    return bool(bodies.failures or raw.failures or traces)
 
 
 if __name__ == "__main__":

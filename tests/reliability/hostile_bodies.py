@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,40 @@ SEEDS: list[tuple[str, dict[str, JsonValue]]] = [
     ("/tokenize", {"messages": [{"role": "user", "content": "Go"}], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/v1/abort_requests", {"req_ids": ["chatcmpl-1"], "abort_all": False}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2, "logprobs": 2, "logits_processors_trace": {"top_k": 3}}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2, "vllm_xargs": {"a": 1}, "timeout": 5.0}),
+    ("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 2, "stream": True, "return_token_ids": True}),
+    (
+        "/v1/completions",
+        {"prompt": "Hi", "max_tokens": 2, "guided_json": {"type": "array", "items": {"enum": [1, "a"]}}},
+    ),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "guided_grammar": 'root ::= "a" | "b" root'}),
+    (
+        "/v1/chat/completions",
+        {"prompt_token_ids": [5, 6, 7], "max_tokens": 2, "allowed_token_ids": [5, 6], "bad_words_token_ids": [[5]]},
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Go"}],
+            "max_tokens": 2,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+    ("/v1/embeddings", {"input": [5, 6, 7], "encoding_format": "float", "truncate_prompt_tokens": 2}),
+    ("/v1/logits_processors/LogitBiasLogitsProcessor/reset", {}),
+    ("/detokenize", {"tokens": [5, 2**31], "skip_special_tokens": False}),
+]
+# What a body does not decide: asked for with changed paths, and now and then with a body that nobody expects.
+GET_PATHS = [
+    *("/v1/models", "/v1/models/default", "/v1/logits_processors", "/load", "/version", "/metrics", "/health", "/ping"),
+    *("/health/live", "/health/ready", "/openapi.json", "/docs", "/", "/v1", "/v1/completions", "/playground"),
+]
+METHODS = ["GET"] * 10 + ["HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "POST"]
+PATH_PARTS = [
+    *("..", ".", "", "%00", "%2e%2e%2f", "%ff", "a" * 3000, "?a=b&a=c", "?" + "&" * 500, "//", ";", "%0d%0aX:1", "*"),
+    "{name}",
 ]
 
 NASTY: list[JsonValue] = [
@@ -187,13 +221,24 @@ WORDS = [
 ]
 
 
+# The first two are keys of a server that needs one.
+KEYS = ["key-of-one-client", "key-of-another", "key-of-nobody", "", "\xff", "k" * 4000]
+
+
 @dataclass(frozen=True)
 class HostileBody:
-    """What is POSTed to a path, and the number that it can be had again by."""
+    """What is sent to a path, and the number that it can be had again by; `key` is one of KEYS."""
 
     number: int
     path: str
     content: bytes
+    method: str = "POST"
+    key: str = KEYS[0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the request."""
+        return {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
 
 
 def hostile_body(seed: int, number: int) -> HostileBody:
@@ -202,16 +247,26 @@ def hostile_body(seed: int, number: int) -> HostileBody:
     path, good = rng.choice(SEEDS)
     body: JsonValue = copy.deepcopy(good)
     for _ in range(rng.choice([1, 1, 1, 1, 2, 2, 3])):
-        body = _changed(body, rng)
+        body = changed(body, rng)
     content = json.dumps(body).encode()
     if rng.random() < 0.15:
         for _ in range(rng.randint(1, 3)):
             content = rng.choice(BYTE_CHANGES)(content, rng)
-    return HostileBody(number, path, content)
+    key = rng.choice([*KEYS[:2] * 20, *KEYS])
+    if rng.random() < 0.04:
+        return HostileBody(number, _path(rng), content if rng.random() < 0.1 else b"", rng.choice(METHODS), key)
+    return HostileBody(number, path, content, key=key)
 
 
-def _changed(body: JsonValue, rng: random.Random) -> JsonValue:
-    """One place of the body is replaced, removed, doubled, wrapped, or joined by another."""
+def _path(rng: random.Random) -> str:
+    parts = rng.choice(GET_PATHS).split("/")
+    if rng.random() < 0.5:
+        parts.insert(rng.randrange(1, len(parts) + 1), rng.choice(PATH_PARTS))
+    return "/".join(parts)
+
+
+def changed(body: JsonValue, rng: random.Random, words: Sequence[str] = WORDS) -> JsonValue:
+    """One place of the body is replaced, removed, doubled, wrapped, or joined by another; `words` are its names."""
     places = list(_places(body))
     if not places or rng.random() < 0.02:
         return copy.deepcopy(rng.choice(NASTY))
@@ -226,7 +281,7 @@ def _changed(body: JsonValue, rng: random.Random) -> JsonValue:
     elif change < 0.8 and isinstance(parent, list):
         parent.extend(copy.deepcopy(parent[key]) for _ in range(rng.choice([1, 5, 200])))
     elif isinstance(parent, dict):
-        parent[rng.choice(WORDS)] = _nasty(rng)
+        parent[rng.choice(words)] = _nasty(rng)
     return body
 
 

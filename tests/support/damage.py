@@ -210,6 +210,20 @@ START: dict[str, Damage] = {
     "special token without text": Damage(
         _text("tokenizer_config.json", '{"bos_token": {"id": 1}}'), ("{folder}/tokenizer_config.json", "content")
     ),
+    "chat template of a number": Damage(
+        _text("tokenizer_config.json", '{"chat_template": 5}'),
+        ("{folder}/tokenizer_config.json", "chat_template is a damaged int", "must be a text"),
+    ),
+    "chat templates without names": Damage(
+        _text("tokenizer_config.json", '{"chat_template": [{"template": "x"}]}'),
+        ("{folder}/tokenizer_config.json", "chat_template is a damaged list", "name and template"),
+    ),
+    "chat template of other bytes": Damage(
+        _text("chat_template.jinja", b"\xff"), ("{folder}/chat_template.jinja", "cannot be read", "utf-8")
+    ),
+    "special token of a number": Damage(
+        _text("tokenizer_config.json", '{"eos_token": 2}'), ("{folder}/tokenizer_config.json", "eos_token is int")
+    ),
     "no weights": Damage(_without(WEIGHTS), ("{folder}", "no *.safetensors")),
     "weights are a folder": Damage(_checkpoint(_folder_for_weights), ("{folder}", "no *.safetensors")),
     "empty weights": Damage(_text(WEIGHTS, b""), ("{folder}/model.safetensors", "0 bytes")),
@@ -228,6 +242,12 @@ START: dict[str, Damage] = {
         _header(lambda header: header[UP_PROJ].update(shape=[160, 65])), (WEIGHTS, UP_PROJ, "needs 41600")
     ),
     "unknown dtype": Damage(_header(lambda header: header[UP_PROJ].update(dtype="F12")), (WEIGHTS, UP_PROJ, "'F12'")),
+    "dtype of a list": Damage(
+        _header(lambda header: header[UP_PROJ].update(dtype=["F32"])), (WEIGHTS, UP_PROJ, "unknown dtype ['F32']")
+    ),
+    "a name with line breaks": Damage(
+        _header(lambda header: header.update({"a\nb\u2028c": {}})), (WEIGHTS, "a\\nb\\u2028c has no dtype")
+    ),
     "a tensor without offsets": Damage(
         _header(lambda header: header[UP_PROJ].pop("data_offsets")), (WEIGHTS, UP_PROJ, "data_offsets")
     ),

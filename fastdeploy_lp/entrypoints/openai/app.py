@@ -39,8 +39,6 @@ from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
-# Of an answer that is made in less time than a thread takes to begin.
-
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""

@@ -202,10 +202,6 @@ START: dict[str, Damage] = {
     "no tokenizer": Damage(_without("tokenizer.json"), ("{folder}", "no tokenizer.json")),
     "tokenizer cut off": Damage(_text("tokenizer.json", '{"model":'), ("{folder}/tokenizer.json", "cannot be read")),
     "tokenizer of nothing": Damage(_text("tokenizer.json", "{}"), ("{folder}/tokenizer.json", "cannot be read")),
-    "chat template of no text": Damage(
-        _text("tokenizer_config.json", '{"chat_template": 5}'),
-        ("{folder}/tokenizer_config.json", "chat_template: must be a text"),
-    ),
     "tokenizer config": Damage(_text("tokenizer_config.json", "{'a'}"), ("{folder}/tokenizer_config.json",)),
     "special token without text": Damage(
         _text("tokenizer_config.json", '{"bos_token": {"id": 1}}'), ("{folder}/tokenizer_config.json", "content")

@@ -82,17 +82,19 @@ class BodyLimitMiddleware:
 
     async def _whole(self, receive: Receive, body: BodyInFlight) -> Message:
         pieces: list[bytes] = []
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            piece = message.get("body", b"")
-            body.grow(len(piece))
-            if body.size > self._max_bytes:
-                raise HTTPException(CONTENT_TOO_LARGE, self._reason)
-            if body.gave_way:
-                break
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
-        return {"type": "http.disconnect"}
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return message
+                pieces.append(message.get("body", b""))
+                body.grow(len(pieces[-1]))
+                if body.size > self._max_bytes:
+                    raise HTTPException(CONTENT_TOO_LARGE, self._reason)
+                if body.gave_way:
+                    return {"type": "http.disconnect"}
+                if not message.get("more_body", False):
+                    return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+        finally:
+            # An exception would keep them, in this frame, for as long as the connection keeps the request.
+            pieces.clear()

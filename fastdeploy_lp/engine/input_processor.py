@@ -14,7 +14,7 @@ from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
 from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
@@ -242,7 +242,10 @@ class InputProcessor:
         return list(prompt), None
 
     def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnencodableTextError as error:
+            raise InvalidRequestError(param, str(error)) from None
         # Some tokenizers have tokens that their model does not know.
         if ids and max(ids) >= self._config.vocab_size:
             self._check_token_id(param, max(ids))

@@ -201,6 +201,9 @@ START: dict[str, Damage] = {
     "config nested without end": Damage(_text("config.json", _nested(200_000)), ("{folder}/config.json",)),
     "no vocabulary size": Damage(_config(vocab_size=None), ("{folder}", "config.json: vocab_size is missing")),
     "negative vocabulary": Damage(_config(vocab_size=-512), ("config.json: vocab_size is -512", "at least 1")),
+    "a vocabulary without weights": Damage(
+        _config(vocab_size=2**32), ("config.json: vocab_size is 4294967296", "the weights are only")
+    ),
     "context in words": Damage(_config(max_position_embeddings="long"), ("max_position_embeddings is 'long'",)),
     "no layers": Damage(_config(num_hidden_layers=0), ("{folder}", "num_hidden_layers is 0")),
     "half a head": Damage(_config(num_attention_heads=0.5), ("{folder}", "num_attention_heads is 0.5")),

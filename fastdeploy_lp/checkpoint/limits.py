@@ -8,7 +8,7 @@ from typing import Any
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles, read_json_object
-from fastdeploy_lp.checkpoint.safetensors_file import require_whole
+from fastdeploy_lp.checkpoint.safetensors_file import num_parameters, require_whole
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -27,10 +27,17 @@ def read_limits(files: ModelFiles) -> ModelLimits:
     require_whole(files.weights)
     try:
         vocab_size = positive_int(files.config, "vocab_size")
+        _require_room(vocab_size, num_parameters(files.weights))
         max_model_len = _context(files.config)
     except CheckpointError as error:
         raise CheckpointError(f"{files.directory}: {error}") from None
     return ModelLimits(max_model_len, vocab_size, _eos_token_ids(files, vocab_size))
+
+
+def _require_room(vocab_size: int, parameters: int) -> None:
+    # Tables of the vocabulary are made before the weights are loaded, and a config.json may say any number.
+    if vocab_size > parameters:
+        raise CheckpointError(f"config.json: vocab_size is {vocab_size}; the weights are only {parameters} numbers")
 
 
 def _context(config: dict[str, Any]) -> int:
@@ -42,7 +49,10 @@ def _context(config: dict[str, Any]) -> int:
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
     if not isinstance(factor, (int, float)) or not isinstance(original, int):
         return context
-    return max(context, int(original * factor))
+    try:
+        return max(context, int(original * factor))
+    except (OverflowError, ValueError):  # NaN and infinity, which the model's rope refuses
+        return context
 
 
 def _eos_token_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:

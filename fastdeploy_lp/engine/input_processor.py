@@ -17,7 +17,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.prompt_text import TOO_LONG, PromptText, require_unicode
 from fastdeploy_lp.engine.sequence_values import require_few_values
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
@@ -260,7 +260,10 @@ class InputProcessor:
         return tokens, None
 
     def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self._prompt_text.tokens(text, param, add_special_tokens=add_special_tokens)
+        try:
+            ids = self._prompt_text.tokens(text, param, add_special_tokens=add_special_tokens)
+        except UnencodableTextError as error:
+            raise InvalidRequestError(param, str(error)) from None
         # Some tokenizers have tokens that their model does not know.
         if ids and max(ids) >= self._config.vocab_size:
             self._check_token_id(param, max(ids))

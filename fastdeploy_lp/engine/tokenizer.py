@@ -17,6 +17,12 @@ from fastdeploy_lp.engine.token_bytes import TokenBytes
 
 # Characters.
 SHORT_TEXT = 16_384
+# By name, since each extension that is written in Rust has a class of its own.
+PANIC = "PanicException"
+
+
+class UnencodableTextError(ValueError):
+    """The tokenizer's file leads it into an error with a text."""
 
 
 class Tokenizer:
@@ -34,7 +40,8 @@ class Tokenizer:
             raise CheckpointError(f"{directory}: no tokenizer.json")
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+            _require_library_error(error)
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
         self.token_bytes: Callable[[int], bytes] = TokenBytes(self._tokenizer)
         # Characters of the longest token; byte-level vocabularies have one for each byte.
@@ -46,12 +53,16 @@ class Tokenizer:
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of the text."""
-        if len(text) > SHORT_TEXT:
-            # Leaves out where each token begins, which takes most of a long text's time.
-            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        else:
-            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        """Token ids of the text; raises UnencodableTextError if a damaged tokenizer fails on it."""
+        try:
+            if len(text) > SHORT_TEXT:
+                # Leaves out where each token begins, which takes most of a long text's time.
+                (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+            _require_library_error(error)
+            raise UnencodableTextError(f"this model's tokenizer cannot encode it: {error}") from None
         ids: list[int] = found.ids
         return ids
 
@@ -108,6 +119,12 @@ class TokenDecoder:
 
     def _begun(self) -> DecodeStream:
         return DecodeStream(skip_special_tokens=self._skip_special_tokens)
+
+
+def _require_library_error(error: BaseException) -> None:
+    """Raise anything else: the library raises no more specific exceptions, and panics are none of Python's."""
+    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        raise error
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:

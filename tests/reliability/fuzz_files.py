@@ -25,7 +25,7 @@ from reliability.damaged_files import KINDS, DamagedModels
 from support.server import server_environment
 
 PROGRAM = Path(__file__).parent / "load_process.py"
-SHOWN = 1500
+SHOWN = 4000
 REFUSED, SERVED = "refused", "served"
 # Teams of threads would only wait for one another on matrices this small.
 ENVIRONMENT = {

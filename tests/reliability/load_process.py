@@ -34,6 +34,8 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 ROOM_BYTES = 1 << 30
+# The answer of weights that are finite and too large, which are the file's own.
+NO_TOKEN = "the model left no token that can be sampled"
 # Models of one process, which is quicker than a process each and still has the memory of few.
 BATCH = 10
 SECONDS_EACH = 60
@@ -135,7 +137,7 @@ def _served(model: str) -> str:
             engine.add(request)
         while engine.has_work:
             for step in engine.step().steps:
-                if step.error is not None:
+                if step.error not in (None, NO_TOKEN):
                     raise FaultError(f"a request failed: {step.error}")
                 preparation.tokenizer.decode(step.token_ids, skip_special_tokens=False)
     finally:

@@ -63,6 +63,17 @@ def _config(**fields: Any) -> Callable[[Path], Path]:
     return _checkpoint(change)
 
 
+def _tokenizer_model(**fields: Any) -> Callable[[Path], Path]:
+    """Entries of the model in tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        whole = json.loads(path.read_text())
+        path.write_text(json.dumps(whole | {"model": whole["model"] | fields}))
+
+    return _checkpoint(change)
+
+
 def _tensors(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], Path]:
     def rewrite(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
@@ -190,6 +201,9 @@ START: dict[str, Damage] = {
     "config nested without end": Damage(_text("config.json", _nested(200_000)), ("{folder}/config.json",)),
     "no vocabulary size": Damage(_config(vocab_size=None), ("{folder}", "config.json: vocab_size is missing")),
     "negative vocabulary": Damage(_config(vocab_size=-512), ("config.json: vocab_size is -512", "at least 1")),
+    "a vocabulary without weights": Damage(
+        _config(vocab_size=2**32), ("config.json: vocab_size is 4294967296", "the weights are only")
+    ),
     "context in words": Damage(_config(max_position_embeddings="long"), ("max_position_embeddings is 'long'",)),
     "no layers": Damage(_config(num_hidden_layers=0), ("{folder}", "num_hidden_layers is 0")),
     "half a head": Damage(_config(num_attention_heads=0.5), ("{folder}", "num_attention_heads is 0.5")),
@@ -202,6 +216,11 @@ START: dict[str, Damage] = {
     "no tokenizer": Damage(_without("tokenizer.json"), ("{folder}", "no tokenizer.json")),
     "tokenizer cut off": Damage(_text("tokenizer.json", '{"model":'), ("{folder}/tokenizer.json", "cannot be read")),
     "tokenizer of nothing": Damage(_text("tokenizer.json", "{}"), ("{folder}/tokenizer.json", "cannot be read")),
+    # The library does not raise an error there, it panics.
+    "tokenizer with a long prefix": Damage(
+        _tokenizer_model(continuing_subword_prefix="a prefix longer than tokens"),
+        ("{folder}/tokenizer.json", "cannot be read", "out of range"),
+    ),
     "tokenizer config": Damage(_text("tokenizer_config.json", "{'a'}"), ("{folder}/tokenizer_config.json",)),
     "special token without text": Damage(
         _text("tokenizer_config.json", '{"bos_token": {"id": 1}}'), ("{folder}/tokenizer_config.json", "content")

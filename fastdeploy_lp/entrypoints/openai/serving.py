@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -14,6 +14,13 @@ from fastdeploy_lp.request_limits import MAX_PROMPTS
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
+
+Hold = Callable[[int], None]
+"""Told the bytes of numbers of a long answer, before the engine takes its request; raises QueueFullError."""
+
+
+def hold_nothing(_: int) -> None:
+    """For callers without a bound on answers in flight."""
 
 
 class Serving:

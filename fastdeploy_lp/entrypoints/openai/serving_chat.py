@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
@@ -23,10 +24,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     new_chat_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
-from fastdeploy_lp.entrypoints.openai.serving import (
-    Serving,
-    usage_of,
-)
+from fastdeploy_lp.entrypoints.openai.serving import Hold, Serving, hold_nothing, usage_of
 from fastdeploy_lp.entrypoints.openai.tools import guided_calls, offered_tools
 from fastdeploy_lp.outputs import RequestOutput
 
@@ -38,11 +36,12 @@ class ServingChat:
         self._serving = Serving(engine)
 
     async def start(
-        self, request: ChatCompletionRequest, client: str = "", deadline: float | None = None
+        self, request: ChatCompletionRequest, client: str = "", deadline: float | None = None, hold: Hold = hold_nothing
     ) -> Generation:
         """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it.
 
         client: whose it is, where clients take turns. deadline: on the monotonic clock, None for any time.
+        hold: told the bytes of numbers of a long answer before the engine takes the request; raises QueueFullError.
         """
         params = self._serving.params(request)
         prompt = await self._prompt(request)
@@ -51,6 +50,7 @@ class ServingChat:
             params.guided_decoding = calls
         settled = await self._serving.settle(prompt, params, request)
         admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled, client, deadline)
+        hold(prompt_logprobs_bytes([admitted], "prompt_logprobs"))
         (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
         return generation
 

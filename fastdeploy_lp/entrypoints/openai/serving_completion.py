@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
@@ -23,8 +24,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import (
+    Hold,
     Serving,
     each_prompt,
+    hold_nothing,
     usage_of,
 )
 from fastdeploy_lp.outputs import RequestOutput
@@ -38,7 +41,7 @@ class ServingCompletion:
         self._serving = Serving(engine)
 
     async def start(
-        self, request: CompletionRequest, client: str = "", deadline: float | None = None
+        self, request: CompletionRequest, client: str = "", deadline: float | None = None, hold: Hold = hold_nothing
     ) -> list[Generation]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
         params = self._serving.params(request)
@@ -58,6 +61,7 @@ class ServingCompletion:
             EngineRequest(f"{request_id}-{index}", prompt, each, client, deadline)
             for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
+        hold(prompt_logprobs_bytes(requests, request.prompt_logprobs_field))
         return await self._serving.engine.generate(requests, stream=request.stream)
 
     def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> PiecedObject:

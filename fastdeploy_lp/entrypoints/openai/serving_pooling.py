@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fastdeploy_lp.engine.answer_size import token_vectors_bytes
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -23,7 +24,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.pooling import (
     new_pooling_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
+from fastdeploy_lp.entrypoints.openai.serving import Hold, Serving, each_prompt, hold_nothing, invalid_field
 from fastdeploy_lp.outputs import PoolingRequestOutput
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.pooling_params import PoolingParams
@@ -36,7 +37,9 @@ class ServingPooling:
         self._serving = Serving(engine)
         self._processing = None if io_processor is None else IOProcessing(engine.inputs, io_processor)
 
-    async def start(self, request: PoolingBody, client: str = "", deadline: float | None = None) -> list[Pooling]:
+    async def start(
+        self, request: PoolingBody, client: str = "", deadline: float | None = None, hold: Hold = hold_nothing
+    ) -> list[Pooling]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does, and IOProcessorError."""
         self._serving.require_model(request.model)
         try:
@@ -46,14 +49,15 @@ class ServingPooling:
         request_id, engine = new_pooling_id(request.request_id), self._serving.engine
         if request.data is not None:
             made = await self._require_processing().requests(request.data, params, request_id)
-            return await engine.pool([replace(each, client=client, deadline=deadline) for each in made])
-        settled = engine.inputs.settle_pooling(params or PoolingParams())
-        return await engine.pool(
-            [
+            requests = [replace(each, client=client, deadline=deadline) for each in made]
+        else:
+            settled = engine.inputs.settle_pooling(params or PoolingParams())
+            requests = [
                 PoolingRequest(f"{request_id}-{index}", prompt, settled, client, deadline)
                 for index, prompt in enumerate(self._prompts(request))
             ]
-        )
+        hold(token_vectors_bytes(requests, int(engine.fd_config.model_config.hf_config["hidden_size"])))
+        return await engine.pool(requests)
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: PoolingBody) -> PiecedObject:
         """The body of a plain answer, a `PoolingResponse`."""

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
+from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.log_format import REQUEST_ID
+from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
 
 STATE_KEY = "record"
 # Nothing that could break a header or a log line.
@@ -60,7 +62,8 @@ class RequestRecord:
     """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
-    API keys it brought, by its place; where there are none, its address.
+    API keys it brought, by its place; where there are none, its address. answer_bytes: see
+    `RequestsInFlight.hold_answer`.
     """
 
     request_id: str
@@ -72,6 +75,7 @@ class RequestRecord:
     client: str = ""
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
+    answer_bytes: int = 0
 
     def deadline(self, timeout: float | None) -> float | None:
         """When the time is over that the body gives the request, on the monotonic clock; None for never."""
@@ -106,6 +110,19 @@ class RequestsInFlight:
     def remove(self, record: RequestRecord) -> None:
         """It is over."""
         del self._records[id(record)]
+
+    def hold_answer(self, record: RequestRecord, num_bytes: int) -> None:
+        """Count the numbers of a long answer from before they are computed until the client has read them.
+
+        Raises QueueFullError if there is no room for them beside those of other requests.
+        """
+        held = sum(each.answer_bytes for each in self._records.values())
+        if num_bytes and held and held + num_bytes > MAX_ANSWER_BYTES:
+            raise QueueFullError(
+                f"the server is busy: the answers in flight have {held} bytes of numbers, {num_bytes} more are asked "
+                f"for, and it holds {MAX_ANSWER_BYTES}; try again later"
+            )
+        record.answer_bytes = num_bytes
 
     def running(self) -> Iterator[RequestRecord]:
         """Those that the engine works on."""

@@ -44,7 +44,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     text_offsets: list[int] = field(default_factory=list)
     logits_processors_trace: list[TokenTrace] | None = None
@@ -56,9 +56,9 @@ class CompletionOutput:
         self.token_ids += delta.token_ids
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + delta.logprobs
-            gained = sum(next(iter(position.values())).logprob for position in delta.logprobs)
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + gained
+            # A whole answer comes as one delta, whose positions nobody has to read here.
+            self.logprobs = [*self.logprobs, *delta.logprobs] if self.logprobs else delta.logprobs
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + delta.gained_logprob
             self.text_offsets += delta.text_offsets
         if delta.logits_processors_trace is not None:
             self.logits_processors_trace = (self.logits_processors_trace or []) + delta.logits_processors_trace
@@ -67,7 +67,7 @@ class CompletionOutput:
 
     def snapshot(self) -> CompletionOutput:
         """A copy that does not grow with this one."""
-        logprobs = None if self.logprobs is None else list(self.logprobs)
+        logprobs = list(self.logprobs) if isinstance(self.logprobs, list) else self.logprobs
         trace = None if self.logits_processors_trace is None else list(self.logits_processors_trace)
         return replace(
             self,
@@ -123,7 +123,8 @@ class RequestOutput:
 class CompletionDelta:
     """What a completion gained since its last delta; a finishing delta carries the reasons.
 
-    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for, and
+    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for, whose sum is
+    `gained_logprob`, and
     `logits_processors_trace` one for each that is traced. `logits_processors_shadow` counts from the first token on.
     """
 
@@ -132,7 +133,8 @@ class CompletionDelta:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
+    gained_logprob: float = 0.0
     text_offsets: list[int] = field(default_factory=list)
     logits_processors_trace: list[TokenTrace] | None = None
     logits_processors_shadow: dict[str, ShadowReport] | None = None

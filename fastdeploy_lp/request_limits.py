@@ -43,6 +43,12 @@ MAX_CARRIED_VALUES = 1_000_000
 # Of /tokenize and /detokenize, where the context does not hold more.
 MAX_TOKENIZED_CHARACTERS = 262_144
 MAX_DETOKENIZED_TOKENS = 131_072
+# Of all prompts of a request: their tokens times one more than `prompt_logprobs`, each about 70 bytes of the answer.
+MAX_PROMPT_LOGPROBS = 1 << 20
+# Of all prompts that a request wants a vector a token for: their tokens times the hidden size.
+MAX_POOLED_NUMBERS = 1 << 24
+# Of the answers to all requests that are not read to their ends: 12 bytes a logprob, 4 bytes a number.
+MAX_ANSWER_BYTES = 1 << 29
 # OpenAI's own.
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastdeploy_lp.engine.logprobs import spelled_out
+from fastdeploy_lp.engine.logprobs import SpelledLogprobs
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.tracing import count_shadows, spelled_trace
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
@@ -157,7 +157,8 @@ class Completion:
         delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
         if self._logprobs is not None:
             new = self._logprobs[self._sent_tokens :]
-            delta.logprobs = [spelled_out(position, self._tokenizer) for position in new]
+            delta.logprobs = SpelledLogprobs(new, self._tokenizer)
+            delta.gained_logprob = sum(position.logprobs[0] for position in new)
             # A token behind the stop string's beginning lies at the end of what is left of the text.
             delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
         if self._trace is not None:

@@ -17,6 +17,9 @@ from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
+# Numbers of so many bytes are cut and normalized on the event loop; more of them in a thread.
+SHORT_BYTES = 1 << 17
+
 
 @dataclass(frozen=True)
 class PoolingRequest:
@@ -49,7 +52,7 @@ class Pooling:
         self.num_cached_tokens = 0
         self._on_close = on_close
         self._ended = asyncio.Event()
-        self._output: PoolingRequestOutput | None = None
+        self._pooled: bytes | None = None
         self._error: EngineDeadError | RequestFailedError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.lost_workers = 0
@@ -67,18 +70,12 @@ class Pooling:
     @property
     def finish_reasons(self) -> list[str | None]:
         """One entry: the reason is "stop" once there is a vector, None before."""
-        return [None if self._output is None else "stop"]
+        return [None if self._pooled is None else "stop"]
 
     def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
         """The worker's vector [hidden_size], or those of all tokens [tokens, hidden_size]; little-endian float32."""
-        token_ids = self.prompt.token_ids
-        numbers = np.frombuffer(pooled, "<f4").astype(np.float32)
-        if self.params.task == TOKEN_EMBED:
-            data = cut_and_normalized_rows(numbers.reshape(len(token_ids), -1), self.params)
-        else:
-            data = cut_and_normalized(numbers, self.params)
         self.num_cached_tokens = num_cached_tokens
-        self._output = PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, num_cached_tokens)
+        self._pooled = pooled
         self._ended.set()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
@@ -112,9 +109,20 @@ class Pooling:
             await self._ended.wait()
         finally:
             self.close()
-        if self._output is None:
+        if self._pooled is None:
             raise self._error or RequestFailedError("the request ended without an answer")
-        return self._output
+        if len(self._pooled) <= SHORT_BYTES:
+            return self._output(self._pooled)
+        return await asyncio.to_thread(self._output, self._pooled)
+
+    def _output(self, pooled: bytes) -> PoolingRequestOutput:
+        token_ids = self.prompt.token_ids
+        numbers = np.frombuffer(pooled, "<f4").astype(np.float32)
+        if self.params.task == TOKEN_EMBED:
+            data = cut_and_normalized_rows(numbers.reshape(len(token_ids), -1), self.params)
+        else:
+            data = cut_and_normalized(numbers, self.params)
+        return PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, self.num_cached_tokens)
 
 
 class PoolingsOfOneRequest(list[Pooling]):

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain_builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
@@ -16,13 +17,13 @@ from fastdeploy_lp.logits_processor.chain_group import ChainGroup
 from fastdeploy_lp.logits_processor.chain_groups import ChainGroups
 from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.own_rows import put_rows, take_rows
 from fastdeploy_lp.logits_processor.running_calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain
 from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats, Quarantine
 from fastdeploy_lp.logits_processor.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
-from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import FAILED, SKIPPED
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class LogitsProcessorChain:
             if len(self._live) == 1:
                 return _applied(group, entry, logits)
             rows = self._rows_of(group)
-            logits.index_put_((rows,), _applied(group, entry, _gather(logits, rows)))
+            put_rows(logits, rows, _applied(group, entry, take_rows(logits, rows)))
         return logits
 
     def reset(self, name: str) -> None:
@@ -214,16 +215,16 @@ class LogitsProcessorChain:
             rows = self._rows_of(group)
             if not rows.size:
                 continue
-            part = self._apply_group(group, _gather(logits, rows), trace, all_greedy=all_greedy)
+            part = self._apply_group(group, take_rows(logits, rows), trace, all_greedy=all_greedy)
             if part is None:
                 return None
-            logits.index_put_((rows,), part)
+            put_rows(logits, rows, part)
         return logits
 
-    def _rows_of(self, group: ChainGroup) -> Tensor:
+    def _rows_of(self, group: ChainGroup) -> NDArray[np.int64]:
         """The rows of a group's slots among all rows of the step, int64 [n]."""
         active = np.sort(np.concatenate([each.active_slots() for each in self._live]))
-        return to_device(np.searchsorted(active, group.active_slots()))
+        return np.searchsorted(active, group.active_slots())
 
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
@@ -301,15 +302,8 @@ def _applied(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
     if own is None:
         return entry.apply(logits)
     if own.size:
-        rows = to_device(own)
-        logits.index_put_((rows,), entry.apply(_gather(logits, rows)))
+        put_rows(logits, own, entry.apply(take_rows(logits, own)))
     return logits
-
-
-def _gather(logits: Tensor, rows: Tensor) -> Tensor:
-    import paddle
-
-    return paddle.gather(logits, rows)
 
 
 def _tell_it_ran(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, logits: Tensor) -> None:

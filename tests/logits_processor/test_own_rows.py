@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ FORCED = 77
 class ForceParams(BaseModel):
     force: int
     wild: bool = False
+    fault: Literal["nan", "raise"] | None = None
 
 
 class Forces(LogitsProcessor):
@@ -37,6 +38,7 @@ class Forces(LogitsProcessor):
         args = [share_inputs["logits_processors_args"][slot] for slot in slots]
         self._rows = [(row, each.force) for row, each in enumerate(args) if each.force is not None]
         self._wild = any(each.wild for each in args)
+        self._faults = {each.fault: row for row, each in enumerate(args) if each.fault is not None}
 
     def apply(self, logits: Any) -> Any:
         if self._wild:
@@ -44,6 +46,11 @@ class Forces(LogitsProcessor):
         for row, token in self._rows:
             logits[row] = -np.inf
             logits[row, token] = 0.0
+        if "raise" in self._faults:
+            logits[:] = 7.0
+            raise RuntimeError("broken")
+        if "nan" in self._faults:
+            logits[self._faults["nan"]] = np.nan
         return logits
 
 
@@ -84,3 +91,18 @@ def test_a_step_in_which_no_user_has_a_row_is_left_alone() -> None:
     calm = run(engine, request("plain", [1], max_tokens=6)).tokens["plain"]
     outcome = run(engine, request("plain", [1], max_tokens=6), long)
     assert outcome.tokens == {"plain": calm, "user": [FORCED] * 2}
+
+
+@pytest.mark.parametrize(("fault", "ended"), [("nan", {"faulty"}), ("raise", {"faulty", "user0", "user1", "user2"})])
+def test_a_fault_ends_none_but_users_and_nan_its_own_request_alone(fault: str, ended: set[str]) -> None:
+    engine = engine_with(Forces, max_num_seqs=8)
+    calm = run(engine, *others())
+    args = {"force": FORCED, "fault": fault}
+    faulty = request("faulty", [9, 9], max_tokens=3, logits_processors_args=args)
+    outcome = run(engine, *others(), *users(wild=False), faulty)
+    assert set(outcome.errors) == ended
+    assert all("Forces" in error for error in outcome.errors.values())
+    for name, tokens in calm.tokens.items():
+        assert outcome.tokens[name] == tokens
+    if fault == "nan":
+        assert outcome.tokens["user1"] == [FORCED] * 5

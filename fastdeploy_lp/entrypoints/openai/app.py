@@ -55,9 +55,9 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         engine.require_started()
 
     for router in (
-        _completion_routes(engine, body_route, turns, watch),
+        _completion_routes(engine, body_route, in_flight, turns, watch),
         embedding_routes(engine, turns, watch, body_route),
-        pooling_routes(engine, io_processor, turns, watch, body_route),
+        pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),
         tokenization_routes(engine),
         abort_routes(engine, in_flight),
         processor_routes(engine),
@@ -73,7 +73,9 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
 
 
-def _completion_routes(engine: Engine, route_class: type[APIRoute], turns: Turns, watch: StreamWatch) -> APIRouter:
+def _completion_routes(
+    engine: Engine, route_class: type[APIRoute], in_flight: RequestsInFlight, turns: Turns, watch: StreamWatch
+) -> APIRouter:
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)
 
@@ -82,7 +84,8 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], turns: Turns
         """Chat completion, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generation = await admitted(partial(chat.start, body), request, body.timeout)
+        hold = partial(in_flight.hold_answer, record)
+        generation = await admitted(partial(chat.start, body), request, body.timeout, hold)
         record.admitted(generation.request_id, [generation])
         if body.stream:
             return EventStream(chat.stream(generation, body), [generation], watch)
@@ -96,7 +99,8 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], turns: Turns
         """Text completion of one or many prompts, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generations = await admitted(partial(completion.start, body), request, body.timeout)
+        hold = partial(in_flight.hold_answer, record)
+        generations = await admitted(partial(completion.start, body), request, body.timeout, hold)
         record.admitted(shared_id(generations[0].request_id), generations)
         if body.stream:
             return EventStream(completion.stream(generations, body), generations, watch)

@@ -14,7 +14,10 @@ Pieces = Iterable[bytes]
 
 @dataclass(frozen=True)
 class PiecedObject:
-    """A JSON object: what `model` says, with `members` in place of its fields of these names, at the end."""
+    """A JSON object: what `model` says, with `members` in place of its fields of these names, at the end.
+
+    To be iterated once.
+    """
 
     model: BaseModel
     members: Mapping[str, Pieces] = field(default_factory=dict)

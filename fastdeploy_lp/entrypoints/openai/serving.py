@@ -27,28 +27,40 @@ FEW_PROMPTS = 32
 Result = TypeVar("Result")
 
 
+Hold = Callable[[int], None]
+"""Is passed the bytes of numbers of a long answer, before the engine takes its request; raises QueueFullError."""
+
+
+def hold_nothing(_: int) -> None:
+    """For callers without a bound on answers in flight."""
+
+
 @dataclass(frozen=True)
 class Caller:
     """Whose a request is, and when its time is over.
 
     client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
-    heavy: the body is large, so that the work that it causes belongs into threads.
+    heavy: the body is large, so that the work that it causes belongs into threads. hold: bounds answers in flight.
     """
 
     client: str = ""
     deadline: float | None = None
     heavy: bool = False
+    hold: Hold = hold_nothing
 
 
 async def admitted(
-    start: Callable[[Caller], Coroutine[Any, Any, Result]], request: Request, timeout: float | None
+    start: Callable[[Caller], Coroutine[Any, Any, Result]],
+    request: Request,
+    timeout: float | None,
+    hold: Hold = hold_nothing,
 ) -> Result:
     """What `start` returns for the request's caller.
 
     Waiting ends with the client and with the request's time: raises ClientDisconnect and RequestTimeoutError.
     """
     record = record_of(request)
-    caller = Caller(record.client, record.deadline(timeout), record.heavy)
+    caller = Caller(record.client, record.deadline(timeout), record.heavy, hold)
     return await while_connected(start(caller), request.receive, caller.deadline)
 
 

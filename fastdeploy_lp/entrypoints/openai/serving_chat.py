@@ -7,6 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
@@ -26,11 +27,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     new_chat_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
-from fastdeploy_lp.entrypoints.openai.serving import (
-    Caller,
-    Serving,
-    usage_of,
-)
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, usage_of
 from fastdeploy_lp.entrypoints.openai.tools import guided_calls, offered_tools
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -50,9 +47,9 @@ class ServingChat:
         prompt = await self._prompt(request, caller, inside)
         (settled,) = await self._serving.settle([prompt], params, request, caller)
         name = new_chat_id(request.request_id)
-        (generation,) = await engine.generate(
-            [EngineRequest(name, prompt, settled, caller.client, caller.deadline)], stream=request.stream
-        )
+        admitted = EngineRequest(name, prompt, settled, caller.client, caller.deadline)
+        caller.hold(prompt_logprobs_bytes([admitted], "prompt_logprobs"))
+        (generation,) = await engine.generate([admitted], stream=request.stream)
         return generation
 
     def _params(self, request: ChatCompletionRequest) -> SamplingParams:

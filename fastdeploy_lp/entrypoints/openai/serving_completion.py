@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
@@ -54,6 +55,7 @@ class ServingCompletion:
             EngineRequest(f"{request_id}-{index}", prompt, each, caller.client, caller.deadline)
             for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
         ]
+        caller.hold(prompt_logprobs_bytes(requests, request.prompt_logprobs_field))
         return await engine.generate(requests, stream=request.stream)
 
     def _asked(self, request: CompletionRequest) -> tuple[SamplingParams, list[tuple[str, str | list[int]]]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fastdeploy_lp.engine.answer_size import token_vectors_bytes
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -48,15 +49,16 @@ class ServingPooling:
         request_id, engine = new_pooling_id(request.request_id), self._serving.engine
         if request.data is not None:
             made = await self._require_processing().requests(request.data, params, request_id)
-            return await engine.pool([replace(each, client=caller.client, deadline=caller.deadline) for each in made])
-        settled = engine.inputs.settle_pooling(params or PoolingParams())
-        prompts = await self._prompts(request, caller)
-        return await engine.pool(
-            [
+            requests = [replace(each, client=caller.client, deadline=caller.deadline) for each in made]
+        else:
+            settled = engine.inputs.settle_pooling(params or PoolingParams())
+            prompts = await self._prompts(request, caller)
+            requests = [
                 PoolingRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
                 for index, prompt in enumerate(prompts)
             ]
-        )
+        caller.hold(token_vectors_bytes(requests, int(engine.fd_config.model_config.hf_config["hidden_size"])))
+        return await engine.pool(requests)
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: PoolingBody) -> PiecedObject:
         """The body of a plain answer, a `PoolingResponse`."""

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
+from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
 from fastdeploy_lp.log_format import REQUEST_ID
+from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
 
 STATE_KEY = "record"
 # Nothing that could break a header or a log line.
@@ -63,6 +65,7 @@ class RequestRecord:
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
     API keys it brought, by its place; where there are none, its address. operator: whether it brought an operator's
     key, or the server has no keys. heavy: its body is large, so that the work that it causes belongs into threads.
+    answer_bytes: see `RequestsInFlight.hold_answer`.
     """
 
     request_id: str
@@ -76,6 +79,7 @@ class RequestRecord:
     heavy: bool = False
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
+    answer_bytes: int = 0
 
     def deadline(self, timeout: float | None) -> float | None:
         """When the time is over that the body gives the request, on the monotonic clock; None for never."""
@@ -110,6 +114,19 @@ class RequestsInFlight:
     def remove(self, record: RequestRecord) -> None:
         """It is over."""
         del self._records[id(record)]
+
+    def hold_answer(self, record: RequestRecord, num_bytes: int) -> None:
+        """Count the numbers of a long answer from before they are computed until the client has read them.
+
+        Raises QueueFullError if there is no room for them beside those of other requests.
+        """
+        held = sum(each.answer_bytes for each in self._records.values())
+        if num_bytes and held and held + num_bytes > MAX_ANSWER_BYTES:
+            raise QueueFullError(
+                f"the server is busy: the answers in flight have {held} bytes of numbers, {num_bytes} more are asked "
+                f"for, and it holds {MAX_ANSWER_BYTES}; try again later"
+            )
+        record.answer_bytes = num_bytes
 
     def running(self) -> Iterator[RequestRecord]:
         """Those that the engine works on."""

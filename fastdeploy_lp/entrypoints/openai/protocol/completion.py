@@ -68,6 +68,11 @@ class CompletionRequest(GuidedRequest):
         return self.echo and self.max_tokens == 0
 
     @property
+    def prompt_logprobs_field(self) -> str:
+        """The field that asks for the prompt's logprobs."""
+        return "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs"
+
+    @property
     def tokens_to_sample(self) -> int | None:
         """`max_tokens`, but one token to go with the logprobs of a prompt that is only echoed."""
         return 1 if self.only_echoes else self.max_tokens

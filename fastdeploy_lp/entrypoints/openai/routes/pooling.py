@@ -13,7 +13,7 @@ from fastdeploy_lp.entrypoints.openai.disconnect import (
     results_unless_disconnected,
     unless_disconnected,
 )
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import IOProcessorResponse, PoolingBody, PoolingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
@@ -27,6 +27,7 @@ from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 def pooling_routes(
     engine: Engine,
     io_processor: NamedIOProcessor | None,
+    in_flight: RequestsInFlight,
     turns: Turns,
     watch: StreamWatch,
     route_class: type[APIRoute] = APIRoute,
@@ -40,7 +41,8 @@ def pooling_routes(
         """Vectors of inputs, of a conversation, or of each of their tokens; or what the IO processor answers."""
         record = record_of(request)
         record.adopt(body.request_id)
-        poolings = await admitted(partial(serving.start, body), request, body.timeout)
+        hold = partial(in_flight.hold_answer, record)
+        poolings = await admitted(partial(serving.start, body), request, body.timeout, hold)
         record.admitted(shared_id(poolings[0].request_id), poolings)
         if body.data is None:
             outputs = await results_unless_disconnected(poolings, request)

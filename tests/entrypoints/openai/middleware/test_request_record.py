@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from contextvars import copy_context
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, new_record
+from fastdeploy_lp.engine.errors import QueueFullError
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, RequestsInFlight, new_record
+from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
 
 FIT = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
@@ -38,3 +41,17 @@ def test_the_bodys_id_goes_before_the_headers_if_it_is_fit(given_id: str) -> Non
     assert record.request_id == (given_id if FIT.fullmatch(given_id) else "from-the-header")
     record.adopt(None)
     assert FIT.fullmatch(record.request_id)
+
+
+def test_long_answers_are_held_to_one_bound_until_they_are_read() -> None:
+    in_flight = RequestsInFlight()
+    first, second = record_with(None), record_with(None)
+    in_flight.add(first)
+    in_flight.add(second)
+    # Alone, any answer that a request may have has room.
+    in_flight.hold_answer(first, 2 * MAX_ANSWER_BYTES)
+    in_flight.hold_answer(second, 0)
+    with pytest.raises(QueueFullError, match=str(MAX_ANSWER_BYTES)):
+        in_flight.hold_answer(second, 1)
+    in_flight.remove(first)
+    in_flight.hold_answer(second, MAX_ANSWER_BYTES)

@@ -1,0 +1,37 @@
+"""The size of answers that have numbers for every token of a prompt, known before the prompt is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy_lp.engine.engine import EngineRequest
+from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.pooling import PoolingRequest
+from fastdeploy_lp.pooling_params import TOKEN_EMBED
+from fastdeploy_lp.request_limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
+
+# A token id, a rank and a logprob; a number.
+LOGPROB_BYTES = 12
+NUMBER_BYTES = 4
+
+
+def prompt_logprobs_bytes(requests: Sequence[EngineRequest], field: str) -> int:
+    """Bytes of the prompts' logprobs; raises InvalidRequestError for `field` if one request asks for too many."""
+    count = sum(
+        len(each.prompt.token_ids) * (each.settled.params.prompt_logprobs + 1)
+        for each in requests
+        if each.settled.params.prompt_logprobs is not None
+    )
+    if count > MAX_PROMPT_LOGPROBS:
+        reason = f"the prompts' tokens times one more than the logprobs of each are {count}"
+        raise InvalidRequestError(field, f"{reason}; at most {MAX_PROMPT_LOGPROBS} are allowed")
+    return count * LOGPROB_BYTES
+
+
+def token_vectors_bytes(requests: Sequence[PoolingRequest], hidden_size: int) -> int:
+    """Bytes of the vectors of all tokens; raises InvalidRequestError if one request asks for too many."""
+    tokens = sum(len(each.prompt.token_ids) for each in requests if each.params.task == TOKEN_EMBED)
+    if tokens * hidden_size > MAX_POOLED_NUMBERS:
+        reason = f"vectors of {tokens} tokens with {hidden_size} numbers each are too many to answer with"
+        raise InvalidRequestError("task", f"{reason}; at most {MAX_POOLED_NUMBERS} numbers are allowed")
+    return tokens * hidden_size * NUMBER_BYTES

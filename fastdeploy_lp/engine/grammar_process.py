@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.engine.grammar_process`: compiles grammars and computes their first masks, to see if they do.
+"""`python -m fastdeploy_lp.engine.grammar_process`: compiles grammars and computes their first masks, to try them.
 
 The library cannot be interrupted. A grammar that takes too much time or memory, or crashes it, ends this process alone.
 `GrammarProcesses` starts it.

@@ -24,7 +24,7 @@ def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[in
     Raises GrammarError for a grammar whose first mask cannot be computed, and for one whose masks take too long. A
     text may lead a usable grammar beyond the library's limits later on; that ends the walk.
     """
-    choice = random.Random(0)  # noqa: S311 - not for secrets
+    choice = random.Random(0)
     bits = np.zeros(words_for(vocab_size), np.int32)
     ends = np.array(sorted(eos_token_ids), np.int64)
     began = before = time.thread_time()

@@ -25,6 +25,9 @@ class Slots(Protocol):
     def leave(self, slot: int) -> None:
         """A slot is empty again."""
 
+    def holds(self, slot: int) -> bool:
+        """True while no token of the slot can be sampled."""
+
 
 class Scheduler:
     """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
@@ -33,7 +36,7 @@ class Scheduler:
     prompts in order of arrival. A sequence is admitted while tokens of the step's budget are left, with blocks for its
     whole prompt. So no more sequences run than the budget has tokens, and every generating one gets its token in every
     step. When a generating sequence finds no block, the youngest running one is preempted: it goes back to the head of
-    the queue and computes its tokens anew later.
+    the queue and computes its tokens anew later. A slot may be held, which its sequence then has without a token.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: Slots) -> None:
@@ -68,7 +71,7 @@ class Scheduler:
     def schedule(self) -> list[ScheduledChunk]:
         """What the next step computes, in ascending order of slots; every sequence has the blocks that it needs.
 
-        Not empty while there is work.
+        Empty while there is work only if all of it is held.
         """
         preemptions = self.num_preemptions
         chunks = self._generating()
@@ -108,6 +111,8 @@ class Scheduler:
             # Younger ones may have had to go for an older one's block meanwhile.
             if sequence.slot == NO_SLOT or sequence.num_tokens - sequence.num_computed != 1:
                 continue
+            if self._slots.holds(sequence.slot):
+                continue
             while not self._blocks.grow(sequence):
                 self.preempt()
                 if sequence.slot == NO_SLOT:
@@ -121,7 +126,7 @@ class Scheduler:
         for sequence in self._running.values():
             left = sequence.num_tokens - sequence.num_computed
             if left > 1 and budget:
-                budget -= self._append(chunks, sequence, min(left, budget))
+                budget -= self._append(chunks, sequence, budget)
         return budget
 
     def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
@@ -143,11 +148,16 @@ class Scheduler:
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
             self._slots.enter(sequence)
-            taken = self._append(chunks, sequence, min(sequence.num_tokens - sequence.num_computed, budget))
+            taken = self._append(chunks, sequence, budget)
             in_progress.update(self._blocks.completed_by(sequence, taken))
             budget -= taken
 
-    @staticmethod
-    def _append(chunks: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
-        chunks.append(ScheduledChunk(sequence, num_tokens))
+    def _append(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
+        """Spend the budget on a prompt; gives how much of it. The last token of a held one has to wait."""
+        left = sequence.num_tokens - sequence.num_computed
+        num_tokens = min(left, budget)
+        if num_tokens == left and self._slots.holds(sequence.slot):
+            num_tokens -= 1
+        if num_tokens:
+            chunks.append(ScheduledChunk(sequence, num_tokens))
         return num_tokens

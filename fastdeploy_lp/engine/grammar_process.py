@@ -22,7 +22,7 @@ from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, prob
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
 # A step of an engine on the same machine comes first.
-NICE = 10
+NICE = 5
 MEMORY_BYTES = 1 << 30
 HEAD_BYTES = 8
 

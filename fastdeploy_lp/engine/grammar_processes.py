@@ -22,7 +22,7 @@ MODULE = "fastdeploy_lp.engine.grammar_process"
 QUICK_PROCESSES = 2
 SLOW_PROCESSES = 2
 # A trial that takes more processor time leaves its turn to others.
-QUICK_SECONDS = 0.5
+QUICK_SECONDS = 0.1
 SLOW_NICE = 19
 # To start Python and to read a large vocabulary on a busy machine.
 START_SECONDS = 120.0
@@ -33,7 +33,7 @@ BUSY_FACTOR = 12.0
 class GrammarProcesses:
     """Compiles grammars, computes their first masks, and tells why one cannot be used; lives on one event loop.
 
-    Two trials begin at a time, clients in turns. A trial that takes longer than half a second continues beside them at
+    Two trials begin at a time, clients in turns. A trial that takes longer than a tenth of a second continues beside them at
     the lowest priority. Two may do so at a time, and a third is refused: slow grammars never hold up quick ones.
     Processes start when they are first needed, and end with a trial that does not end in time.
 
@@ -100,7 +100,13 @@ class GrammarProcesses:
         self._idle = [each for each in self._idle if each.runs]
         if self._idle:
             return self._idle.pop()
-        process = await FrameProcess.start(MODULE)
+        starting = asyncio.ensure_future(FrameProcess.start(MODULE))
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # One that is cancelled half-way would leave its pipes open.
+            await (await starting).end()
+            raise
         try:
             await process.send(msgspec.msgpack.encode(self._start))
             await asyncio.wait_for(_progress(process), START_SECONDS)

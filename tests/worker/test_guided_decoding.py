@@ -282,7 +282,7 @@ def with_limit(core: EngineCore, seconds: float) -> EngineCore:
 
 def test_with_every_slot_held_a_step_waits_for_a_mask(engine: Make) -> None:
     core = with_limit(engine(), 0.05)
-    core.add(guided("r", [1], grammar=ambiguous(), max_tokens=5))
+    core.add(guided("r", [1], grammar=ambiguous(250), max_tokens=5))
     calls, steps = 0, list[SequenceStep]()
     while core.has_work:
         calls += 1
@@ -295,7 +295,7 @@ def test_with_every_slot_held_a_step_waits_for_a_mask(engine: Make) -> None:
 def test_a_mask_without_end_ends_its_request_with_an_error_that_says_so(engine: Make) -> None:
     core = with_limit(engine(), 0.05)
     expected = tokens_of(run(engine(), guided("good", [2], grammar=LIST, max_tokens=30))["good"])
-    steps = run(core, guided("evil", [1], grammar=ambiguous()), guided("good", [2], grammar=LIST, max_tokens=30))
+    steps = run(core, guided("evil", [1], grammar=ambiguous(250)), guided("good", [2], grammar=LIST, max_tokens=30))
     end = steps["evil"][-1]
     assert "takes more than 0.05 seconds" in (end.error or "")
     assert end.by_request

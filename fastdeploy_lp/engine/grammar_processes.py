@@ -33,8 +33,8 @@ BUSY_FACTOR = 12.0
 class GrammarProcesses:
     """Compiles grammars, computes their first masks, and tells why one cannot be used; lives on one event loop.
 
-    Two trials begin at a time, clients in turns. A trial that takes longer than a tenth of a second continues beside them at
-    the lowest priority. Two may do so at a time, and a third is refused: slow grammars never hold up quick ones.
+    Two trials begin at a time, clients in turns. A trial that takes more than a tenth of a second continues beside them
+    at the lowest priority. Two may do so at a time, and a third is refused: slow grammars never hold up quick ones.
     Processes start when they are first needed, and end with a trial that does not end in time.
 
     timeout: seconds of processor time that compiling one may take. most: trials that may wait for a turn.

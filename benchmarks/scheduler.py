@@ -30,6 +30,9 @@ class NobodyInSlots:
 
     def leave(self, slot: int) -> None: ...
 
+    def holds(self, slot: int) -> bool:  # noqa: ARG002
+        return False
+
 
 def decode_steps(rows: int, context: int, steps: int, *, caching: bool) -> list[float]:
     """Seconds of each step of `rows` sequences that have `context` tokens at the start."""

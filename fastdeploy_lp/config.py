@@ -154,7 +154,8 @@ class GuidedDecodingConfig:
     """Bounds on the grammars of requests.
 
     any_whitespace: JSON may have whitespace between its parts. max_bytes: of a grammar's or schema's text.
-    timeout: seconds that compiling one may take. cache_size: compiled grammars that each process keeps.
+    timeout: seconds of processor time that compiling one may take. cache_size: compiled grammars, and verdicts on
+    grammars, that are kept.
     """
 
     any_whitespace: bool = True

@@ -259,7 +259,10 @@ class EngineArgs:
     )
     guided_decoding_timeout: float = field(
         default=DEFAULT_GUIDED_TIMEOUT,
-        metadata={"group": "Guided decoding", "help": "seconds that compiling a request's grammar may take"},
+        metadata={
+            "group": "Guided decoding",
+            "help": "seconds of processor time that compiling a request's grammar may take",
+        },
     )
     guided_decoding_cache_size: int = field(
         default=DEFAULT_GUIDED_CACHE_SIZE,

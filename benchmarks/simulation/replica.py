@@ -69,6 +69,9 @@ class NobodyInSlots:
 
     def leave(self, slot: int) -> None: ...
 
+    def holds(self, slot: int) -> bool:  # noqa: ARG002
+        return False
+
 
 @dataclass
 class Stretch:

@@ -37,15 +37,22 @@ class FrameProcess:
         """
         own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
         path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL if silent else None,
-            start_new_session=True,
-            env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL if silent else None,
+                start_new_session=True,
+                env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
+            )
         )
-        return cls(process)
+        try:
+            return cls(await asyncio.shield(starting))
+        except asyncio.CancelledError:
+            # One that is cancelled half-way would leave its pipes open.
+            await cls(await starting).end()
+            raise
 
     @property
     def pid(self) -> int:

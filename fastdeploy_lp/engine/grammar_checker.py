@@ -31,6 +31,8 @@ class GrammarChecker:
         self._processes = processes
         self._config = config
         self._checks: dict[bytes, _Check] = {}
+        # Those that nobody waits for any more among them, which end their processes.
+        self._trials: set[asyncio.Task[str | None]] = set()
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, grammar: Grammar, client: str = "") -> None:
@@ -48,9 +50,9 @@ class GrammarChecker:
 
     async def close(self) -> None:
         """End trials and processes."""
-        for check in list(self._checks.values()):
-            check.trial.cancel()
-        await asyncio.gather(*(check.trial for check in self._checks.values()), return_exceptions=True)
+        for trial in self._trials:
+            trial.cancel()
+        await asyncio.gather(*self._trials, return_exceptions=True)
         await self._processes.close()
 
     async def _refusal(self, name: bytes, text: str, client: str) -> str | None:
@@ -60,6 +62,7 @@ class GrammarChecker:
         check = self._checks.get(name)
         if check is None:
             trial = asyncio.create_task(self._processes.refusal(text, client))
+            self._trials.add(trial)
             trial.add_done_callback(lambda ended: self._ended(name, ended))
             check = self._checks[name] = _Check(trial)
         check.waiting += 1
@@ -73,6 +76,7 @@ class GrammarChecker:
                 check.trial.cancel()
 
     def _ended(self, name: bytes, trial: asyncio.Task[str | None]) -> None:
+        self._trials.discard(trial)
         check = self._checks.get(name)
         if check is not None and check.trial is trial:
             del self._checks[name]

@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.engine.grammar_process`: compiles grammars and computes their first masks, to see if they do.
+"""`python -m fastdeploy_lp.engine.grammar_process`: compiles grammars and computes their first masks, to try them.
 
 The library cannot be interrupted. A grammar that takes too much time or memory, or crashes it, ends this process alone.
 `GrammarProcesses` starts it.
@@ -22,7 +22,7 @@ from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, prob
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
 # A step of an engine on the same machine comes first.
-NICE = 10
+NICE = 5
 MEMORY_BYTES = 1 << 30
 HEAD_BYTES = 8
 

@@ -22,7 +22,7 @@ MODULE = "fastdeploy_lp.engine.grammar_process"
 QUICK_PROCESSES = 2
 SLOW_PROCESSES = 2
 # A trial that takes more processor time leaves its turn to others.
-QUICK_SECONDS = 0.5
+QUICK_SECONDS = 0.1
 SLOW_NICE = 19
 # To start Python and to read a large vocabulary on a busy machine.
 START_SECONDS = 120.0
@@ -33,8 +33,8 @@ BUSY_FACTOR = 12.0
 class GrammarProcesses:
     """Compiles grammars, computes their first masks, and tells why one cannot be used; lives on one event loop.
 
-    Two trials begin at a time, clients in turns. A trial that takes longer than half a second goes on beside them at the
-    lowest priority, of which two may at a time; a third is refused, so that slow grammars never hold up quick ones.
+    Two trials begin at a time, clients in turns. A trial that takes more than a tenth of a second continues beside them
+    at the lowest priority. Two may do so at a time, and a third is refused: slow grammars never hold up quick ones.
     Processes start when they are first needed, and end with a trial that does not end in time.
 
     timeout: seconds of processor time that compiling one may take. most: trials that may wait for a turn.

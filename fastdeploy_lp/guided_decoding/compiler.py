@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -80,27 +81,39 @@ class GrammarCompiler:
             return self._tokenizer
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """A matcher at the beginning of a text; raises GrammarError."""
+        """A matcher at the beginning of a text; compiles in this thread. Raises GrammarError."""
+        compiled, is_new = self.compiled(grammar)
+        if is_new:
+            self.compile(grammar, compiled)
+        return self.matcher_of(compiled)
+
+    def matcher_of(self, compiled: Future[LLMatcher]) -> GrammarMatcher:
+        """A matcher at the beginning of a text, as soon as its grammar is compiled; raises GrammarError."""
+        return GrammarMatcher(compiled.result().deep_copy(), self._eos_token_ids)
+
+    def compiled(self, grammar: str) -> tuple[Future[LLMatcher], bool]:
+        """The grammar's place among the latest ones; True if it is new and the caller has to compile it."""
         with self._lock:
-            mine = grammar not in self._compiled
+            is_new = grammar not in self._compiled
             future = self._compiled.setdefault(grammar, Future())
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > self._cache_size:
                 self._compiled.popitem(last=False)
-        if mine:
-            self._compile(grammar, future)
-        return GrammarMatcher(future.result().deep_copy(), self._eos_token_ids)
+        return future, is_new
 
-    def _compile(self, grammar: str, future: Future[LLMatcher]) -> None:
+    def compile(self, grammar: str, compiled: Future[LLMatcher]) -> None:
+        """Compile a grammar for those who wait at its place, unless somebody has failed it meanwhile."""
         try:
             # Errors are for the client, who has no use for the parser's inside.
             matcher = LLMatcher(self.prepare(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
             if matcher.is_error():
                 raise GrammarError(_one_line(matcher.get_error()))
         except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
-            future.set_exception(error)
+            with suppress(InvalidStateError):
+                compiled.set_exception(error)
         else:
-            future.set_result(matcher)
+            with suppress(InvalidStateError):
+                compiled.set_result(matcher)
 
 
 def words_for(vocab_size: int) -> int:

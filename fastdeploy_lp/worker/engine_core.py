@@ -48,6 +48,9 @@ class EngineCore:
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
         self._troubles_told = 0
+        # The last step found that every sequence's slot is held.
+        self._held_up = False
+        self.runner.held.on_release(self.preparing.wake_up.signal)
 
     @property
     def has_work(self) -> bool:
@@ -57,10 +60,12 @@ class EngineCore:
     @property
     def can_step(self) -> bool:
         """True if a step would do anything now; else `preparing.wake_up` is signalled when it would."""
-        return self.scheduler.has_work or self.preparing.has_news
+        held_up = self._held_up and not self.runner.held.have_news
+        return (self.scheduler.has_work and not held_up) or self.preparing.has_news
 
     def add(self, request: AddRequest | AddPooling) -> None:
         """Queue a request, once the logits processors that it needs are built."""
+        self._held_up = False
         if isinstance(request, AddPooling):
             self.scheduler.add(Sequence.from_pooling(request))
             return
@@ -77,6 +82,7 @@ class EngineCore:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; their slots, arguments and blocks are free at once."""
+        self._held_up = False
         aborted = set(request_ids)
         self.preparing.abort(aborted)
         self.scheduler.abort(aborted)
@@ -99,13 +105,15 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go.
 
-        When all sequences are being prepared, waits until a processor is built for one of them.
+        When all sequences are being prepared or held, waits until a processor is built, or a mask computed, for one.
         """
         unprepared = self._admit_prepared() if len(self.preparing) else []
         if not self.scheduler.has_work:
             return self._outputs(unprepared, list(self.runner.chain.stats.values()))
         began = time.monotonic()
-        chunks = self.scheduler.schedule()
+        chunks = self._scheduled()
+        if not chunks:
+            return self._outputs(unprepared, list(self.runner.chain.stats.values()))
         result = self.worker.execute_model(chunks)
         tokens = iter(result.tokens.tolist())
         steps = unprepared
@@ -129,6 +137,15 @@ class EngineCore:
         prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
         tokens = sum(chunk.cost for chunk in prompts)
         self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
+
+    def _scheduled(self) -> list[ScheduledChunk]:
+        """What the step computes; empty if only sequences that are being prepared may go on before those in slots."""
+        if self._held_up and not (len(self.preparing) or self.runner.held.have_news):
+            self.runner.held.wait()
+        self.runner.held.take_news()
+        chunks = self.scheduler.schedule()
+        self._held_up = not chunks
+        return chunks
 
     def _admit_prepared(self) -> list[SequenceStep]:
         """Queue the sequences that are ready; returns the ends of those that cannot run."""

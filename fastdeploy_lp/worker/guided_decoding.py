@@ -3,89 +3,86 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher, words_for
-from fastdeploy_lp.guided_decoding.threads import GrammarThreads
+from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, words_for
+from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS
+from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.worker.guided_row import GuidedRow
+from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.logits_mask import LogitsMask
+from fastdeploy_lp.worker.mask_threads import MaskThreads
 from fastdeploy_lp.worker.sequence import Sequence
 
-EVERYTHING = -1
 MAX_THREADS = 8
+BUILD_THREADS = 4
+GRACE_SECONDS = 0.02
+"""How long a step waits for masks, all of its rows together, before it leaves out those that are late."""
+
+# Compilations that the API process lets pass take up to the configured time, and not on the same core.
+BUILD_LENIENCY = 2.0
 
 
-class GuidedRow:
-    """One sequence's matcher, which is ready when its grammar is compiled and has seen the sequence's tokens."""
+class _Compilation:
+    """A grammar that is being compiled for all who wait at its place."""
 
-    def __init__(self, building: Future[GrammarMatcher]) -> None:
-        self._building = building
-        self.error: str | None = None
+    def __init__(self, compiled: Future[LLMatcher], client: str) -> None:
+        self.client = client
+        self.slow = False
+        self.working: threading.Thread | None = None
+        self._compiled = compiled
 
     @property
-    def matcher(self) -> GrammarMatcher:
-        """Waits until it is built; raises GrammarError."""
-        return self._building.result()
-
-    def fill(self, bits: NDArray[np.int32]) -> None:
-        """The mask of the next token, [words]; everything is allowed behind an error, which ends the request."""
-        try:
-            self.matcher.fill(bits)
-        except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this request's own
-            self.fail(error)
-        if self.error is not None:
-            bits[:] = EVERYTHING
-
-    def consume(self, token: int) -> bool:
-        """Whether the text is complete with this token."""
-        try:
-            self.matcher.consume([token])
-            return self.matcher.is_complete
-        except BaseException as error:  # noqa: BLE001 - as above
-            self.fail(error)
-            return False
+    def ready(self) -> bool:
+        return self._compiled.done()
 
     def fail(self, error: BaseException) -> None:
-        """It can not go on; the first reason counts."""
-        reason = str(error) if isinstance(error, GrammarError) else f"{type(error).__name__}: {error}"
-        self.error = self.error or f"guided decoding cannot go on: {reason}"
+        self._compiled.set_exception(error)
 
 
 class GuidedDecoding(LogitsMask):
     """Rules out what the grammars of requests do not allow; requests without one have no state here.
 
-    Grammars are compiled, and masks computed, by threads of this class: the library works without the interpreter's
-    lock. A step waits for them when the model has its logits, or before it runs if it needs the same cores. An error
-    ends the request that it belongs to.
+    Threads of this class compile grammars, read sampled tokens and compute masks: the library works without the
+    interpreter's lock. The mask of a token is computed as soon as the token before it is known. A step waits for masks
+    for a moment and leaves late rows out (`holds`). An error ends the request that it belongs to.
     """
 
-    def __init__(self, fd_config: FDConfig, ops: RowOps) -> None:
+    def __init__(self, fd_config: FDConfig, ops: RowOps, held: HeldRows) -> None:
         config, bounds = fd_config.model_config, fd_config.guided_decoding_config
         directory, ends = Path(config.directory), config.eos_token_ids
         self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
         self._ops = ops
-        # Threads that compute a layer together wait for the one that a mask has taken the core from: a step of 32 rows
-        # becomes 4 % shorter when the masks come first.
-        self._model_wants_cores = current_platform().computes_on_host
         self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        self._threads = GrammarThreads(self._num_threads, "guided", bounds.max_bytes)
-        self._shape = (fd_config.scheduler_config.max_num_seqs, words_for(config.vocab_size))
+        stack = stack_bytes(bounds.max_bytes)
+        self._masks = MaskThreads(self._num_threads, stack, MASK_SECONDS, held.release)
+        self._builds = MaskThreads(BUILD_THREADS, stack, bounds.timeout * BUILD_LENIENCY, held.release)
+        self._words = words_for(config.vocab_size)
+        self._num_slots = fd_config.scheduler_config.max_num_seqs
         self._bits = np.empty((0, 0), np.int32)
         self._by_slot: dict[int, GuidedRow] = {}
         self._rows = np.empty(0, np.int64)
         self._step: list[tuple[int, GuidedRow]] = []
-        self._masks: list[Future[None]] = []
         self._completed: set[int] = set()
         self._failures: dict[int, str] = {}
+        self._changed = threading.Condition()
+        self._held = held
+        self._grace = GRACE_SECONDS
 
     @property
     def active(self) -> bool:
@@ -104,38 +101,62 @@ class GuidedDecoding(LogitsMask):
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot; one that comes back goes on where it was."""
-        if sequence.grammar is None:
+        grammar, client = sequence.grammar, sequence.client
+        if grammar is None:
             return
         if not self._bits.size:
-            self._bits = np.empty(self._shape, np.int32)
-        building = self._threads.submit(self._build, sequence.grammar, list(sequence.output_token_ids))
-        self._by_slot[sequence.slot] = GuidedRow(building)
+            self._bits = np.empty((self._num_slots, self._words), np.int32)
+        row = self._by_slot[sequence.slot] = GuidedRow(self._words, client)
+        if not (self._builds.has_room_for(client) and self._masks.has_room_for(client)):
+            row.fail(GrammarError("earlier grammars take more time than they may, and have not ended yet"))
+            return
+        compiled, is_new = self._compiler.compiled(grammar)
+        if is_new:
+            compilation = _Compilation(compiled, client)
+            self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
+            self._builds.watch(compilation)
+        begin = partial(row.begin, partial(self._compiler.matcher_of, compiled), list(sequence.output_token_ids))
+        rows = iter([row])
+        compiled.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
 
     def leave(self, slot: int) -> None:
         """A slot is empty again."""
-        self._by_slot.pop(slot, None)
+        row = self._by_slot.pop(slot, None)
+        if row is not None and not row.ready:
+            self._watch(row)
+
+    def holds(self, slot: int) -> bool:
+        """True while the slot's mask is not there; waits for it while the step has time left for that."""
+        row = self._by_slot.get(slot)
+        if row is None or row.ready:
+            return False
+        if self._grace > 0 and not row.slow:
+            began = time.monotonic()
+            with self._changed:
+                self._changed.wait_for(lambda: row.ready, self._grace)
+            self._grace -= time.monotonic() - began
+        # In this order: who makes it ready looks afterwards whether somebody waits.
+        row.awaited = True
+        if row.ready:
+            row.awaited = False
+            return False
+        self._watch(row)
+        return True
 
     def begin(self, slots: NDArray[np.int64]) -> None:
-        """Start computing the masks of these slots' grammars."""
+        """Take the masks of these slots' grammars."""
         self._completed, self._failures, self._step = set(), {}, []
         if not self._by_slot:
             return
         guided = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
-        if not guided:
-            return
         self._step = [(slot, self._by_slot[slot]) for _, slot in guided]
         self._rows = np.array([row for row, _ in guided], np.int64)
-        # One row can take as long as all others: threads take the next row as they come free.
-        rows = iter(range(len(guided)))
-        num_threads = min(self._num_threads, len(guided))
-        self._masks = [self._threads.submit(self._fill, rows) for _ in range(num_threads)]
-        if self._model_wants_cores:
-            self._wait()
+        for index, (_, row) in enumerate(self._step):
+            self._bits[index] = row.bits
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - those of `begin`
         """The same tensor, changed in place."""
         if self._step:
-            self._wait()
             self._ops.mask(logits, self._rows, self._bits[: len(self._rows)])
         return logits
 
@@ -148,28 +169,79 @@ class GuidedDecoding(LogitsMask):
             self._ops.mask(copies, np.searchsorted(rows, self._rows[masked]), self._bits[masked])
 
     def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - those of `begin`
-        """Follow the grammars over the sampled tokens."""
+        """Follow the grammars over the sampled tokens, and start with the masks of the next ones."""
         if not self._step:
             return
-        for (slot, guided), token in zip(self._step, tokens[self._rows].tolist(), strict=True):
-            if guided.error is None and token >= 0 and (token in self._ends or guided.consume(token)):
+        self._grace = GRACE_SECONDS
+        sampled = list(zip(self._step, tokens[self._rows].tolist(), strict=True))
+        going_on = [(row, token) for (_, row), token in sampled if row.error is None and 0 <= token not in self._ends]
+        self._follow(going_on)
+        for (slot, row), token in sampled:
+            if row.error is not None:
+                self._failures[slot] = row.error
+            elif token in self._ends or row.complete:
                 self._completed.add(slot)
-            if guided.error is not None:
-                self._failures[slot] = guided.error
 
     def bans_in(self, slot: int) -> list[str]:
         """Whether a grammar is there."""
         return ["guided decoding"] if slot in self._by_slot else []
 
-    def _wait(self) -> None:
-        for part in self._masks:
-            part.result()
+    def _follow(self, going_on: list[tuple[GuidedRow, int]]) -> None:
+        """Let threads read the tokens and compute masks; waits a moment for the former."""
+        for row, _ in going_on:
+            row.ready = row.consumed = False
+        # One row can take as long as all others: threads take the next row as they come free.
+        tokens, to_fill = iter(going_on), deque[GuidedRow]()
+        for _ in range(min(self._num_threads, len(going_on))):
+            self._masks.submit(partial(self._read_and_fill, tokens, to_fill))
+        with self._changed:
+            self._changed.wait_for(lambda: all(row.consumed or row.slow for row, _ in going_on), GRACE_SECONDS)
+        for row, _ in going_on:
+            if not row.consumed:
+                self._watch(row)
 
-    def _build(self, grammar: str, output: list[int]) -> GrammarMatcher:
-        matcher = self._compiler.matcher(grammar)
-        matcher.consume(output)
-        return matcher
+    def _read_and_fill(self, tokens: Iterator[tuple[GuidedRow, int]], to_fill: deque[GuidedRow]) -> None:
+        for row, token in tokens:
+            stays = self._masks.run(row, partial(row.consume, token))
+            if not stays:
+                self._masks.run(row, row.fill)
+                self._settled(row)
+                return
+            to_fill.append(row)
+        with self._changed:
+            self._changed.notify_all()
+        while to_fill:
+            with suppress(IndexError):  # another thread may have taken the last one
+                row = to_fill.popleft()
+                stays = self._masks.run(row, row.fill)
+                self._settled(row)
+                if not stays:
+                    return
 
-    def _fill(self, rows: Iterator[int]) -> None:
-        for index in rows:
-            self._step[index][1].fill(self._bits[index])
+    def _compile(self, compilations: Iterator[_Compilation], grammar: str, compiled: Future[LLMatcher]) -> None:
+        for compilation in compilations:
+            self._builds.run(compilation, partial(self._compiler.compile, grammar, compiled))
+
+    def _begin(self, rows: Iterator[GuidedRow], begin: Callable[[], None]) -> None:
+        for row in rows:
+            self._builds.run(row, begin)
+            if row.ready:
+                self._settled(row)
+            else:
+                self._masks.submit(partial(self._fill, iter([row])))
+
+    def _fill(self, rows: Iterator[GuidedRow]) -> None:
+        for row in rows:
+            self._masks.run(row, row.fill)
+            self._settled(row)
+
+    def _watch(self, row: GuidedRow) -> None:
+        (self._masks if row.begun else self._builds).watch(row)
+
+    def _settled(self, row: GuidedRow) -> None:
+        """A row's mask is there."""
+        with self._changed:
+            self._changed.notify_all()
+        if row.awaited:
+            row.awaited = False
+            self._held.release()

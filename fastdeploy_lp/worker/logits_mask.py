@@ -15,7 +15,7 @@ NOTHING: Mapping[int, str] = {}
 
 
 class LogitsMask(ABC):
-    """Follows sequences through slots; in a step `begin` comes first, then `apply`, once or more, then `accept`."""
+    """Follows sequences through slots; in a step `holds` comes first, `begin`, `apply`, once or more, then `accept`."""
 
     @property
     def active(self) -> bool:
@@ -28,8 +28,12 @@ class LogitsMask(ABC):
     def leave(self, slot: int) -> None:  # noqa: B027
         """A slot is empty again."""
 
+    def holds(self, slot: int) -> bool:  # noqa: ARG002
+        """True while the slot cannot have a row in a step, as its mask is still being computed."""
+        return False
+
     def begin(self, slots: NDArray[np.int64]) -> None:  # noqa: B027
-        """A step of these slots begins: what takes time can be done while the model runs."""
+        """A step of these slots begins, none of which is held."""
 
     @abstractmethod
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:

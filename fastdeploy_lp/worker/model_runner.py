@@ -53,7 +53,7 @@ class ModelRunner(ModelRunnerBase):
         max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
         self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
         self._sampler = Sampler(fd_config.model_config.logprobs_mode)
-        self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops)
+        self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops, self.held)
         self._pooling = PromptPooling()
         self.tracing = Tracing(self._sampler.ops)
 
@@ -99,6 +99,10 @@ class ModelRunner(ModelRunnerBase):
         self._prompt_logprobs.leave(slot)
         self._pooling.leave(slot)
         self.tracing.leave(slot)
+
+    def holds(self, slot: int) -> bool:
+        """As the interface says: guided decoding may need time for a mask."""
+        return self.mask.holds(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
         """As the interface says."""

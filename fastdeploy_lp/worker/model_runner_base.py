@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
+from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -45,6 +46,7 @@ class ModelRunnerBase(ABC):
     def __init__(self, fd_config: FDConfig, chain: LogitsProcessorChain) -> None:
         self.fd_config = fd_config
         self.chain = chain
+        self.held = HeldRows()
 
     @abstractmethod
     def load_model(self, *, show_progress: bool = False) -> None:
@@ -64,6 +66,10 @@ class ModelRunnerBase(ABC):
     @abstractmethod
     def leave(self, slot: int) -> None:
         """A slot is empty again, its arguments and its processors' state with it."""
+
+    def holds(self, slot: int) -> bool:  # noqa: ARG002
+        """True while no token of the slot can be sampled; `held` tells when that has changed. Never by default."""
+        return False
 
     @abstractmethod
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:

@@ -28,6 +28,9 @@ class Slots(Protocol):
     def leave(self, slot: int) -> None:
         """A slot is empty again."""
 
+    def holds(self, slot: int) -> bool:
+        """True while no token of the slot can be sampled."""
+
 
 class Scheduler:
     """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
@@ -37,7 +40,7 @@ class Scheduler:
     may leave prompts less. A sequence is admitted while tokens of the step's budget are left, with blocks for its
     whole prompt. So no more sequences run than the budget has tokens, and every generating one gets its token in every
     step. When a generating sequence finds no block, the youngest running one is preempted: it goes back to the head of
-    the queue and computes its tokens anew later.
+    the queue and computes its tokens anew later. A slot may be held, which its sequence then has without a token.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: Slots) -> None:
@@ -74,7 +77,7 @@ class Scheduler:
     def schedule(self) -> list[ScheduledChunk]:
         """What the next step computes, in ascending order of slots; every sequence has the blocks that it needs.
 
-        Not empty while there is work.
+        Empty while there is work only if all of it is held.
         """
         preemptions = self.num_preemptions
         chunks = self._generating()
@@ -116,6 +119,8 @@ class Scheduler:
             # Younger ones may have had to go for an older one's block meanwhile.
             if sequence.slot == NO_SLOT or sequence.num_tokens - sequence.num_computed != 1:
                 continue
+            if self._slots.holds(sequence.slot):
+                continue
             while not self._blocks.grow(sequence):
                 self.preempt()
                 if sequence.slot == NO_SLOT:
@@ -134,9 +139,8 @@ class Scheduler:
         """Spend the budget on prompts that have begun, oldest first."""
         for sequence in self._running.values():
             left = sequence.num_tokens - sequence.num_computed
-            granted = budget.grant(sequence, left) if left > 1 else 0
-            if granted:
-                chunks.append(ScheduledChunk(sequence, granted))
+            if left > 1:
+                self._append(chunks, sequence, budget)
 
     def _admit(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
         if not (self._waiting and self._free_slots and budget.has_tokens_for(self._waiting[0])):
@@ -159,6 +163,15 @@ class Scheduler:
             sequence.slot = heapq.heappop(self._free_slots)
             self._running[sequence.slot] = sequence
             self._slots.enter(sequence)
-            granted = budget.grant(sequence, sequence.num_tokens - sequence.num_computed)
-            chunks.append(ScheduledChunk(sequence, granted))
+            granted = self._append(chunks, sequence, budget)
             in_progress.update(self._blocks.completed_by(sequence, granted))
+
+    def _append(
+        self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget
+    ) -> int:
+        """Spend the budget on a prompt; returns the number of tokens. The last token of a held one has to wait."""
+        wanted = sequence.num_tokens - sequence.num_computed - self._slots.holds(sequence.slot)
+        granted = budget.grant(sequence, wanted) if wanted else 0
+        if granted:
+            chunks.append(ScheduledChunk(sequence, granted))
+        return granted

@@ -63,6 +63,10 @@ class WorkerBase(ABC):
         """A slot is empty again."""
         self.model_runner.leave(slot)
 
+    def holds(self, slot: int) -> bool:
+        """True while no token of the slot can be sampled."""
+        return self.model_runner.holds(slot)
+
     def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
         """One step: see `ModelRunnerBase.execute`."""
         return self.model_runner.execute(chunks)

@@ -46,7 +46,6 @@ class Shared:
         try:
             self._loop.run_until_complete(self.checker(bounds).check(Grammar(text, FIELD)))
         except InvalidRequestError as error:
-            assert error.param == FIELD
             return error
         return None
 
@@ -72,6 +71,7 @@ def test_one_that_does_not_compile_is_refused_with_the_reason(shared: Shared) ->
     for _ in range(2):
         error = shared.refusal("start: nothing")
         assert error is not None
+        assert error.param == FIELD
         assert "nothing" in error.reason
 
 
@@ -92,7 +92,7 @@ def test_one_that_compiles_without_end_is_given_up(shared: Shared) -> None:
 
 def test_one_whose_masks_have_no_end_is_refused(shared: Shared) -> None:
     """It compiles in a moment; its first mask takes the library many seconds."""
-    error = shared.refusal(ambiguous(300))
+    error = shared.refusal(ambiguous())
     assert error is not None
     assert "tokens that it allows take more than 0.5 seconds to find" in error.reason
 

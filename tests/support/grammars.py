@@ -48,8 +48,8 @@ def allowed(matcher: GrammarMatcher, vocab_size: int = TINY_VOCAB) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size]).tolist())
 
 
-def ambiguous(alternatives: int) -> str:
-    """A grammar that compiles quickly, and whose first mask takes the library minutes at 600 alternatives, seconds at 300."""
+def ambiguous(alternatives: int = 450) -> str:
+    """A grammar that compiles quickly, and whose masks take seconds, or minutes for a large vocabulary."""
     each = " | ".join(f'e e "a{n}" | e e' for n in range(alternatives))
     return f'start: e\ne: {each} | "x"\n'
 

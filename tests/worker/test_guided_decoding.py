@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from paddle import Tensor
-from support.grammars import TINY_EOS, TinyGrammars
+from support.grammars import TINY_EOS, TinyGrammars, ambiguous
 from support.sequences import chain_of, request
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from tokenizers import Tokenizer
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.guided_decoding.compiler import GrammarMatcher
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.mask_threads import MAX_LOST_OF_CLIENT
 from fastdeploy_lp.worker.sampler import sampler
 
 PHONE = r"\+[0-9]{2} [0-9]{3,4}-[0-9]{4}"
@@ -168,8 +173,10 @@ def test_preempting_at_every_step_changes_nothing(engine: Make) -> None:
     core, steps = engine(), []
     core.add(guided("r", [5, 6], grammar=LIST, max_tokens=20, **SAMPLED))
     while core.has_work:
-        steps += core.step().steps
-        if core.has_work and core.scheduler.num_running:
+        made = core.step().steps
+        steps += made
+        # One that is held would lose the mask that it waits for.
+        if made and core.has_work and core.scheduler.num_running:
             core.scheduler.preempt()
     assert tokens_of(steps) == expected
 
@@ -207,11 +214,15 @@ def test_a_matcher_that_fails_half_way_ends_its_request_alone(engine: Make) -> N
     core.add(guided("broken", [1], grammar=LIST, max_tokens=30))
     core.add(guided("whole", [2], grammar=LIST, max_tokens=30))
     expected = tokens_of(run(engine(), guided("whole", [2], grammar=LIST, max_tokens=30))["whole"])
-    steps = [*core.step().steps, *core.step().steps]
+    steps: list[SequenceStep] = []
+    while sum(step.request_id == "broken" for step in steps) < 2:
+        steps += core.step().steps
     slot = core.runner.share_inputs["req_ids"].index("broken")
     mask: Any = core.runner.mask
+    with mask._changed:
+        mask._changed.wait_for(lambda: mask._by_slot[slot].ready)
     # A token that the grammar does not have at any place.
-    mask._by_slot[slot].matcher._matcher.consume_tokens([0])
+    mask._by_slot[slot]._matcher._matcher.consume_tokens([0])
     while core.has_work:
         steps += core.step().steps
     by_id = {name: [step for step in steps if step.request_id == name] for name in ("broken", "whole")}
@@ -220,12 +231,106 @@ def test_a_matcher_that_fails_half_way_ends_its_request_alone(engine: Make) -> N
     assert tokens_of(by_id["whole"]) == expected
 
 
+class HeldMatcher(GrammarMatcher):
+    """Computes no mask until it is let go."""
+
+    released = threading.Event()
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        self.released.wait()
+        super().fill(bits)
+
+
+def test_a_slow_mask_holds_up_its_own_request_alone(
+    engine: Make, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others end while it is computed, those with grammars of their own among them; then it goes on."""
+    core = engine()
+    compiler: Any = core.runner.mask._compiler  # type: ignore[attr-defined]
+    original = compiler.matcher_of
+
+    def matcher_of(compiled: Future[Any]) -> GrammarMatcher:
+        made = original(compiled)
+        return HeldMatcher(made._matcher, (TINY_EOS,)) if compiled is compiler.compiled(held)[0] else made
+
+    held = grammar_of(GuidedDecodingParams(regex="[a-z]{5}")).text
+    monkeypatch.setattr(compiler, "matcher_of", matcher_of)
+    core.add(guided("held", [1, 2, 3], grammar=held, max_tokens=40))
+    core.add(request("plain", [4, 5], max_tokens=12))
+    core.add(guided("guided", [1, 2, 3], max_tokens=40))
+    steps: dict[str, list[SequenceStep]] = {"held": []}
+    ended: set[str] = set()
+    while ended != {"plain", "guided"}:
+        for step in core.step().steps:
+            steps.setdefault(step.request_id, []).append(step)
+            ended |= {step.request_id} if step.finish_reason else set()
+    assert steps["held"] == []
+    assert re.fullmatch(PHONE, text_of(tokenizer, steps["guided"]))
+    assert core.has_work
+    HeldMatcher.released.set()
+    while core.has_work:
+        steps["held"] += core.step().steps
+    assert re.fullmatch("[a-z]{5}", text_of(tokenizer, steps["held"]))
+
+
+def with_limit(core: EngineCore, seconds: float) -> EngineCore:
+    """The engine with so much processor time for a mask."""
+    mask: Any = core.runner.mask
+    mask._masks._limit = seconds
+    return core
+
+
+def test_with_every_slot_held_a_step_waits_for_a_mask(engine: Make) -> None:
+    core = with_limit(engine(), 0.05)
+    core.add(guided("r", [1], grammar=ambiguous(250), max_tokens=5))
+    calls, steps = 0, list[SequenceStep]()
+    while core.has_work:
+        calls += 1
+        steps += core.step().steps
+    assert steps[-1].error is not None
+    # One for each token, and for each time that the slot was held and released.
+    assert calls <= 4 * len(steps)
+
+
+def test_a_mask_without_end_ends_its_request_with_an_error_that_says_so(engine: Make) -> None:
+    core = with_limit(engine(), 0.05)
+    expected = tokens_of(run(engine(), guided("good", [2], grammar=LIST, max_tokens=30))["good"])
+    steps = run(core, guided("evil", [1], grammar=ambiguous(250)), guided("good", [2], grammar=LIST, max_tokens=30))
+    end = steps["evil"][-1]
+    assert "takes more than 0.05 seconds" in (end.error or "")
+    assert end.by_request
+    assert tokens_of(steps["good"]) == expected
+
+
+def test_a_client_whose_calls_are_lost_may_begin_no_further_grammar(engine: Make) -> None:
+    core = engine()
+    mask: Any = core.runner.mask
+    threads = mask._masks
+    threads._lost = {threading.Thread(): "evil" for _ in range(MAX_LOST_OF_CLIENT)}
+    refused, served = guided("refused", [1], max_tokens=40), guided("served", [1], max_tokens=40)
+    refused.client, served.client = "evil", "good"
+    steps = run(core, refused, served)
+    assert "earlier grammars take more time than they may" in (steps["refused"][-1].error or "")
+    assert steps["served"][-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_builtin_that_allows_nothing_of_the_grammar_is_the_requests_own_mistake(engine: Make, named: bool) -> None:
+    name, args = "AllowedTokensLogitsProcessor", {"allowed_token_ids": [40, 41]}
+    selection = Selection(named={name: args}) if named else Selection(flat=args)
+    choice = grammar_of(GuidedDecodingParams(choice=["yes", "no"])).text
+    (step,) = run(engine([name]), guided("r", [1], grammar=choice, selection=selection))["r"]
+    assert step.error == f"guided decoding and logits processor {name} left no token that can be sampled"
+    assert step.by_request
+
+
 def test_without_grammars_there_is_nothing_to_do(engine: Make) -> None:
     core = engine()
     run(core, request("plain", [1], max_tokens=5))
     mask: Any = core.runner.mask
     assert not mask.active
-    assert not mask._threads._threads
+    assert not mask._masks._threads
+    assert not mask._builds._threads
     assert mask._compiler._tokenizer is None
     assert mask._bits.size == 0
 

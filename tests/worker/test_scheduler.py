@@ -27,6 +27,10 @@ class SlotBook:
     def __init__(self) -> None:
         self.taken: dict[int, str] = {}
         self.entered: list[str] = []
+        self.held: set[int] = set()
+
+    def holds(self, slot: int) -> bool:
+        return slot in self.held
 
     def enter(self, sequence: Sequence) -> None:
         assert sequence.slot not in self.taken
@@ -100,6 +104,34 @@ def test_a_freed_slot_goes_to_the_next_in_line_and_chunks_stay_in_slot_order() -
     queue.release(a)
     assert [(c.sequence.request_id, c.sequence.slot) for c in queue.step()] == [("d", 0), ("e", 1), ("c", 2)]
     assert queue.book.taken == {0: "d", 1: "e", 2: "c"}
+
+
+# Held slots
+
+
+def test_a_held_sequence_has_no_row_and_the_others_go_on() -> None:
+    queue = Queue()
+    for name in "ab":
+        queue.add(waiting(name))
+    queue.step()
+    queue.book.held = {0}
+    assert [chunk.sequence.request_id for chunk in queue.step()] == ["b"]
+    queue.book.held = {0, 1}
+    assert queue.step() == []
+    queue.book.held = set()
+    assert [chunk.sequence.request_id for chunk in queue.step()] == ["a", "b"]
+
+
+def test_the_prompt_of_a_held_sequence_is_computed_up_to_its_last_token() -> None:
+    queue = Queue()
+    queue.book.held = {0, 1}
+    queue.add(waiting("long", 25))
+    queue.add(waiting("one"))
+    assert told(queue.step()) == [("long", 0, 20)]
+    assert told(queue.step()) == [("long", 20, 4)]
+    assert queue.step() == []
+    queue.book.held = set()
+    assert told(queue.step()) == [("long", 24, 1), ("one", 0, 1)]
 
 
 # Budget

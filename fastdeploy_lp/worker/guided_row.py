@@ -1,0 +1,78 @@
+"""One sequence's place in its grammar, with the mask of its next token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher
+
+EVERYTHING = -1
+
+
+class GuidedRow:
+    """Follows one sequence through its grammar; its calls run in threads, one at a time.
+
+    bits: the mask of the next token, [words]; valid while `ready`. error: why the sequence cannot go on. That makes the
+    row ready, with a mask that allows everything: its next step ends the request. complete: nothing can follow.
+    begun: its matcher is there. consumed: the last token was read. working: the thread in which a call runs. client:
+    whose request it is. awaited: a step has left the row out. slow: a call has taken so long that no step waits for the
+    row any more.
+    """
+
+    def __init__(self, words: int, client: str) -> None:
+        self.bits: NDArray[np.int32] = np.empty(words, np.int32)
+        self.client = client
+        self.ready = False
+        self.begun = False
+        self.consumed = True
+        self.awaited = False
+        self.slow = False
+        self.complete = False
+        self.error: str | None = None
+        self.working: threading.Thread | None = None
+        self._matcher: GrammarMatcher | None = None
+
+    def begin(self, matcher: Callable[[], GrammarMatcher], output: Sequence[int]) -> None:
+        """Take a matcher, which reads the output so far."""
+        try:
+            self._matcher = matcher()
+            self._matcher.consume(list(output))
+        except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this request's own
+            self.fail(error)
+        self.begun = True
+
+    def consume(self, token: int) -> None:
+        """Take a sampled token; the mask is that of the token before until `fill` has returned."""
+        if self.error is not None or self._matcher is None:
+            return
+        try:
+            self._matcher.consume([token])
+            self.complete = self._matcher.is_complete
+        except BaseException as error:  # noqa: BLE001 - as above
+            self.fail(error)
+        self.consumed = True
+
+    def fill(self) -> None:
+        """Compute the mask."""
+        bits = self.bits
+        if self.error is not None or self._matcher is None:
+            return
+        try:
+            self._matcher.fill(bits)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self.fail(error)
+        else:
+            self.ready = True
+
+    def fail(self, error: BaseException) -> None:
+        """Let it end; the first reason counts."""
+        reason = str(error) if isinstance(error, GrammarError) else f"{type(error).__name__}: {error}"
+        if self.error is None:
+            # Other than the one that a lost call may still write to.
+            self.bits = np.full(self.bits.shape, EVERYTHING, np.int32)
+            self.error = f"guided decoding cannot go on: {reason}"
+        self.ready = True

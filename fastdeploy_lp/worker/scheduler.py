@@ -166,9 +166,7 @@ class Scheduler:
             granted = self._append(chunks, sequence, budget)
             in_progress.update(self._blocks.completed_by(sequence, granted))
 
-    def _append(
-        self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget
-    ) -> int:
+    def _append(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget) -> int:
         """Spend the budget on a prompt; returns the number of tokens. The last token of a held one has to wait."""
         wanted = sequence.num_tokens - sequence.num_computed - self._slots.holds(sequence.slot)
         granted = budget.grant(sequence, wanted) if wanted else 0

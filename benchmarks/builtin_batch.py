@@ -10,7 +10,7 @@ import paddle
 import torch
 from paddle import Tensor
 
-from fastdeploy_lp import SamplingParams, config
+from fastdeploy_lp import SettledParams, config
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
@@ -88,7 +88,7 @@ class Batch:
     def _enter(self, slot: int) -> Running:
         selection = Selection(flat=dict(self.args))
         tokens = self.tokens[slot].tolist()
-        request = AddRequest(str(slot), tokens[:PROMPT], SamplingParams(seed=slot), selection)
+        request = AddRequest(str(slot), tokens[:PROMPT], SettledParams(seed=slot), selection)
         running = Running.from_request(request, eos_token_ids=self._eos, max_model_len=MAX_MODEL_LEN)
         running.slot, running.output_token_ids = slot, tokens[PROMPT:]
         self.share_inputs.assign(running)

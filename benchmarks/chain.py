@@ -37,7 +37,7 @@ from builtin_costs import CONTESTS, EOS, sides
 from builtin_costs import require_same_result as require_same_edit
 from paddle import Tensor
 
-from fastdeploy_lp import SamplingParams, config
+from fastdeploy_lp import SettledParams, config
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
@@ -134,7 +134,7 @@ class Batch:
 
     def _enter(self, slot: int) -> None:
         selection = random_biases(self._random, self._vocab_size, self._entries) if self._entries else Selection()
-        request = AddRequest(str(slot), [1], SamplingParams(), selection)
+        request = AddRequest(str(slot), [1], SettledParams(), selection)
         running = Running.from_request(request, eos_token_ids=(), max_model_len=16)
         running.slot = slot
         self.share_inputs.assign(running)
@@ -305,7 +305,7 @@ def measure_model(sizes: Sizes) -> dict[str, float]:
     for name in ("update_state", "apply", "needs_guard"):
         setattr(chain, name, partial(_timed, getattr(chain, name), spent))
     engine, random = EngineCore(fd_config, chain), np.random.default_rng(0)
-    params = SamplingParams(temperature=0, ignore_eos=True)
+    params = SettledParams(temperature=0, ignore_eos=True)
     for number in range(sizes.model_rows):
         selection = random_biases(random, fd_config.model_config.vocab_size, ENTRIES)
         engine.add(AddRequest(str(number), random.integers(1000, 9000, 16).tolist(), params, selection))

@@ -18,7 +18,7 @@ from engine_floors import Floors
 from engine_probe import StepProbe, counted_reads
 from engine_report import FULL, HOST, PARTS, Decode, Guided, Job, Measured, Memory, Prefill, Processors, Timing
 
-from fastdeploy_lp import SamplingParams
+from fastdeploy_lp import SettledParams
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
@@ -89,7 +89,7 @@ class Bench:
     def add(self, prompt: list[int], max_tokens: int, *, biased: bool = False, guided: bool | None = None) -> str:
         """Queue a greedy request that runs to its limit; `guided` is None unless grammars are what is measured."""
         request_id = next(self._ids)
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
+        params = SettledParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
         if guided is not None:
             # Where the grammar would let it end; ruled out without one as well, so that this makes no difference.
             params.bad_words_token_ids = [[end] for end in self.fd_config.model_config.eos_token_ids]

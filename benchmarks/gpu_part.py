@@ -19,7 +19,7 @@ from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 AUDITED_STEPS, TIMED_STEPS = 20, 50
@@ -120,7 +120,7 @@ def _answer(case: dict[str, Any]) -> list[int]:
 
 def _request(name: str, prompt: Sequence[int], max_tokens: int, **params: Any) -> AddRequest:
     flat = params.pop("flat", {})
-    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **params})
+    sampling = SettledParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **params})
     return AddRequest(name, list(prompt), sampling, Selection(flat=flat))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
@@ -41,7 +41,7 @@ def decode_steps(rows: int, context: int, steps: int, *, caching: bool) -> list[
     for row in range(rows):
         # Lengths differ, or all rows would complete their blocks in the same step.
         prompt = list(range(row, row + context - row % BLOCK_SIZE))
-        request = AddRequest(str(row), prompt, SamplingParams(max_tokens=length), Selection())
+        request = AddRequest(str(row), prompt, SettledParams(max_tokens=length), Selection())
         scheduler.add(Sequence.from_request(request, (), 2 * length))
     seconds = []
     for _ in range(steps):

@@ -19,7 +19,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 LEVELS = (1, 2, 4, 8, 16, 24, 32)
@@ -66,7 +66,7 @@ class Workload:
 
     def _add(self) -> None:
         prompt = int(PROMPT.draw(self._random, 1)[0])
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=int(OUTPUT.draw(self._random, 1)[0]))
+        params = SettledParams(temperature=0, ignore_eos=True, max_tokens=int(OUTPUT.draw(self._random, 1)[0]))
         tokens = self._random.integers(0, self._vocab_size, prompt).tolist()
         self._engine.add(AddRequest(str(next(self._numbers)), tokens, params, Selection()))
         self._in_flight += 1

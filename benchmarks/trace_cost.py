@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastdeploy_lp import SamplingParams
+from fastdeploy_lp import SettledParams
 from fastdeploy_lp.engine_args import QUANTIZATIONS, EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
@@ -67,7 +67,7 @@ class Bench:
         random = np.random.default_rng(0)
         for row, selection in enumerate(self._selections):
             # Random rows: in steps that are greedy throughout the filter would be left out.
-            params = SamplingParams(temperature=1.0, top_p=0.95, seed=row, max_tokens=room - PROMPT, ignore_eos=True)
+            params = SettledParams(temperature=1.0, top_p=0.95, seed=row, max_tokens=room - PROMPT, ignore_eos=True)
             prompt = random.integers(0, config.model_config.vocab_size, PROMPT).tolist()
             request = AddRequest(str(row), prompt, params, selection)
             self._sequences.append(Running.from_request(request, (), room))

@@ -27,9 +27,10 @@ MAX_LOGIT_BIAS = 4096
 # The form of an output.
 MAX_CHOICES = 10_000
 
-# A body over HTTP: JSON values of any kind, members of objects, and how deep they may stand in one another.
+# A body over HTTP: JSON values of any kind, members of objects, lists and objects, and how deep they may be nested.
 MAX_BODY_VALUES = 1_000_000
 MAX_BODY_MEMBERS = 65_536
+MAX_BODY_CONTAINERS = 131_072
 MAX_BODY_DEPTH = 128
 # Fields of one object of which the API knows all fields.
 MAX_OBJECT_FIELDS = 200
@@ -40,7 +41,7 @@ MAX_SEQUENCES = 4096
 # Entries of lists and arguments of a request, times prompts, times `n`: each sequence carries them to the worker.
 MAX_CARRIED_VALUES = 1_000_000
 # Of /tokenize and /detokenize, where the context does not hold more.
-MAX_TOKENIZED_CHARACTERS = 1_000_000
+MAX_TOKENIZED_CHARACTERS = 262_144
 MAX_DETOKENIZED_TOKENS = 131_072
 # OpenAI's own.
 MAX_METADATA = 16

@@ -10,7 +10,7 @@ from itertools import repeat
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
@@ -163,7 +163,7 @@ class Replica:
         """A request has come to the worker; raises ValueError for one that does not fit into the context."""
         if arrival.prompt_tokens + arrival.output_tokens > self.config.max_model_len:
             raise ValueError(f"request {arrival.number}: longer than max_model_len")
-        params = SamplingParams(max_tokens=arrival.output_tokens)
+        params = SettledParams(max_tokens=arrival.output_tokens)
         request = AddRequest(str(arrival.number), arrival.prompt(), params, GREEDY)
         sequence = Sequence.from_request(request, (), self.config.max_model_len)
         self._inbox.append(Served(arrival, sequence, self.index, now))

@@ -206,8 +206,9 @@ class EngineClient:
         quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
         """
         self.require_alive()
-        for request in requests:
-            self.processors.require_in_service(request.settled.selection)
+        # Prompts of one body share theirs.
+        for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
+            self.processors.require_in_service(selection)
         count = sum(request.settled.params.n for request in requests)
         if bounded and requests:
             self._require_room(count, requests[0].client)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
@@ -55,6 +56,22 @@ class HostThreads:
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
 
+    def of(self, client: str) -> Run:
+        """`run` for one client's work."""
+        return _RunForClient(self, client)
+
     def close(self) -> None:
         """Give back the threads; work that runs is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _RunForClient:
+    """`HostThreads.run` with the client given."""
+
+    threads: HostThreads
+    client: str
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """The result of the work, or what it raises."""
+        return await self.threads.run(work, self.client)

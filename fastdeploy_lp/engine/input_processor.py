@@ -254,7 +254,7 @@ class InputProcessor:
             self.require_text(param)
             return self._encoded(prompt, param), prompt
         tokens = list(prompt)
-        self._require_tokens(param, tokens)
+        self.require_tokens(param, tokens)
         return tokens, None
 
     def _encoded(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -310,11 +310,12 @@ class InputProcessor:
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
-            self._require_tokens(name, getattr(params, name) or [])
+            self.require_tokens(name, getattr(params, name) or [])
         for index, tokens in enumerate(params.bad_words_token_ids or []):
-            self._require_tokens(f"bad_words_token_ids.{index}", tokens)
+            self.require_tokens(f"bad_words_token_ids.{index}", tokens)
 
-    def _require_tokens(self, param: str, tokens: list[int]) -> None:
+    def require_tokens(self, param: str, tokens: list[int]) -> None:
+        """Raise InvalidRequestError for the first that is no token id of the model."""
         # Looked at one by one only where one of them is wrong.
         if set(map(type, tokens)) <= {int} and (not tokens or 0 <= min(tokens) <= max(tokens) < self._config.vocab_size):
             return

@@ -50,8 +50,8 @@ class RequestPreparation:
         self._author_checks = AuthorChecks(chain.code_timeout, self._trials)
         # No more can wait here than the operator lets wait for slots.
         waiting = fd_config.scheduler_config.max_waiting_requests
-        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, min(waiting, MAX_WAITING))
-        self.host = HostThreads(min(waiting, MAX_WAITING))
+        self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
+        self.host = HostThreads(waiting)
 
     async def settle(self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here) -> list[Settled]:
         """What `inputs.settling` returns, with a grammar that compiles; `inside` runs its steps.

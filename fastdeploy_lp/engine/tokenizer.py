@@ -14,6 +14,9 @@ from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compil
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.token_bytes import TokenBytes
 
+# Characters.
+SHORT_TEXT = 16_384
+
 
 class Tokenizer:
     """Text to token ids and back; `chat_template` replaces the model's own.
@@ -46,7 +49,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > SHORT_TEXT:
+            # Leaves out where each token begins, which takes most of a long text's time.
+            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:
+            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
         return ids
 
     def encode_phrase(self, text: str) -> list[int]:

@@ -18,13 +18,17 @@ class DuplicateKeyError(ValueError):
 def load(text: str | bytes) -> Any:
     """The parsed text; raises DuplicateKeyError, or what `json.loads` raises."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
-    except _KeyTwiceError:
-        # Only now is it worth the time to follow the way to it.
-        raise DuplicateKeyError(_path(json.loads(text, object_pairs_hook=_Pairs))) from None
+        return json.loads(text, object_pairs_hook=members_once)
+    except KeyTwiceError:
+        raise duplicate_key(text) from None
 
 
-class _KeyTwiceError(Exception):
+def duplicate_key(text: str | bytes) -> DuplicateKeyError:
+    """The error for a text in which an object has a key twice: only now is it worth the time to find it."""
+    return DuplicateKeyError(_path(json.loads(text, object_pairs_hook=_Pairs)))
+
+
+class KeyTwiceError(Exception):
     """Somewhere in the text."""
 
 
@@ -32,10 +36,11 @@ class _Pairs(list[tuple[str, Any]]):
     """The members of an object as they were written."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises KeyTwiceError."""
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise _KeyTwiceError
+        raise KeyTwiceError
     return members
 
 

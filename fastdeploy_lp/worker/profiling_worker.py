@@ -12,7 +12,7 @@ from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.request_limits import MAX_LOGPROBS
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -65,7 +65,7 @@ def worst_case_sequences(fd_config: FDConfig) -> list[Sequence]:
     tokens = min(scheduler.max_num_batched_tokens // count, max(1, length - 1))
     blocks = -(-tokens // fd_config.cache_config.block_size)
     logprobs = min(MAX_LOGPROBS, fd_config.model_config.vocab_size)
-    params = SamplingParams(
+    params = SettledParams(
         max_tokens=1, temperature=1.0, top_p=0.9, min_p=0.01, seed=0, logprobs=logprobs, prompt_logprobs=logprobs
     )
     sequences = []

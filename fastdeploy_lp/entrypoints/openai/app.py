@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -9,7 +13,7 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai import errors
-from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
+from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
 from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
@@ -29,19 +33,27 @@ from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
+from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
+
+# Of an answer that is made in less time than a thread takes to begin.
+FEW_TOKENS = 4096
+FEW_SEQUENCES = 32
 
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
-    body_route = ExtraFields().route_class() if args.allow_extra_fields else BoundedRoute
+    body_route = bounded_route(engine, takes_room=True)
+    if args.allow_extra_fields:
+        body_route = ExtraFields().route_class(body_route)
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())
     errors.install(app)
 
@@ -53,7 +65,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         embedding_routes(engine, body_route),
         pooling_routes(engine, io_processor, body_route),
         tokenization_routes(engine),
-        abort_routes(in_flight),
+        abort_routes(engine, in_flight),
         processor_routes(engine),
         model_routes(engine),
     ):
@@ -76,27 +88,40 @@ def _completion_routes(engine: Engine, route_class: type[APIRoute], watch: Strea
         """Chat completion, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generation = await chat.start(body, record.client, record.deadline(body.timeout))
+        generation = await admitted(partial(chat.start, body), request, body.timeout)
         record.admitted(generation.request_id, [generation])
         if body.stream:
             return EventStream(chat.stream(generation, body), [generation], watch)
         outputs = await results_unless_disconnected([generation], request)
-        return _json(chat.response(outputs[0], body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await _json(lambda: chat.response(outputs[0], body), outputs)
 
     @router.post("/v1/completions", response_model=CompletionResponse)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Text completion of one or many prompts, plain or streamed."""
         record = record_of(request)
         record.adopt(body.request_id)
-        generations = await completion.start(body, record.client, record.deadline(body.timeout))
+        generations = await admitted(partial(completion.start, body), request, body.timeout)
         record.admitted(shared_id(generations[0].request_id), generations)
         if body.stream:
             return EventStream(completion.stream(generations, body), generations, watch)
         outputs = await results_unless_disconnected(generations, request)
-        return _json(completion.response(outputs, body)) if outputs else Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not outputs:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await _json(lambda: completion.response(outputs, body), outputs)
 
     return router
 
 
-def _json(body: BaseModel) -> Response:
-    return Response(body.model_dump_json(), media_type="application/json")
+async def _json(answer: Callable[[], BaseModel], outputs: Sequence[RequestOutput]) -> Response:
+    """The answer to requests with these outputs, made in a thread where that takes longer than a few milliseconds."""
+
+    def encoded() -> str:
+        return answer().model_dump_json()
+
+    tokens = sum(len(each.prompt_token_ids) + sum(len(one.token_ids) for one in each.completions) for each in outputs)
+    sequences = sum(len(each.completions) for each in outputs)
+    long = tokens > FEW_TOKENS or sequences > FEW_SEQUENCES
+    content = await asyncio.to_thread(encoded) if long else encoded()
+    return Response(content, media_type="application/json")

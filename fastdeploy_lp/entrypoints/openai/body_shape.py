@@ -1,51 +1,92 @@
-"""The bounds on a JSON body's size and form, whatever its fields mean."""
+"""JSON bodies: bounds on their size and form, whatever their fields mean, and where they are read."""
 
 from __future__ import annotations
 
+import email.message
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.entrypoints import strict_json
-from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST
-from fastdeploy_lp.request_limits import MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
+from fastdeploy_lp.entrypoints import stepped_json, strict_json
+from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, while_connected
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
+from fastdeploy_lp.request_limits import MAX_BODY_CONTAINERS, MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Read = Callable[[Any], tuple[Any, list[Any]]]
+
+# Bytes of a body whose work takes a few milliseconds at most, and so no thread.
+LIGHT_BODY = 8192
+TOO_MUCH = {
+    "values": f"the body has more than {MAX_BODY_VALUES} values",
+    "members": f"the body has more than {MAX_BODY_MEMBERS} members of objects",
+    "containers": f"the body has more than {MAX_BODY_CONTAINERS} lists and objects",
+    "depth": f"the body is nested more than {MAX_BODY_DEPTH} levels deep",
+}
 
 
-class BoundedRoute(APIRoute):
-    """Refuses bodies that would cost much more to look at than they cost to send, and those with a key twice."""
+def bounded_route(engine: Engine, *, takes_room: bool = False) -> type[APIRoute]:
+    """Routes that refuse bodies which cost much more than they cost to send, and those with a key twice.
 
-    def get_route_handler(self) -> Handler:
-        """The handler of the route, behind the check."""
-        handler = super().get_route_handler()
+    Large bodies are parsed and validated by `engine.host`. takes_room: a request is refused before its body is read
+    when the engine has no room for a sequence.
+    """
 
-        async def handle(request: Request) -> Response:
-            strict = _StrictRequest(request.scope, request.receive)
-            try:
-                body = await strict.body()
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-            require_modest(body)
-            try:
-                return await handler(strict)
-            except _KeyTwiceError as error:
-                raise InvalidRequestError(error.path, error.detail) from None
+    class BoundedRoute(APIRoute):
+        """Reads its requests' bodies."""
 
-        return handle
+        def get_route_handler(self) -> Handler:
+            """The handler of the route, after the checks."""
+            handler, field = super().get_route_handler(), self.body_field
+
+            async def handle(request: Request) -> Response:
+                record = record_of(request)
+                if takes_room:
+                    engine.require_started()
+                    engine.require_room(1, record.client)
+                strict = _StrictRequest(request.scope, request.receive)
+                try:
+                    body = await strict.body()
+                    record.heavy = len(body) > LIGHT_BODY
+                    if not record.heavy:
+                        _require_shallow(body)
+                    elif field is not None and _is_json(request):
+                        work = partial(_read, body, partial(field.validate, values={}, loc=("body",)))
+                        strict.read = await while_connected(engine.host.run(work, record.client), request.receive)
+                    return await handler(strict)
+                except ClientDisconnect:
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
+                except _KeyTwiceError as error:
+                    raise InvalidRequestError(error.path, error.detail) from None
+
+            return handle
+
+    return BoundedRoute
 
 
 class _StrictRequest(Request):
-    """A request whose body is parsed once, by a parser that notices a key that an object has twice."""
+    """A request whose body is parsed once, by a parser that notices a key that an object has twice.
+
+    `read` is what `json` returns, or the exception that it raises, once that is known.
+    """
+
+    read: Any = None
 
     async def json(self) -> Any:
         """The body; raises _KeyTwiceError, or what `json.loads` raises."""
+        if isinstance(self.read, Exception):
+            raise self.read
+        if self.read is not None:
+            return self.read
         try:
             return strict_json.load(await self.body())
         except strict_json.DuplicateKeyError as error:
@@ -60,48 +101,49 @@ class _KeyTwiceError(HTTPException):
         self.path = error.path
 
 
-def require_modest(body: bytes) -> None:
-    """Raise InvalidRequestError that names the limit; what is no JSON at all is left to whoever reads it."""
-    # More than there can be of each, at the speed of memory: strings may hold the same characters.
-    opened = body.count(b"{") + body.count(b"[")
-    members = body.count(b":")
-    values = opened + members + body.count(b",") + 1
-    if opened <= MAX_BODY_DEPTH and members <= MAX_BODY_MEMBERS and values <= MAX_BODY_VALUES:
+def _read(body: bytes, validate: Read) -> Any:
+    """The validated body, or the exception with which parsing it ended.
+
+    Raises InvalidRequestError that names the limit, and RequestValidationError.
+    """
+    bounds = stepped_json.Bounds(MAX_BODY_VALUES, MAX_BODY_MEMBERS, MAX_BODY_CONTAINERS, MAX_BODY_DEPTH)
+    try:
+        content = stepped_json.load(body, bounds)
+    except stepped_json.TooMuchError as error:
+        raise InvalidRequestError(None, TOO_MUCH[str(error)]) from None
+    except strict_json.KeyTwiceError:
+        return _KeyTwiceError(strict_json.duplicate_key(body))
+    except RecursionError:
+        raise InvalidRequestError(None, TOO_MUCH["depth"]) from None
+    except ValueError as error:
+        return error
+    read, errors = validate(content)
+    if errors:
+        raise RequestValidationError(errors, body=content)
+    return read
+
+
+def _is_json(request: Request) -> bool:
+    """Whether FastAPI parses the body."""
+    message = email.message.Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def _require_shallow(body: bytes) -> None:
+    """Raise InvalidRequestError for a light body of many levels; what is no JSON is left to whoever reads it."""
+    # Its number of values needs no check: they are fewer than its bytes.
+    if body.count(b"{") + body.count(b"[") <= MAX_BODY_DEPTH:
         return
     try:
-        content = json.loads(body)
+        level = [json.loads(body)]
     except RecursionError:
-        raise InvalidRequestError(None, _too_deep()) from None
+        raise InvalidRequestError(None, TOO_MUCH["depth"]) from None
     except ValueError:
         return
-    _Count().take(content)
-
-
-class _Count:
-    """Walks over a parsed body, one level of nesting after the other, and stops at the first limit."""
-
-    def __init__(self) -> None:
-        self._values = 0
-        self._members = 0
-
-    def take(self, content: Any) -> None:
-        level, depth = [content], 0
-        while level:
-            level = [each for value in level if isinstance(value, (dict, list)) for each in self._inside(value)]
-            depth += 1
-            if depth > MAX_BODY_DEPTH and level:
-                raise InvalidRequestError(None, _too_deep())
-
-    def _inside(self, value: dict[str, Any] | list[Any]) -> list[Any]:
-        self._values += len(value)
-        if isinstance(value, dict):
-            self._members += len(value)
-        if self._members > MAX_BODY_MEMBERS:
-            raise InvalidRequestError(None, f"the body has more than {MAX_BODY_MEMBERS} members of objects")
-        if self._values > MAX_BODY_VALUES:
-            raise InvalidRequestError(None, f"the body has more than {MAX_BODY_VALUES} values")
-        return list(value.values()) if isinstance(value, dict) else value
-
-
-def _too_deep() -> str:
-    return f"the body is nested more than {MAX_BODY_DEPTH} levels deep"
+    for _ in range(MAX_BODY_DEPTH):
+        inside = (value for value in level if isinstance(value, (dict, list)))
+        level = [each for value in inside for each in (value.values() if isinstance(value, dict) else value)]
+    if level:
+        raise InvalidRequestError(None, TOO_MUCH["depth"])

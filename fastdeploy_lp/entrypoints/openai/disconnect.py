@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
+
+from fastdeploy_lp.engine.errors import RequestTimeoutError
+from fastdeploy_lp.engine.pace import Pace
 
 CLIENT_CLOSED_REQUEST = 499
 CLOSED_HANDLE = "the handler is closed"
@@ -46,14 +50,19 @@ async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], req
 
 
 async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
-    tasks = [asyncio.ensure_future(each.result()) for each in in_flight]
+    tasks, pace = [], Pace()
     try:
+        for each in in_flight:
+            tasks.append(asyncio.ensure_future(each.result()))
+            await pace.rest()
         return list(await asyncio.gather(*tasks))
     finally:
         # When one fails, nobody is going to wait for the others.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+                await pace.rest()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:
@@ -63,6 +72,29 @@ async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receiv
     try:
         await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
         return await result if result.done() else None
+    finally:
+        for task in (result, gone):
+            task.cancel()
+        await asyncio.gather(result, gone, return_exceptions=True)
+
+
+async def while_connected(
+    work: Coroutine[Any, Any, Result], receive: Receive, deadline: float | None = None
+) -> Result:
+    """The result of `work`, which is cancelled when the client leaves or the time is over.
+
+    deadline: on the monotonic clock, None for any time. Raises ClientDisconnect and RequestTimeoutError.
+    """
+    result = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        await asyncio.wait((result, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return await result
+        if gone.done():
+            raise ClientDisconnect
+        raise RequestTimeoutError("timeout: the time of the request is over, and it has not begun")
     finally:
         for task in (result, gone):
             task.cancel()

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
-from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute, Handler
+from fastdeploy_lp.entrypoints.openai.body_shape import Handler
 from fastdeploy_lp.entrypoints.openai.errors import path_parts
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ class ExtraFields:
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def route_class(self) -> type[APIRoute]:
-        """For a router whose bodies may have them."""
+    def route_class(self, bounded: type[APIRoute]) -> type[APIRoute]:
+        """The class of `bounded_route`, for a router whose bodies may have them."""
         extra_fields = self
 
-        class LenientRoute(BoundedRoute):
+        class LenientRoute(bounded):  # type: ignore[valid-type,misc]
             """Answers a body without its unknown fields."""
 
             def get_route_handler(self) -> Handler:

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.entrypoints.openai.disconnect import while_connected
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from fastdeploy_lp.request_limits import MAX_PROMPTS
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
+# More of them are work for a thread, however short they are.
+FEW_PROMPTS = 32
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose a request is, and when its time is over.
+
+    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    heavy: the body is large, so that the work that it causes belongs into threads.
+    """
+
+    client: str = ""
+    deadline: float | None = None
+    heavy: bool = False
+
+
+async def admitted(
+    start: Callable[[Caller], Coroutine[Any, Any, Result]], request: Request, timeout: float | None
+) -> Result:
+    """What `start` returns for the request's caller.
+
+    Waiting ends with the client and with the request's time: raises ClientDisconnect and RequestTimeoutError.
+    """
+    record = record_of(request)
+    caller = Caller(record.client, record.deadline(timeout), record.heavy)
+    return await while_connected(start(caller), request.receive, caller.deadline)
 
 
 class Serving:
@@ -41,18 +77,41 @@ class Serving:
             found = invalid_field(error)
             raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
 
-    async def settle(self, prompt: Prompt, params: SamplingParams, request: GenerationRequest) -> Settled:
-        """What the engine runs for this prompt; raises InvalidRequestError with fields named as in the body."""
+    def inside(self, caller: Caller, num_prompts: int = 1) -> Run:
+        """Where work for a request runs: here, or in a thread where it may take long."""
+        heavy = caller.heavy or num_prompts > FEW_PROMPTS
+        return self.engine.host.of(caller.client) if heavy else run_here
+
+    def require_few_values(self, params: SamplingParams, num_prompts: int, request: GenerationRequest) -> None:
+        """Raise InvalidRequestError for more than all sequences together may carry, with fields named as in the body."""
         try:
-            return await self.engine.settle(params, prompt)
+            self.engine.inputs.require_few_values(params, num_prompts)
         except InvalidRequestError as error:
-            raise InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code) from None
+            raise _as_sent(error, request) from None
+
+    async def settle(
+        self, prompts: Sequence[Prompt], params: SamplingParams, request: GenerationRequest, inside: Run
+    ) -> list[Settled]:
+        """What the engine runs for each prompt; raises InvalidRequestError with fields named as in the body."""
+        try:
+            return await self.engine.settle_each(params, prompts, inside)
+        except InvalidRequestError as error:
+            raise _as_sent(error, request) from None
+
+
+def _as_sent(error: InvalidRequestError, request: GenerationRequest) -> InvalidRequestError:
+    return InvalidRequestError(request.sent_name(error.param or ""), error.reason, error.code)
 
 
 def invalid_field(error: ValueError) -> InvalidRequestError:
     """What parameters say of a field, `field: reason`, as the refusal of a request."""
     field, _, reason = str(error).partition(": ")
     return InvalidRequestError(field, reason)
+
+
+def num_prompts(given: str | Sequence[Any]) -> int:
+    """Prompts of a field that holds one or many."""
+    return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
 
 
 def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:

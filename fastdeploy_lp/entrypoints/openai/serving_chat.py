@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from typing import Any
 
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.host_threads import Run
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.chat_events import ChatEvents
 from fastdeploy_lp.entrypoints.openai.errors import describe
@@ -23,11 +26,13 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.serving import (
+    Caller,
     Serving,
     usage_of,
 )
 from fastdeploy_lp.entrypoints.openai.tools import guided_calls, offered_tools
 from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class ServingChat:
@@ -36,22 +41,26 @@ class ServingChat:
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
-    async def start(
-        self, request: ChatCompletionRequest, client: str = "", deadline: float | None = None
-    ) -> Generation:
-        """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it.
+    async def start(self, request: ChatCompletionRequest, caller: Caller) -> Generation:
+        """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it."""
+        engine, inside = self._serving.engine, self._serving.inside(caller)
+        params = await inside(partial(self._params, request))
+        engine.require_room(params.n, caller.client)
+        prompt = await self._prompt(request, caller, inside)
+        (settled,) = await self._serving.settle([prompt], params, request, inside)
+        name = new_chat_id(request.request_id)
+        (generation,) = await engine.generate(
+            [EngineRequest(name, prompt, settled, caller.client, caller.deadline)], stream=request.stream
+        )
+        return generation
 
-        client: whose it is, where clients take turns. deadline: on the monotonic clock, None for any time.
-        """
+    def _params(self, request: ChatCompletionRequest) -> SamplingParams:
         params = self._serving.params(request)
-        prompt = await self._prompt(request)
+        self._serving.require_few_values(params, 1, request)
         calls = guided_calls(request, self._serving.engine)
         if calls is not None:
             params.guided_decoding = calls
-        settled = await self._serving.settle(prompt, params, request)
-        admitted = EngineRequest(new_chat_id(request.request_id), prompt, settled, client, deadline)
-        (generation,) = await self._serving.engine.generate([admitted], stream=request.stream)
-        return generation
+        return params
 
     def response(self, output: RequestOutput, request: ChatCompletionRequest) -> ChatCompletionResponse:
         """The body of a plain answer."""
@@ -73,11 +82,25 @@ class ServingChat:
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )
 
-    async def _prompt(self, request: ChatCompletionRequest) -> Prompt:
+    async def _prompt(self, request: ChatCompletionRequest, caller: Caller, inside: Run) -> Prompt:
+        engine = self._serving.engine
+        if request.chat_template is None or request.prompt_token_ids is not None:
+            return await inside(partial(self._own_prompt, request))
+        messages, options = await inside(partial(self._conversation, request))
+        rendered = await engine.request_templates.render(messages, options, caller.client)
+        return await inside(partial(engine.inputs.rendered_prompt, rendered))
+
+    def _own_prompt(self, request: ChatCompletionRequest) -> Prompt:
+        """The prompt as token ids came, or after the server's own template."""
+        inputs = self._serving.engine.inputs
+        if request.prompt_token_ids is not None:
+            offered_tools(request, self._serving.engine.message_parsers)
+            return inputs.prompt(request.prompt_token_ids, "prompt_token_ids")
+        return inputs.chat_prompt(*self._conversation(request))
+
+    def _conversation(self, request: ChatCompletionRequest) -> tuple[list[dict[str, Any]], ChatOptions]:
         engine = self._serving.engine
         tools = offered_tools(request, engine.message_parsers)
-        if request.prompt_token_ids is not None:
-            return engine.inputs.prompt(request.prompt_token_ids, "prompt_token_ids")
         if request.chat_template is not None and not engine.fd_config.chat_config.trust_request_chat_template:
             reason = "only allowed on a server that was started with --trust-request-chat-template"
             raise InvalidRequestError("chat_template", reason)
@@ -89,10 +112,7 @@ class ServingChat:
             continue_final_message=request.continue_final_message,
         )
         messages = [each.model_dump(exclude_none=True) for each in request.messages]
-        if request.chat_template is None:
-            return engine.inputs.chat_prompt(messages, options)
-        rendered = await engine.request_templates.render(for_template(messages), options)
-        return engine.inputs.rendered_prompt(rendered)
+        return for_template(messages) if request.chat_template is not None else messages, options
 
     async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
         """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from fastdeploy_lp.engine.engine import Engine, EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
@@ -23,12 +24,15 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import (
+    Caller,
     Serving,
     each_prompt,
+    num_prompts,
     usage_of,
 )
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.request_limits import MAX_SEQUENCES
+from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class ServingCompletion:
@@ -37,10 +41,23 @@ class ServingCompletion:
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
-    async def start(
-        self, request: CompletionRequest, client: str = "", deadline: float | None = None
-    ) -> list[Generation]:
+    async def start(self, request: CompletionRequest, caller: Caller) -> list[Generation]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
+        engine, inside = self._serving.engine, self._serving.inside(caller, num_prompts(request.prompt))
+        params, given = await inside(partial(self._asked, request))
+        engine.require_room(len(given) * params.n, caller.client)
+        prompts = await inside(lambda: [engine.inputs.prompt(prompt, path) for path, prompt in given])
+        settled = await self._serving.settle(prompts, params, request, inside)
+        engine.inputs.require_traceable(settled)
+        request_id = new_completion_id(request.request_id)
+        requests = [
+            EngineRequest(f"{request_id}-{index}", prompt, each, caller.client, caller.deadline)
+            for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
+        ]
+        return await engine.generate(requests, stream=request.stream)
+
+    def _asked(self, request: CompletionRequest) -> tuple[SamplingParams, list[tuple[str, str | list[int]]]]:
+        """The parameters and each prompt with its path, which together are within the limits of a request."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
         if request.echo:
@@ -50,15 +67,8 @@ class ServingCompletion:
         if len(given) * params.n > MAX_SEQUENCES:
             reason = f"{len(given)} prompts with {params.n} completions each are too many; {MAX_SEQUENCES} may be"
             raise InvalidRequestError(field, reason)
-        prompts = [inputs.prompt(prompt, path) for path, prompt in given]
-        settled = [await self._serving.settle(prompt, params, request) for prompt in prompts]
-        inputs.require_traceable(settled)
-        request_id = new_completion_id(request.request_id)
-        requests = [
-            EngineRequest(f"{request_id}-{index}", prompt, each, client, deadline)
-            for index, (prompt, each) in enumerate(zip(prompts, settled, strict=True))
-        ]
-        return await self._serving.engine.generate(requests, stream=request.stream)
+        self._serving.require_few_values(params, len(given), request)
+        return params, given
 
     def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> CompletionResponse:
         """The body of a plain answer; candidates that were not chosen count in its usage."""

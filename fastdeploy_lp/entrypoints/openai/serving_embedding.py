@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
     new_embedding_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, each_prompt, invalid_field, num_prompts
 from fastdeploy_lp.outputs import PoolingRequestOutput
 
 
@@ -28,7 +29,7 @@ class ServingEmbedding:
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
-    async def start(self, request: EmbeddingRequest, client: str = "", deadline: float | None = None) -> list[Pooling]:
+    async def start(self, request: EmbeddingRequest, caller: Caller) -> list[Pooling]:
         """Admit every input of a request, or none; raises as `ServingChat.start` does."""
         self._serving.require_model(request.model)
         engine = self._serving.engine
@@ -37,11 +38,14 @@ class ServingEmbedding:
         except ValueError as error:
             raise invalid_field(error) from None
         params = engine.inputs.settle_pooling(params)
-        prompts = [engine.inputs.pooling_prompt(prompt, path) for path, prompt in each_prompt("input", request.input)]
+        inside = self._serving.inside(caller, num_prompts(request.input))
+        given = await inside(partial(each_prompt, "input", request.input))
+        engine.require_room(len(given), caller.client)
+        prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
         request_id = new_embedding_id(request.request_id)
         return await engine.pool(
             [
-                PoolingRequest(f"{request_id}-{index}", prompt, params, client, deadline)
+                PoolingRequest(f"{request_id}-{index}", prompt, params, caller.client, caller.deadline)
                 for index, prompt in enumerate(prompts)
             ]
         )

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.entrypoints.io_processing import DATA, NO_PROCESSOR, IOProcessing
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.message import ChatMessage
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import PoolingBody, new_pooling_id
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.serving import Serving, each_prompt, invalid_field
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, each_prompt, invalid_field, num_prompts
 from fastdeploy_lp.outputs import PoolingRequestOutput
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.pooling_params import PoolingParams
@@ -34,7 +36,7 @@ class ServingPooling:
         self._serving = Serving(engine)
         self._processing = None if io_processor is None else IOProcessing(engine.inputs, io_processor)
 
-    async def start(self, request: PoolingBody, client: str = "", deadline: float | None = None) -> list[Pooling]:
+    async def start(self, request: PoolingBody, caller: Caller) -> list[Pooling]:
         """Admit every prompt of a request, or none; raises as `ServingChat.start` does, and IOProcessorError."""
         self._serving.require_model(request.model)
         try:
@@ -44,12 +46,13 @@ class ServingPooling:
         request_id, engine = new_pooling_id(request.request_id), self._serving.engine
         if request.data is not None:
             made = await self._require_processing().requests(request.data, params, request_id)
-            return await engine.pool([replace(each, client=client, deadline=deadline) for each in made])
+            return await engine.pool([replace(each, client=caller.client, deadline=caller.deadline) for each in made])
         settled = engine.inputs.settle_pooling(params or PoolingParams())
+        prompts = await self._prompts(request, caller)
         return await engine.pool(
             [
-                PoolingRequest(f"{request_id}-{index}", prompt, settled, client, deadline)
-                for index, prompt in enumerate(self._prompts(request))
+                PoolingRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
+                for index, prompt in enumerate(prompts)
             ]
         )
 
@@ -67,13 +70,19 @@ class ServingPooling:
         prompt_tokens = sum(len(each.prompt.token_ids) for each in poolings)
         return await processing.response(output, self._envelope(poolings[0].request_id, "io_processor", prompt_tokens))
 
-    def _prompts(self, request: PoolingBody) -> list[Prompt]:
-        inputs = self._serving.engine.inputs
-        if request.messages is None:
-            return [inputs.pooling_prompt(prompt, path) for path, prompt in each_prompt("input", request.input or "")]
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        options = ChatOptions(add_generation_prompt=bool(request.add_generation_prompt))
-        return [inputs.chat_prompt(messages, options, room_for_output=0)]
+    async def _prompts(self, request: PoolingBody, caller: Caller) -> list[Prompt]:
+        engine, texts = self._serving.engine, request.input or ""
+        inside = self._serving.inside(caller, num_prompts(texts))
+        if request.messages is not None:
+            return [await inside(partial(self._conversation, request.messages, request.add_generation_prompt))]
+        given = await inside(partial(each_prompt, "input", texts))
+        engine.require_room(len(given), caller.client)
+        return await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
+
+    def _conversation(self, messages: Sequence[ChatMessage], add_generation_prompt: bool | None) -> Prompt:
+        options = ChatOptions(add_generation_prompt=bool(add_generation_prompt))
+        dumped = [message.model_dump(exclude_none=True) for message in messages]
+        return self._serving.engine.inputs.chat_prompt(dumped, options, room_for_output=0)
 
     def _require_processing(self) -> IOProcessing:
         if self._processing is None:

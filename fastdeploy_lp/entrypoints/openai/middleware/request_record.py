@@ -60,7 +60,8 @@ class RequestRecord:
     """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
 
     status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
-    API keys it brought, by its place; where there are none, its address.
+    API keys it brought, by its place; where there are none, its address. heavy: its body is large, so that the work
+    that it causes belongs into threads.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class RequestRecord:
     status: int | None = None
     answered: bool = False
     client: str = ""
+    heavy: bool = False
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
+from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.protocol.abort import (
     AbortedRequest,
@@ -15,9 +16,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.abort import (
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
-def abort_routes(in_flight: RequestsInFlight) -> APIRouter:
+def abort_routes(engine: Engine, in_flight: RequestsInFlight) -> APIRouter:
     """Requests ended by somebody else than their clients."""
-    router = APIRouter(responses=failures(400, 413, 503), route_class=BoundedRoute)
+    router = APIRouter(responses=failures(400, 413, 503), route_class=bounded_route(engine))
 
     @router.post("/v1/abort_requests")
     async def abort_requests(body: AbortRequestsRequest, request: Request) -> AbortRequestsResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
@@ -11,6 +13,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
@@ -24,7 +27,7 @@ def embedding_routes(engine: Engine, route_class: type[APIRoute] = APIRoute) -> 
         """Embeddings of one or many inputs."""
         record = record_of(request)
         record.adopt(body.request_id)
-        poolings = await serving.start(body, record.client, record.deadline(body.timeout))
+        poolings = await admitted(partial(serving.start, body), request, body.timeout)
         record.admitted(shared_id(poolings[0].request_id), poolings)
         outputs = await results_unless_disconnected(poolings, request)
         if not outputs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
@@ -15,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import IOProcessorResponse, PoolingBody, PoolingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
+from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.serving_pooling import ServingPooling
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 
@@ -31,7 +34,7 @@ def pooling_routes(
         """Vectors of inputs, of a conversation, or of each of their tokens; or what the IO processor answers."""
         record = record_of(request)
         record.adopt(body.request_id)
-        poolings = await serving.start(body, record.client, record.deadline(body.timeout))
+        poolings = await admitted(partial(serving.start, body), request, body.timeout)
         record.admitted(shared_id(poolings[0].request_id), poolings)
         if body.data is None:
             outputs = await results_unless_disconnected(poolings, request)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
+import json
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 
 from fastdeploy_lp.engine.chat_messages import for_template
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.entrypoints.openai.body_shape import BoundedRoute
+from fastdeploy_lp.engine.prompt_text import CHARACTERS_A_TOKEN, require_unicode
+from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,49 +23,85 @@ from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     TokenizeResponse,
 )
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
-from fastdeploy_lp.entrypoints.openai.serving import Serving
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
+from fastdeploy_lp.request_limits import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
+
+PIECE = 4096
 
 
 def tokenization_routes(engine: Engine) -> APIRouter:
     """The model's tokenizer and chat template, without the model; texts may be longer than its context."""
-    router = APIRouter(responses=failures(400, 404, 413, 503), route_class=BoundedRoute)
-    serving, tokenizer, config = Serving(engine), engine.tokenizer, engine.fd_config.model_config
+    router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=bounded_route(engine))
+    serving, tokenization = Serving(engine), Tokenization(engine)
 
-    def encode(body: TokenizeRequest) -> list[int]:
-        text = _text(engine, body)
-        if not _is_unicode(text):
-            raise InvalidRequestError("messages" if body.prompt is None else "prompt", "no valid Unicode")
-        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
-        return tokenizer.encode(text, add_special_tokens=special)
-
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+    @router.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Token ids of a text or a conversation."""
         serving.require_model(body.model)
         engine.inputs.require_text("messages" if body.prompt is None else "prompt")
-        # A long text takes a while, in which others want their tokens.
-        tokens = await asyncio.to_thread(encode, body)
-        return TokenizeResponse(
-            count=len(tokens),
-            max_model_len=config.max_model_len,
-            tokens=tokens,
-            token_strs=[tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-        )
 
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+        async def answer(caller: Caller) -> bytes:
+            return await serving.inside(caller)(partial(tokenization.tokens, body))
+
+        return Response(await admitted(answer, request, None), media_type="application/json")
+
+    @router.post("/detokenize", response_model=DetokenizeResponse)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids, special tokens written out."""
         serving.require_model(body.model)
         engine.inputs.require_text("tokens")
-        for index, token in enumerate(body.tokens):
-            if not 0 <= token < config.vocab_size:
-                raise InvalidRequestError(
-                    f"tokens.{index}", f"{token} is no token id; allowed are 0 to {config.vocab_size - 1}"
-                )
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return DetokenizeResponse(prompt=text)
+
+        async def answer(caller: Caller) -> bytes:
+            return await serving.inside(caller)(partial(tokenization.text, body))
+
+        return Response(await admitted(answer, request, None), media_type="application/json")
 
     return router
+
+
+class Tokenization:
+    """Makes the answers, which may be megabytes, without FastAPI's encoder: it would run on the event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        context = engine.fd_config.model_config.max_model_len
+        self._engine = engine
+        self._context = context
+        self._most_characters = max(MAX_TOKENIZED_CHARACTERS, CHARACTERS_A_TOKEN * context)
+        self._most_tokens = max(MAX_DETOKENIZED_TOKENS, context)
+
+    def tokens(self, body: TokenizeRequest) -> bytes:
+        """The answer to /tokenize; raises InvalidRequestError."""
+        param = "messages" if body.prompt is None else "prompt"
+        text = _text(self._engine, body)
+        if len(text) > self._most_characters:
+            reason = f"{len(text)} characters are too many; this server tokenizes {self._most_characters} of a request"
+            raise InvalidRequestError(param, reason)
+        require_unicode(text, param)
+        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+        tokenizer = self._engine.tokenizer
+        tokens = tokenizer.encode(text, add_special_tokens=special)
+        strings = map(tokenizer.token_text, tokens) if body.return_token_strs else None
+        answer = TokenizeResponse(count=len(tokens), max_model_len=self._context, tokens=[])
+        head = answer.model_dump_json(exclude={"tokens", "token_strs"})[:-1]
+        listed = "null" if strings is None else _in_pieces(strings)
+        return f'{head},"tokens":{_in_pieces(tokens)},"token_strs":{listed}}}'.encode()
+
+    def text(self, body: DetokenizeRequest) -> bytes:
+        """The answer to /detokenize; raises InvalidRequestError."""
+        if len(body.tokens) > self._most_tokens:
+            reason = f"{len(body.tokens)} tokens are too many; this server reads {self._most_tokens} of a request"
+            raise InvalidRequestError("tokens", reason)
+        self._engine.inputs.require_tokens("tokens", body.tokens)
+        text = self._engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return DetokenizeResponse(prompt=text).model_dump_json().encode()
+
+
+def _in_pieces(values: Iterable[Any]) -> str:
+    """A JSON list, written piece by piece: one long call would keep all other threads waiting."""
+    values, pieces = iter(values), []
+    while piece := list(itertools.islice(values, PIECE)):
+        pieces.append(json.dumps(piece, ensure_ascii=False, separators=(",", ":"))[1:-1])
+    return f"[{','.join(pieces)}]"
 
 
 def _text(engine: Engine, body: TokenizeRequest) -> str:
@@ -74,8 +115,3 @@ def _text(engine: Engine, body: TokenizeRequest) -> str:
         continue_final_message=body.continue_final_message,
     )
     return engine.tokenizer.render_chat(messages, options)
-
-
-def _is_unicode(text: str) -> bool:
-    """Half a surrogate pair can stand in a JSON string, but it is no text."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

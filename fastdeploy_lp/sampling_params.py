@@ -117,6 +117,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_lists()
+
+    def _check_numbers(self) -> None:
         _check_integer("n", self.n, 1, MAX_N)
         _check_number("temperature", self.temperature, 0.0, 100.0)
         self.temperature = float(self.temperature) if self.temperature >= GREEDY_BELOW else 0.0
@@ -131,10 +135,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             # A negative one has the bits that it has as a signed integer.
             self.seed = None if self.seed == DRAWS_SEED else self.seed & MAX_SEED
         self._check_lengths()
-        self._check_token_lists()
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+
+    def _check_lists(self) -> None:
+        """Of any size, and what has a form."""
+        self._check_token_lists()
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         _check_stop(self.stop)
@@ -232,10 +239,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
 
 class SettledParams(SamplingParams):
-    """Parameters that were checked once for all sequences of a request; neither making nor reading one checks again."""
+    """Parameters that were checked once for all sequences of a request: lists are not looked at again.
+
+    Reading one would otherwise take the worker's step as long as its lists are.
+    """
 
     def __post_init__(self) -> None:
-        """Trust the sender."""
+        """Check numbers alone."""
+        self._check_numbers()
 
 
 def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:

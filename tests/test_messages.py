@@ -33,7 +33,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
-from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams
+from fastdeploy_lp.sampling_params import MAX_SEED, SettledParams
 from fastdeploy_lp.trace_params import TraceParams
 
 names = st.text(st.characters(codec="utf-8"), max_size=10)
@@ -48,7 +48,7 @@ arguments = st.dictionaries(names, json_values, max_size=3) | st.fixed_dictionar
     {"logit_bias": st.dictionaries(tokens, biases, max_size=5)}
 )
 sampling_params = st.builds(
-    SamplingParams,
+    SettledParams,
     n=st.integers(1, 128),
     temperature=st.floats(0, 100),
     top_p=st.floats(1e-9, 1),
@@ -180,7 +180,7 @@ def test_what_the_worker_says_arrives_as_it_was(message: Any) -> None:
 
 def test_token_ids_in_processor_arguments_stay_integers() -> None:
     args = {"logit_bias": {5: 1.5, 0: -math.inf}, "deep": [{"7": {7: True}}]}
-    arrived = sent(AddRequest("r", [1], SamplingParams(), Selection(args, {"P": args})), ToWorker)
+    arrived = sent(AddRequest("r", [1], SettledParams(), Selection(args, {"P": args})), ToWorker)
     for came in (arrived.selection.flat, arrived.selection.named["P"]):
         assert came == args
         assert [type(key) for key in came["logit_bias"]] == [int, int]

@@ -188,14 +188,13 @@ class EngineClient:
 
     async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
         """What `inputs.settle` gives, with a grammar that compiles; raises InvalidRequestError."""
-        (settled,) = await self._preparation.settle(params, [prompt])
-        return settled
+        return await self._preparation.settle(params, prompt)
 
     async def settle_each(
         self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here
     ) -> list[Settled]:
         """The same for all prompts of a request, which is checked once."""
-        return await self._preparation.settle(params, prompts, inside)
+        return await self._preparation.settle_each(params, prompts, inside)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

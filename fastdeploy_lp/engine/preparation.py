@@ -53,7 +53,14 @@ class RequestPreparation:
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
         self.host = HostThreads(waiting)
 
-    async def settle(self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here) -> list[Settled]:
+    async def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
+        """What `settle_each` returns for one prompt; raises as it does."""
+        (settled,) = await self.settle_each(params, [prompt])
+        return settled
+
+    async def settle_each(
+        self, params: SamplingParams, prompts: Sequence[Prompt], inside: Run = run_here
+    ) -> list[Settled]:
         """What `inputs.settling` returns, with a grammar that compiles; `inside` runs its steps.
 
         Processors' own checks run in threads and processes. Raises InvalidRequestError, and ProcessorUnavailableError

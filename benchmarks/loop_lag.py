@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.batch.in_process import exchange
-from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
@@ -88,7 +88,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "1,000 tools": (
         CHAT,
         lambda: _chat(
-            tools=[{"type": "function", "function": {"name": f"f{i}", "parameters": {"a": [1] * 60}}} for i in range(999)]
+            tools=[
+                {"type": "function", "function": {"name": f"f{i}", "parameters": {"a": [1] * 60}}} for i in range(999)
+            ]
         ),
     ),
     "embeddings of 2,048 texts of 6,000 characters": (

@@ -24,9 +24,9 @@ class _Ended(Generic[Result]):
 
 
 class AuthorChecks:
-    """Runs checks on the event loop or as it is told, and each call of a processor's own code in a thread or, as a trial, in a process.
+    """Runs checks on the event loop, or where it is told, and calls of processors' own code in threads and processes.
 
-    timeout: seconds that one call may take; 0 for no limit.
+    Trials have processes, other calls threads. timeout: seconds that one call may take; 0 for no limit.
     """
 
     def __init__(self, timeout: float, trials: Trials) -> None:

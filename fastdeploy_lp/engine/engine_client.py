@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import cloudpickle
@@ -45,7 +43,7 @@ from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
-from fastdeploy_lp.engine.waiting_room import WaitingRoom
+from fastdeploy_lp.engine.waiting_room import Entry, WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
@@ -69,13 +67,6 @@ logger = logging.getLogger(__name__)
 
 # Behind those in the slots, so that one that becomes free is taken in the next step.
 READY_SHARE = 4
-
-
-@dataclass(eq=False)
-class _Entry:
-    """Sequences of a request that have room and are not in flight yet."""
-
-    count: int
 
 
 class EngineClient:
@@ -127,7 +118,6 @@ class EngineClient:
         )
         self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._in_flight = InFlight()
-        self._entering: list[_Entry] = []
         self._supervising: asyncio.Task[None] | None = None
         self._serials = self._preparation.serials
         self._draining = False
@@ -211,10 +201,10 @@ class EngineClient:
         count = sum(request.settled.params.n for request in requests)
         if bounded and requests:
             self._require_room(count, requests[0].client)
-        with self._entry(count) as entry:
+        with self._room.entry(count) as entry:
             return await self._begun(requests, entry, stream=stream)
 
-    async def _begun(self, requests: Sequence[EngineRequest], entry: _Entry, *, stream: bool) -> list[Generation]:
+    async def _begun(self, requests: Sequence[EngineRequest], entry: Entry, *, stream: bool) -> list[Generation]:
         pace = Pace()
         # All of them before the first is taken in: what cannot be made must leave nothing behind.
         generations = []
@@ -242,7 +232,7 @@ class EngineClient:
         poolings = [self._made_pooling(request) for request in requests]
         pace = Pace()
         try:
-            with self._entry(len(requests)) as entry:
+            with self._room.entry(len(requests)) as entry:
                 for request, pooling in zip(requests, poolings, strict=True):
                     if self._dead is not None:
                         raise EngineDeadError(self._dead)
@@ -254,16 +244,6 @@ class EngineClient:
                 pooling.close()
             raise
         return poolings
-
-    @contextmanager
-    def _entry(self, count: int) -> Iterator[_Entry]:
-        """Sequences that are made piece by piece keep the room that they were given."""
-        entry = _Entry(count)
-        self._entering.append(entry)
-        try:
-            yield entry
-        finally:
-            self._entering.remove(entry)
 
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
@@ -436,7 +416,7 @@ class EngineClient:
 
     def _require_room(self, count: int, client: str) -> None:
         try:
-            self._room.require(count, client, self.num_in_flight + sum(each.count for each in self._entering))
+            self._room.require(count, client, self.num_in_flight)
         except QueueFullError:
             self.reliability.refused.inc()
             raise

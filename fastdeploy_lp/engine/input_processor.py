@@ -317,7 +317,7 @@ class InputProcessor:
     def require_tokens(self, param: str, tokens: list[int]) -> None:
         """Raise InvalidRequestError for the first that is no token id of the model."""
         # Looked at one by one only where one of them is wrong.
-        if set(map(type, tokens)) <= {int} and (not tokens or 0 <= min(tokens) <= max(tokens) < self._config.vocab_size):
+        if tokens and set(map(type, tokens)) == {int} and 0 <= min(tokens) <= max(tokens) < self._config.vocab_size:
             return
         for index, token in enumerate(tokens):
             self._check_token_id(f"{param}.{index}", token)

@@ -34,6 +34,11 @@ class TemplateSandbox:
         self._special_tokens = dict(special_tokens)
         self._turns = Turns(PROCESSES, "a process that renders their templates", most)
 
+    @property
+    def num_waiting(self) -> int:
+        """Templates that wait for a process."""
+        return self._turns.num_waiting
+
     async def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions, client: str = "") -> str:
         """The prompt by `options.chat_template`; raises InvalidRequestError, also for what takes too much.
 

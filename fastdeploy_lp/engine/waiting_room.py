@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.outbox import Outbox
@@ -9,6 +13,13 @@ from fastdeploy_lp.engine.retry_after import RetryAfter
 
 # Of the room that is left, for one client's sequences.
 FAIR_MULTIPLE = 4
+
+
+@dataclass(eq=False)
+class Entry:
+    """Sequences of a request that have room and are not in flight yet."""
+
+    count: int
 
 
 class WaitingRoom:
@@ -23,11 +34,22 @@ class WaitingRoom:
         self._outbox = outbox
         self._fair = fair
         self._retry_after = RetryAfter()
+        self._entering: list[Entry] = []
 
     def left(self, count: int) -> None:
         """So many sequences have ended."""
         for _ in range(count):
             self._retry_after.ended()
+
+    @contextmanager
+    def entry(self, count: int) -> Iterator[Entry]:
+        """Room for sequences that come into flight piece by piece; `count` is lowered as they do."""
+        entry = Entry(count)
+        self._entering.append(entry)
+        try:
+            yield entry
+        finally:
+            self._entering.remove(entry)
 
     def require(self, count: int, client: str, in_flight: int) -> None:
         """Raise QueueFullError unless a client's further sequences have room.
@@ -37,6 +59,7 @@ class WaitingRoom:
         config = self._config
         room = config.max_num_seqs + config.max_waiting_requests
         held = self._outbox.held_by(client)
+        in_flight += sum(each.count for each in self._entering)
         if in_flight and in_flight + count > room:
             raise QueueFullError(
                 f"the server is busy: {in_flight} sequences run or wait, {count} more are asked for, and it "

@@ -49,7 +49,8 @@ class IOProcessing:
             prompts = await self._processor.pre_process_async(parsed, request_id)
         except (Exception, SystemExit) as error:
             raise self._failed("pre_process", error) from error
-        found = self._prompts(prompts)
+        # They may be long texts.
+        found = await in_thread(self._prompts, prompts)
         return [PoolingRequest(f"{request_id}-{index}", prompt, settled) for index, prompt in enumerate(found)]
 
     async def answer(self, results: Sequence[Result], request_id: str) -> Any:

@@ -51,7 +51,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
-    body_route = bounded_route(engine, takes_room=True)
+    body_route = bounded_route(engine, takes_room=True, all_errors=args.allow_extra_fields)
     if args.allow_extra_fields:
         body_route = ExtraFields().route_class(body_route)
     app = FastAPI(title="fastdeploy_lp", version=__version__, responses=failures())

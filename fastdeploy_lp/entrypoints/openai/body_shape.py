@@ -18,6 +18,7 @@ from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints import stepped_json, strict_json
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, while_connected
+from fastdeploy_lp.entrypoints.openai.errors import foremost
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.request_limits import MAX_BODY_CONTAINERS, MAX_BODY_DEPTH, MAX_BODY_MEMBERS, MAX_BODY_VALUES
 
@@ -34,11 +35,12 @@ TOO_MUCH = {
 }
 
 
-def bounded_route(engine: Engine, *, takes_room: bool = False) -> type[APIRoute]:
+def bounded_route(engine: Engine, *, takes_room: bool = False, all_errors: bool = False) -> type[APIRoute]:
     """Routes that refuse bodies which cost much more than they cost to send, and those with a key twice.
 
     Large bodies are parsed and validated by `engine.host`. takes_room: a request is refused before its body is read
-    when the engine has no room for a sequence.
+    when the engine has no room for a sequence. all_errors: a refusal of a large body has each of its mistakes, not
+    only the one that is told.
     """
 
     class BoundedRoute(APIRoute):
@@ -60,7 +62,8 @@ def bounded_route(engine: Engine, *, takes_room: bool = False) -> type[APIRoute]
                     if not record.heavy:
                         _require_shallow(body)
                     elif field is not None and _is_json(request):
-                        work = partial(_read, body, partial(field.validate, values={}, loc=("body",)))
+                        validate = partial(field.validate, values={}, loc=("body",))
+                        work = partial(_read, body, validate, all_errors=all_errors)
                         strict.read = await while_connected(engine.host.run(work, record.client), request.receive)
                     return await handler(strict)
                 except ClientDisconnect:
@@ -101,7 +104,7 @@ class _KeyTwiceError(HTTPException):
         self.path = error.path
 
 
-def _read(body: bytes, validate: Read) -> Any:
+def _read(body: bytes, validate: Read, *, all_errors: bool) -> Any:
     """The validated body, or the exception with which parsing it ended.
 
     Raises InvalidRequestError that names the limit, and RequestValidationError.
@@ -119,7 +122,7 @@ def _read(body: bytes, validate: Read) -> Any:
         return error
     read, errors = validate(content)
     if errors:
-        raise RequestValidationError(errors, body=content)
+        raise RequestValidationError(errors if all_errors else [foremost(errors, content)], body=content)
     return read
 
 

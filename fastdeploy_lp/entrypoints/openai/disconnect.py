@@ -78,9 +78,7 @@ async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receiv
         await asyncio.gather(result, gone, return_exceptions=True)
 
 
-async def while_connected(
-    work: Coroutine[Any, Any, Result], receive: Receive, deadline: float | None = None
-) -> Result:
+async def while_connected(work: Coroutine[Any, Any, Result], receive: Receive, deadline: float | None = None) -> Result:
     """The result of `work`, which is cancelled when the client leaves or the time is over.
 
     deadline: on the monotonic clock, None for any time. Raises ClientDisconnect and RequestTimeoutError.

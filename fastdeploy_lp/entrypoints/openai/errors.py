@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -120,8 +120,7 @@ def _headers(error: Exception) -> dict[str, str] | None:
 async def _invalid_body(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    # Of a union's alternatives, the one that went deepest is the one that was meant.
-    first = max(error.errors(), key=lambda each: len(_path_of(each, error.body)))
+    first = foremost(error.errors(), error.body)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "malformed")
         info = ErrorInfo(
@@ -172,6 +171,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         )
     info = ErrorInfo(message=message, type="invalid_request_error", code=code)
     return error_response(error.status_code, info, error.headers)
+
+
+def foremost(errors: Sequence[Any], body: Any) -> Any:
+    """The error of a body that its sender is told: of a union's alternatives, the one that went deepest was meant."""
+    return max(errors, key=lambda each: len(_path_of(each, body)))
 
 
 def _path_of(error: Mapping[str, Any], body: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -13,6 +15,7 @@ from starlette.types import Message, Receive
 
 from fastdeploy_lp.entrypoints.openai.body_shape import Handler
 from fastdeploy_lp.entrypoints.openai.errors import path_parts
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +51,17 @@ class ExtraFields:
         try:
             return await strict(request)
         except RequestValidationError as error:
-            extra = _extra_fields(error)
-            if not extra:
+            work = partial(self._rest, error)
+            body = await asyncio.to_thread(work) if record_of(request).heavy else work()
+            if body is None:
                 raise
-            body = self._without(extra, error)
         # At least one field less: this comes to an end.
         return await self.handle(strict, Request(request.scope, _replaying(body, request.receive)))
+
+    def _rest(self, error: RequestValidationError) -> bytes | None:
+        """The body without its unknown fields; None if it has none, raises `error` as `_without` does."""
+        extra = _extra_fields(error)
+        return self._without(extra, error) if extra else None
 
     def _without(self, extra: list[list[Any]], error: RequestValidationError) -> bytes:
         """The body without these fields, as JSON; raises `error` if it is nested too deeply to be written."""

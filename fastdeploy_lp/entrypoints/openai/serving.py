@@ -83,7 +83,7 @@ class Serving:
         return self.engine.host.of(caller.client) if heavy else run_here
 
     def require_few_values(self, params: SamplingParams, num_prompts: int, request: GenerationRequest) -> None:
-        """Raise InvalidRequestError for more than all sequences together may carry, with fields named as in the body."""
+        """Raise InvalidRequestError, in the body's words, for more than all sequences together may carry."""
         try:
             self.engine.inputs.require_few_values(params, num_prompts)
         except InvalidRequestError as error:

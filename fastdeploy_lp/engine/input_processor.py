@@ -101,13 +101,13 @@ class InputProcessor:
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """A text or token-id prompt; `param` is what errors call it."""
-        return self._checked(*self._tokenized(prompt, param), param)
+        return self._checked(*self._tokenized(prompt, param, 1), param)
 
     def pooling_prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """The same for a prompt that is pooled, which may fill the context and has text even if a token is added."""
         if not prompt:
             raise InvalidRequestError(param, "the prompt is empty")
-        return self._checked(*self._tokenized(prompt, param), param, room_for_output=0)
+        return self._checked(*self._tokenized(prompt, param, 0), param, room_for_output=0)
 
     @property
     def handles_text(self) -> bool:
@@ -249,11 +249,12 @@ class InputProcessor:
         for index, _ in enumerate(params.bad_words or []):
             self.require_text(f"bad_words.{index}")
 
-    def _tokenized(self, prompt: str | Sequence[int], param: str) -> tuple[list[int], str | None]:
+    def _tokenized(self, prompt: str | Sequence[int], param: str, room_for_output: int) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
             self.require_text(param)
             return self._encoded(prompt, param), prompt
         tokens = list(prompt)
+        self._require_fit(len(tokens), param, room_for_output)
         self.require_tokens(param, tokens)
         return tokens, None
 
@@ -265,14 +266,17 @@ class InputProcessor:
         return ids
 
     def _checked(self, token_ids: list[int], text: str | None, param: str, *, room_for_output: int = 1) -> Prompt:
-        limit = self._config.max_model_len
         if not token_ids:
             raise InvalidRequestError(param, "the prompt is empty")
-        if len(token_ids) + room_for_output > limit:
-            reason = f"the prompt has {len(token_ids)} tokens; the context holds {limit}"
+        self._require_fit(len(token_ids), param, room_for_output)
+        return Prompt(token_ids, text)
+
+    def _require_fit(self, num_tokens: int, param: str, room_for_output: int) -> None:
+        limit = self._config.max_model_len
+        if num_tokens + room_for_output > limit:
+            reason = f"the prompt has {num_tokens} tokens; the context holds {limit}"
             for_output = ", at least one of them for output" if room_for_output else ""
             raise InvalidRequestError(param, reason + for_output, TOO_LONG)
-        return Prompt(token_ids, text)
 
     def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]] | None:
         """Every bad word as it may begin a text and as it may follow a space."""

@@ -13,7 +13,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf
+from fastdeploy_lp.entrypoints.openai.protocol.request import TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
@@ -41,7 +41,7 @@ class ChatCompletionRequest(GuidedRequest):
     }
 
     messages: FewMessages
-    prompt_token_ids: EachOf[int] | None = None
+    prompt_token_ids: TokenIds | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -13,7 +13,7 @@ from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, Prompt
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, Texts, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -32,8 +32,8 @@ class CompletionRequest(GuidedRequest):
         "suffix": "text can not be inserted; this server only goes on with prompts",
     }
 
-    prompt_token_ids: EachOf[int] | EachOf[EachOf[int]] | None = None
-    prompt: str | EachOf[int] | EachOf[str] | EachOf[EachOf[int]] = Field(min_length=1)
+    prompt_token_ids: TokenIds | EachOf[TokenIds] | None = None
+    prompt: str | TokenIds | Texts | EachOf[TokenIds] = Field(min_length=1)
     # OpenAI's default; a chat goes on to its end, a completion stops early.
     max_tokens: int | None = 16
     logprobs: int | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Timeout
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Texts, Timeout, TokenIds
 from fastdeploy_lp.pooling_params import PoolingParams
 
 
@@ -18,7 +18,7 @@ class EmbeddingRequest(RequestModel):
     `pooling`, `normalize`, `request_id` and `timeout` are not OpenAI's.
     """
 
-    input: str | EachOf[int] | EachOf[str] | EachOf[EachOf[int]] = Field(min_length=1)
+    input: str | TokenIds | Texts | EachOf[TokenIds] = Field(min_length=1)
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, GenerationRequest
+from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest, Texts
 from fastdeploy_lp.entrypoints.openai.protocol.response_format import ResponseFormat
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ class GuidedRequest(GenerationRequest):
     guided_json: dict[str, Any] | str | None = None
     guided_json_object: bool | None = None
     guided_regex: str | None = None
-    guided_choice: EachOf[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
 

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingUsage
 from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Timeout
+from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Texts, Timeout, TokenIds
 from fastdeploy_lp.pooling_params import PoolingParams
 
 KINDS = ("input", "messages", "data")
@@ -23,7 +23,7 @@ class PoolingBody(RequestModel):
     With `data`, the IO processor decides what is left open, and the form of the answer.
     """
 
-    input: str | EachOf[int] | EachOf[str] | EachOf[EachOf[int]] | None = Field(default=None, min_length=1)
+    input: str | TokenIds | Texts | EachOf[TokenIds] | None = Field(default=None, min_length=1)
     messages: FewMessages | None = Field(default=None, min_length=1)
     data: Any = None
     model: str | None = None

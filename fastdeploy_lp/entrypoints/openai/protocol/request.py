@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
 from fastdeploy_lp.request_limits import (
@@ -20,6 +28,24 @@ from fastdeploy_lp.trace_params import TraceParams
 Entry = TypeVar("Entry")
 # Told of the first entry that is wrong: a list of a million wrong ones is no reason to describe each.
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
+# Entries that are validated in a row, while no other thread runs.
+STEP = 4096
+
+
+def _in_steps(kind: type) -> WrapValidator:
+    """For lists of texts or numbers, of which pydantic would validate a million at once."""
+
+    def validated(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        if type(value) is not list or len(value) <= STEP:
+            return validate(value)
+        steps = (value[begin : begin + STEP] for begin in range(0, len(value), STEP))
+        return value if all(set(map(type, step)) == {kind} for step in steps) else validate(value)
+
+    return WrapValidator(validated)
+
+
+TokenIds = Annotated[EachOf[int], _in_steps(int)]
+Texts = Annotated[EachOf[str], _in_steps(str)]
 
 # Ids stand in logs and headers.
 # Seconds from the request's arrival to its whole answer.
@@ -144,14 +170,14 @@ class GenerationRequest(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    bad_words: EachOf[str] | None = None
-    bad_words_token_ids: EachOf[EachOf[int]] | None = None
-    allowed_token_ids: EachOf[int] | None = None
+    bad_words: Texts | None = None
+    bad_words_token_ids: EachOf[TokenIds] | None = None
+    allowed_token_ids: TokenIds | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
-    stop: str | EachOf[str] | None = None
-    stop_token_ids: EachOf[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, Texts
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 
 
@@ -39,7 +39,7 @@ class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[Structure] | None = None
-    triggers: EachOf[str] | None = None
+    triggers: Texts | None = None
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> Self:

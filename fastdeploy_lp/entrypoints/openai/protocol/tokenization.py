@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools
 
 
@@ -52,7 +52,7 @@ class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: EachOf[int]
+    tokens: TokenIds
 
 
 class DetokenizeResponse(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +14,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
-from fastdeploy_lp.entrypoints.openai.serving import admitted
+from fastdeploy_lp.entrypoints.openai.serving import FEW_PROMPTS, admitted
 from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
 
 
@@ -32,6 +33,11 @@ def embedding_routes(engine: Engine, route_class: type[APIRoute] = APIRoute) -> 
         outputs = await results_unless_disconnected(poolings, request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return Response(serving.response(outputs, body).model_dump_json(), media_type="application/json")
+
+        def content() -> str:
+            return serving.response(outputs, body).model_dump_json()
+
+        many = len(outputs) > FEW_PROMPTS
+        return Response(await asyncio.to_thread(content) if many else content(), media_type="application/json")
 
     return router

@@ -229,8 +229,10 @@ class EngineClient:
         self.require_alive()
         if bounded and requests:
             self._require_room(len(requests), requests[0].client)
-        poolings = [self._made_pooling(request) for request in requests]
-        pace = Pace()
+        pace, poolings = Pace(), []
+        for request in requests:
+            poolings.append(self._made_pooling(request))
+            await pace.rest()
         try:
             with self._room.entry(len(requests)) as entry:
                 for request, pooling in zip(requests, poolings, strict=True):

@@ -195,6 +195,23 @@ def test_a_request_of_many_prompts_is_sent_piece_by_piece(tmp_path: Path) -> Non
     run(scenario())
 
 
+def test_what_depends_on_the_body_alone_is_done_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with idle(tmp_path) as running:
+            body = {"prompt": ["fox"] * 40, "n": 3, "bad_words": ["lazy dog"], "allowed_token_ids": [5, 6, 7]}
+            client = Client(running.app, "/v1/completions", json.dumps(body).encode())
+            while len(running.worker.sent) < 40 * 3:
+                await asyncio.sleep(0)
+            assert [text for text in running.tokenizer.texts if text != "fox"] == ["lazy dog", " lazy dog"]
+            params = [each.params for each in running.worker.sent if isinstance(each, AddRequest)]
+            assert len({id(each.bad_words_token_ids) for each in params}) == 1
+            assert len({each.seed for each in params}) == 40 * 3
+            client.leave()
+            await client.answer()
+
+    run(scenario())
+
+
 SLOW = "{{ 9 ** (9 ** 9) }}"
 
 

@@ -38,6 +38,7 @@ MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
 MAX_PROMPTS = 2048
 MAX_SEQUENCES = 4096
+MAX_ABORTED_IDS = 4096
 # Entries of lists and arguments of a request, times prompts, times `n`: each sequence carries them to the worker.
 MAX_CARRIED_VALUES = 1_000_000
 # Of /tokenize and /detokenize, where the context does not hold more.

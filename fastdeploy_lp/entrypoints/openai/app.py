@@ -33,7 +33,7 @@ from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
-from fastdeploy_lp.entrypoints.openai.serving import admitted
+from fastdeploy_lp.entrypoints.openai.serving import FEW_PROMPTS, FEW_TOKENS, admitted
 from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
@@ -41,10 +41,6 @@ from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
 from fastdeploy_lp.version import __version__
-
-# Of an answer that is made in less time than a thread takes to begin.
-FEW_TOKENS = 4096
-FEW_SEQUENCES = 32
 
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
@@ -122,6 +118,6 @@ async def _json(answer: Callable[[], BaseModel], outputs: Sequence[RequestOutput
 
     tokens = sum(len(each.prompt_token_ids) + sum(len(one.token_ids) for one in each.completions) for each in outputs)
     sequences = sum(len(each.completions) for each in outputs)
-    long = tokens > FEW_TOKENS or sequences > FEW_SEQUENCES
+    long = tokens > FEW_TOKENS or sequences > FEW_PROMPTS
     content = await asyncio.to_thread(encoded) if long else encoded()
     return Response(content, media_type="application/json")

@@ -37,6 +37,8 @@ HTTP_ERRORS = {
     405: ("method_not_allowed", "{method} is not allowed on {path}"),
     413: ("request_too_large", "the body is too large"),
 }
+# Characters of an error's message, and of its path.
+MAX_SHOWN = 4000
 # What the framework says of a body at which the JSON parser itself gave up.
 UNREADABLE_BODY = "There was an error parsing the body"
 # Of a server that loads its model or ends: clients wait longer by themselves when they are refused again.
@@ -202,8 +204,14 @@ def path_parts(location: tuple[Any, ...], body: Any, *, of_missing: bool = False
     return path
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
     """The answer with an error as its body."""
+    # Both may hold a client's own text, which may have megabytes.
+    info = info.model_copy(update={"message": _cut(info.message), "param": info.param and _cut(info.param)})
     # ASCII only: a field's name may hold half a surrogate pair, which has no UTF-8.
     content = json.dumps(ErrorResponse(error=info).model_dump())
     return Response(content, status, headers, media_type="application/json")

@@ -23,6 +23,10 @@ from fastdeploy_lp.sampling_params import SamplingParams
 DEFAULT_MODEL_NAME = "default"
 # More of them are work for a thread, however short they are.
 FEW_PROMPTS = 32
+# Of an answer that is made in less time than a thread takes to begin.
+FEW_TOKENS = 4096
+# Characters of a client's text that an error repeats.
+SHOWN = 200
 
 Result = TypeVar("Result")
 
@@ -62,7 +66,7 @@ class Serving:
     def require_model(self, name: str | None) -> None:
         """Raise NotFoundError for a model that is not the one that is served."""
         if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
-            reason = f"the model {name!r} does not exist; this server has {self.model!r}"
+            reason = f"the model {name[:SHOWN]!r} does not exist; this server has {self.model!r}"
             raise NotFoundError(reason, "model", "model_not_found")
 
     def params(self, request: GenerationRequest) -> SamplingParams:

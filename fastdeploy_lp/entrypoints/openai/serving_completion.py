@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -24,6 +25,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import (
+    FEW_TOKENS,
     Caller,
     Serving,
     each_prompt,
@@ -93,7 +95,10 @@ class ServingCompletion:
     ) -> AsyncGenerator[bytes, None]:
         """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
         try:
-            events = CompletionEvents(self._serving, generations, request)
+            made = partial(CompletionEvents, self._serving, generations, request)
+            # Prompts that are echoed are read token by token.
+            long = request.echo and sum(len(each.prompt.token_ids) for each in generations) > FEW_TOKENS
+            events = await asyncio.to_thread(made) if long else made()
             async with aclosing(merged([each.deltas() for each in generations])) as batches:
                 async for place, deltas in batches:
                     if encoded := b"".join([events.of(place, delta) for delta in deltas]):

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestModel
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
+from fastdeploy_lp.request_limits import MAX_ABORTED_IDS
 
 # No other can be the id of a request or of a response.
 AbortedId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
@@ -16,7 +17,7 @@ AbortedId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+
 class AbortRequestsRequest(RequestModel):
     """Which requests to end: those of these ids (of responses, or `X-Request-Id`), or all of them."""
 
-    req_ids: EachOf[AbortedId] | None = None
+    req_ids: Annotated[list[AbortedId], Field(fail_fast=True, max_length=MAX_ABORTED_IDS)] | None = None
     abort_all: bool = False
 
     @model_validator(mode="after")

@@ -112,7 +112,8 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; True keeps the connection until its requests are answered."""
-        answered = self.cycle is None or self.cycle.response_complete
+        # A client that leaves in the middle of an answer is gone: its slot is free at once.
+        answered = self.cycle is None or self.cycle.response_started
         # TLS has no half-closed connections.
         if answered or self.cycle.more_body or self._refused or self.scheme == "https":
             return False
@@ -120,8 +121,9 @@ class Connection(HttpToolsProtocol):
         self._half_closed = HalfClosed(self.transport, self.loop)
         if not self._half_closed.can_tell:
             return False
-        begun = self.cycle.response_started or bool(self.pipeline)
-        self._half_closed.watch(provoke=not begun and self.scope["http_version"] != "1.0", on_gone=self.drop)
+        # With more than one request unanswered, the first may be in the middle of its answer.
+        provoke = not self.pipeline and self.scope["http_version"] != "1.0"
+        self._half_closed.watch(provoke=provoke, on_gone=self.drop)
         return True
 
     def on_message_begin(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ with warnings.catch_warnings():
 # How long an example takes is the machine's affair, and no test's.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+# Where a shell starts the tests in the background, SIGINT is ignored, here and in every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).parent / "data"
 

@@ -14,13 +14,8 @@ from fastdeploy_lp.logits_processor.author_code import EscapedError, contained
 
 
 def test_it_is_the_users_in_a_main_thread() -> None:
-    # Where a shell starts the tests in the background, Python finds SIGINT ignored and sets no handler of its own.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            contained(KeyboardInterrupt())
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        contained(KeyboardInterrupt())
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -186,7 +186,10 @@ class _Paths:
         """Of its entry, or of the field with its flat arguments; None if the request says nothing to it."""
         if selection.named is not None:
             return next((".".join(entry.path) for entry in self._entries if entry.name == processor.name), NAMED)
-        own = [self._flat.paths[name][0] for name in selection.args_for(processor.name) if processor.takes(name)]
+        paths = self._flat.paths
+        # A default that was read has no place in the request.
+        named = [name for name in selection.args_for(processor.name) if name in paths]
+        own = [paths[name][0] for name in named if processor.takes(name)]
         return next(iter([*own, *self._flat.fields]), None)
 
 

@@ -157,15 +157,15 @@ def _slow_template(_: int) -> dict[str, Any]:
 
 
 def _token_embed(number: int) -> dict[str, Any]:
-    return {"input": [(7 * number + place) % 4000 for place in range(2000)], "task": "token_embed"}
+    return {"input": [(7 * number + place) % 500 for place in range(2000)], "task": "token_embed"}
 
 
 def _embeddings(number: int) -> dict[str, Any]:
-    return {"input": [[(31 * number + 7 * row + place) % 4000 for place in range(1500)] for row in range(8)]}
+    return {"input": [[(31 * number + 7 * row + place) % 500 for place in range(1500)] for row in range(8)]}
 
 
 def _prompt_logprobs(number: int) -> dict[str, Any]:
-    prompt = [(11 * number + 3 * place) % 4000 for place in range(2000)]
+    prompt = [(11 * number + 3 * place) % 500 for place in range(2000)]
     return {"prompt": [prompt] * 16, "max_tokens": 1, "prompt_logprobs": 20}
 
 

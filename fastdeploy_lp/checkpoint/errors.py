@@ -6,8 +6,8 @@ MAX_CHARACTERS = 2000
 class CheckpointError(ValueError):
     """A model cannot be used. One line: the file, what is wrong with it, and what to give instead.
 
-    Names and values of the file that the line quotes are escaped where they cannot be printed. Of a long line the middle
-    is left out, since its end says what to give.
+    Names and values of the file that the line quotes are escaped where they cannot be printed. A long line loses its
+    middle, since its end says what to give.
     """
 
     def __init__(self, message: str) -> None:

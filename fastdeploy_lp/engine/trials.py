@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -143,11 +144,16 @@ class Trials:
     @asynccontextmanager
     async def _turn(self, authors: Collection[str]) -> AsyncIterator[None]:
         """Waits for one of the processes, no longer than a call may take."""
-        try:
-            await asyncio.wait_for(self._free(authors), self._timeout)
-        except asyncio.TimeoutError:
-            reason = f"logits processors {_listed(authors)}: earlier calls of their code have not returned"
-            raise NotInTimeError(reason) from None
+        # In this task: a turn that another one took might be lost when this one is cancelled.
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._has_room(authors):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            done, _ = await asyncio.wait([waiter], timeout=left)
+            if not done:
+                reason = f"logits processors {_listed(authors)}: earlier calls of their code have not returned"
+                raise NotInTimeError(reason)
         self._running += 1
         self._busy.update(authors)
         try:
@@ -160,12 +166,8 @@ class Trials:
                 if not each.done():
                     each.set_result(None)
 
-    async def _free(self, authors: Collection[str]) -> None:
-        """Returns when a process may check a request of these processors."""
-        while self._running >= PROCESSES or any(self._busy[name] >= PROCESSES_EACH for name in authors):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
+    def _has_room(self, authors: Collection[str]) -> bool:
+        return self._running < PROCESSES and all(self._busy[name] < PROCESSES_EACH for name in authors)
 
 
 async def _reply(process: FrameProcess) -> Reply:

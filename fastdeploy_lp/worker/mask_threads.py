@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -73,7 +73,9 @@ class MaskThreads:
         """
         with self._lock:
             if len(self._threads) < self._num_threads:
-                self._start()
+                # Where the system has room for no further thread, those that run take the job.
+                with suppress(RuntimeError) if self._threads else nullcontext():
+                    self._start()
         self._jobs.put(job)
 
     def run(self, work: Work, call: Callable[[], None]) -> bool:

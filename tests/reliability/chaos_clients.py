@@ -124,7 +124,8 @@ class ChaosClients:
         data = self._source.choice(MALFORMED)
         await self._client.exchange("POST", CHAT, data, exchange.receive)
         code = error_code(exchange.body)
-        if exchange.status == 400:
+        # A full server refuses a request before it reads its body.
+        if exchange.status in (400, 429):
             self.account.note(Kind.MALFORMED, End.ERROR, code)
         else:
             self.account.blame(Kind.MALFORMED, f"status {exchange.status} for {data!r}")

@@ -25,6 +25,7 @@ from reliability.fuzz_files import REFUSED, SERVED
 import fastdeploy_lp.checkpoint.convert  # noqa: F401 - loaded here, once for all
 from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
@@ -66,8 +67,8 @@ def main(kind: str, seed: int, first: int, last: int, folder: Path) -> None:
     os.dup2(1, 2)
     os.environ["FASTDEPLOY_LP_CACHE"] = str(folder / "cache")
     models = DamagedModels(kind, folder)
-    # Here, so that what only a first model needs is done once for all.
-    outcome = loaded(str(models.whole), folder)
+    # Here, so that what only a first model needs is done once for all. A fork has none of the threads of grammars.
+    outcome = loaded(str(models.whole), folder, guided=False)
     if outcome != SERVED:
         raise RuntimeError(f"the whole model is {outcome}")
     next_one = first
@@ -89,7 +90,9 @@ def _in_a_fork(numbers: range, models: DamagedModels, seed: int, folder: Path) -
             for number in numbers:
                 signal.alarm(SECONDS_EACH)
                 model, file = models.damaged(seed, number)
-                told = {"number": number, "file": file, "outcome": loaded(str(model), folder)}
+                # Threads of grammars stay, and their stacks count as memory: only those of one model have room.
+                outcome = loaded(str(model), folder, guided=number == numbers.start)
+                told = {"number": number, "file": file, "outcome": outcome}
                 print(json.dumps(told), file=pipe, flush=True)
         os._exit(0)
     os.close(writing)
@@ -104,13 +107,13 @@ def _in_a_fork(numbers: range, models: DamagedModels, seed: int, folder: Path) -
         yield {"number": ended, "file": "process", "outcome": f"it ended with status {code}"}
 
 
-def loaded(model: str, folder: Path) -> str:
+def loaded(model: str, folder: Path, *, guided: bool = True) -> str:
     """REFUSED, SERVED, or the fault; a traceback in the log is one, too."""
     shutil.rmtree(folder / "cache", ignore_errors=True)
     tracebacks = _Tracebacks()
     logging.getLogger().addHandler(tracebacks)
     try:
-        outcome = _served(model)
+        outcome = _served(model, guided=guided)
         return f"a traceback in the log: {tracebacks.seen[0]}" if tracebacks.seen else outcome
     except FaultError as fault:
         return str(fault)
@@ -120,28 +123,26 @@ def loaded(model: str, folder: Path) -> str:
         logging.getLogger().removeHandler(tracebacks)
 
 
-def _served(model: str) -> str:
+def _served(model: str, *, guided: bool) -> str:
     """As the API process and the worker do it; each tells in one line only what they do."""
     try:
         fd_config = EngineArgs(model=model, **OPTIONS).create_fd_config(show_progress=False)
         preparation = RequestPreparation(fd_config, [])
     except ValueError as error:
         return _refused(error)
+    requests = _requests(preparation.inputs, guided=guided)
     try:
-        requests = asyncio.run(_requests(preparation))
-        try:
-            engine = EngineCore(fd_config, LogitsProcessorChain([], fd_config))
-        except CheckpointError as error:
-            return _refused(error)
-        for request in requests:
-            engine.add(request)
-        while engine.has_work:
-            for step in engine.step().steps:
-                if step.error not in (None, NO_TOKEN):
-                    raise FaultError(f"a request failed: {step.error}")
-                preparation.tokenizer.decode(step.token_ids, skip_special_tokens=False)
-    finally:
-        asyncio.run(preparation.close())
+        engine = EngineCore(fd_config, LogitsProcessorChain([], fd_config))
+    except CheckpointError as error:
+        return _refused(error)
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for step in engine.step().steps:
+            if step.error not in (None, NO_TOKEN):
+                raise FaultError(f"a request failed: {step.error}")
+            preparation.tokenizer.decode(step.token_ids, skip_special_tokens=False)
+    asyncio.run(preparation.close())
     return SERVED
 
 
@@ -151,26 +152,28 @@ def _refused(error: ValueError) -> str:
     return REFUSED
 
 
-async def _requests(preparation: Any) -> list[Any]:
-    """A plain request and one of each kind that needs more of the tokenizer, unless they are refused with a 400."""
+def _requests(inputs: InputProcessor, *, guided: bool) -> list[AddRequest]:
+    """A plain request and one of each kind that needs more of the tokenizer, unless they are refused with a 400.
 
-    def chat() -> Any:
-        return preparation.inputs.chat_prompt([{"role": "user", "content": "Go on"}])
+    The worker alone compiles the grammar: a server's API process has it compiled by another one, which may crash.
+    """
+
+    def chat() -> Prompt:
+        return inputs.chat_prompt([{"role": "user", "content": "Go on"}])
 
     tries = [
-        (lambda: preparation.inputs.prompt([1, 2, 3]), SamplingParams(max_tokens=2, logprobs=2)),
-        (lambda: preparation.inputs.prompt("the dog"), SamplingParams(max_tokens=2, stop=["x"], bad_words=["fox"])),
+        (lambda: inputs.prompt([1, 2, 3]), SamplingParams(max_tokens=2, logprobs=2)),
+        (lambda: inputs.prompt("the dog"), SamplingParams(max_tokens=2, stop=["x"], bad_words=["fox"])),
         (chat, SamplingParams(max_tokens=1)),
-        (
-            lambda: preparation.inputs.prompt([1, 2, 3]),
-            SamplingParams(max_tokens=3, guided_decoding=GuidedDecodingParams(regex="[a-z]+")),
-        ),
     ]
+    if guided:
+        regex = GuidedDecodingParams(regex="[a-z]+")
+        tries.append((lambda: inputs.prompt([1, 2, 3]), SamplingParams(max_tokens=3, guided_decoding=regex)))
     found = []
     for number, (prompt, params) in enumerate(tries):
         try:
             made = prompt()
-            settled = await preparation.settle(params, made)
+            settled = inputs.settle(params, made)
         except InvalidRequestError:
             continue
         grammar = settled.grammar.text if settled.grammar is not None else None

@@ -13,7 +13,7 @@ from support.tiny import write_tiny_checkpoint
 
 SLOTS, WAITING = 8, 892
 KEYS = ("busy", "quiet")
-MAX_GROWTH_MB = 30.0
+MAX_GROWTH_MB = 45.0
 
 
 @pytest.fixture(scope="module")

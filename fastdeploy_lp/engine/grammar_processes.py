@@ -14,6 +14,7 @@ from fastdeploy_lp.config import GuidedDecodingConfig, ModelConfig
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.frame_process import FrameProcess
 from fastdeploy_lp.engine.grammar_messages import GrammarProgress, GrammarStart, GrammarTrial
+from fastdeploy_lp.engine.lane import Lane, SlowPlaces
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.guided_decoding.probe import too_slow
 
@@ -44,7 +45,7 @@ class GrammarProcesses:
         self._start = GrammarStart(model.directory, model.vocab_size, tuple(model.eos_token_ids), bounds.max_bytes)
         self._timeout = bounds.timeout
         self._turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
-        self._slow_places = _SlowPlaces()
+        self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES)
         self._idle: list[FrameProcess] = []
 
     async def refusal(self, text: str, client: str) -> str | None:
@@ -53,7 +54,7 @@ class GrammarProcesses:
         A caller that is cancelled gives back its place at once.
         """
         await self._turns.take(client)
-        lane = _Lane(self._turns, self._slow_places)
+        lane = Lane(self._turns, self._slow_places)
         try:
             process = await self._ready_process()
             try:
@@ -72,7 +73,7 @@ class GrammarProcesses:
         while self._idle:
             await self._idle.pop().end()
 
-    async def _within_bounds(self, process: FrameProcess, text: str, lane: _Lane) -> str | None:
+    async def _within_bounds(self, process: FrameProcess, text: str, lane: Lane) -> str | None:
         trial = asyncio.ensure_future(self._trial(process, text))
         try:
             began, used = time.monotonic(), process.cpu_seconds
@@ -81,13 +82,26 @@ class GrammarProcesses:
                 if done:
                     return trial.result()
                 if process.cpu_seconds - used >= QUICK_SECONDS:
-                    lane.become_slow(process)
+                    self._slow_down(process, lane)
             raise QueueFullError("the server is too busy to compile this request's grammar; try again later")
         finally:
             if not trial.done():
                 trial.cancel()
                 with contextlib.suppress(asyncio.CancelledError, EOFError):
                     await trial
+
+    def _slow_down(self, process: FrameProcess, lane: Lane) -> None:
+        """Leave the turn to the next trial; raises QueueFullError if there is no place for a further slow one."""
+        if lane.is_slow:
+            return
+        if not lane.become_slow():
+            others = self._slow_places.num_taken
+            raise QueueFullError(
+                f"this request's grammar takes long to compile, as do {others} others; try again later"
+            )
+        # It may have just ended.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICE)
 
     async def _trial(self, process: FrameProcess, text: str) -> str | None:
         await process.send(msgspec.msgpack.encode(GrammarTrial(text, self._timeout)))
@@ -111,51 +125,6 @@ class GrammarProcesses:
             await process.end()
             raise
         return process
-
-
-class _SlowPlaces:
-    """The places of slow trials."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    def take(self) -> None:
-        """Raise QueueFullError if there is none left."""
-        if self._taken >= SLOW_PROCESSES:
-            reason = f"this request's grammar takes long to compile, as do {self._taken} others; try again later"
-            raise QueueFullError(reason)
-        self._taken += 1
-
-    def give_back(self) -> None:
-        """One is free again."""
-        self._taken -= 1
-
-
-class _Lane:
-    """The place of a trial: a turn at first, then one of the few places of slow ones."""
-
-    def __init__(self, turns: Turns, slow_places: _SlowPlaces) -> None:
-        self._turns = turns
-        self._slow_places = slow_places
-        self._is_slow = False
-
-    def become_slow(self, process: FrameProcess) -> None:
-        """Leave the turn to the next trial, once; raises QueueFullError if there is no place for a further slow one."""
-        if self._is_slow:
-            return
-        self._slow_places.take()
-        self._is_slow = True
-        self._turns.give_back()
-        # It may have just ended.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICE)
-
-    def leave(self) -> None:
-        """Give back the place."""
-        if self._is_slow:
-            self._slow_places.give_back()
-        else:
-            self._turns.give_back()
 
 
 async def _progress(process: FrameProcess) -> GrammarProgress:

@@ -42,8 +42,9 @@ class RequestPreparation:
         )
         # No more can wait here than the operator lets wait for slots.
         waiting = fd_config.scheduler_config.max_waiting_requests
-        self._grammars = GrammarChecker(GrammarProcesses(config, guided, min(waiting, MAX_WAITING)), guided)
-        self._trials = Trials(fd_config, declared, chain.code_timeout)
+        most = min(waiting, MAX_WAITING)
+        self._grammars = GrammarChecker(GrammarProcesses(config, guided, most), guided)
+        self._trials = Trials(fd_config, declared, chain.code_timeout, most)
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
         self.host = HostThreads(waiting)
 
@@ -66,18 +67,18 @@ class RequestPreparation:
         not return in time, and QueueFullError while too many requests wait for their checks.
         """
         await inside(partial(self.inputs.require_valid, params, prompts))
-        selection = await self._selection(params, inside)
+        selection = await self._selection(params, client, inside)
         settled = await inside(partial(self.inputs.settle_chosen, params, prompts, selection))
         # All prompts have the same one.
         if settled and settled[0].grammar is not None:
             await self._grammars.check(settled[0].grammar, client)
         return settled
 
-    async def _selection(self, params: SamplingParams, inside: Run) -> Selection:
+    async def _selection(self, params: SamplingParams, client: str, inside: Run) -> Selection:
         authors = self._args_validator.authors_of(params)
         try:
             if authors:
-                return await self._trials.selection(params, authors)
+                return await self._trials.selection(params, authors, client)
         except UnsendableError:
             pass
         except RequestArgsError as error:

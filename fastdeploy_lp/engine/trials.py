@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import cloudpickle
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.frame_process import FrameProcess
+from fastdeploy_lp.engine.lane import Lane, SlowPlaces
 from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
+from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -21,10 +21,13 @@ from fastdeploy_lp.sampling_params import SamplingParams
 MODULE = "fastdeploy_lp.engine.trial_process"
 # To import what the processors need, such as torch on a busy machine.
 START_SECONDS = 120.0
-# Processes at a time. Each but the first starts when a request needs it, and stays.
-PROCESSES = 4
-# Of these, how many may check requests of one processor: a slow one leaves room for others.
-PROCESSES_EACH = 2
+# Requests whose check has just begun, at a time. Each process but the first starts when a request needs it, and stays.
+QUICK_PROCESSES = 2
+# Requests whose check takes long, in all and by the processor whose code it is.
+SLOW_PROCESSES = 6
+SLOW_PROCESSES_EACH = 3
+# A call that takes longer leaves its turn to others.
+QUICK_SECONDS = 0.5
 
 
 class UnsendableError(TypeError):
@@ -35,16 +38,21 @@ class Trials:
     """Checks requests whose check runs the code of processors' authors; lives on one loop.
 
     A check that ends its process, or has one call that takes longer than `timeout` seconds (0 for no limit), concerns
-    its own request; the next one has another process.
+    its own request; the next one has another process. Two checks begin at a time, clients in turns. One that takes long
+    continues beside them; when there are several of them already it is given up, so that slow code of one processor
+    holds up no request without it.
+
+    most: requests that may wait for a turn.
     """
 
-    def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], timeout: float) -> None:
+    def __init__(
+        self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor], timeout: float, most: int = MAX_WAITING
+    ) -> None:
         self._timeout = timeout or None
         self._fd_config = fd_config
         self._declared = list(declared)
-        self._busy: Counter[str] = Counter()
-        self._running = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._turns = Turns(QUICK_PROCESSES, "a process that checks their arguments", most)
+        self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES_EACH)
         self._idle: list[FrameProcess] = []
         self._first: asyncio.Task[None] | None = None
 
@@ -58,20 +66,22 @@ class Trials:
         if process is not None:
             self._idle.append(process)
 
-    async def selection(self, params: SamplingParams, authors: Collection[str]) -> Selection:
+    async def selection(self, params: SamplingParams, authors: Collection[str], client: str = "") -> Selection:
         """The request's choice; `authors`: the processors whose own code may run.
 
-        Raises RequestArgsError, UnsendableError, and NotInTimeError if a call does not return in time or no process is
-        free in time.
+        Raises RequestArgsError, UnsendableError, QueueFullError when too many wait for a turn, and NotInTimeError if a
+        call does not return in time or is slow beside too many others.
         """
         try:
             trial = msgspec.msgpack.encode(Trial(params))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise UnsendableError from error
-        async with self._turn(authors):
+        await self._turns.take(client)
+        lane = Lane(self._turns, self._slow_places)
+        try:
             process = await self._ready_process(authors)
             try:
-                return await self._checked(process, trial)
+                return await self._checked(process, trial, lane)
             except RequestArgsError:
                 raise
             except BaseException:
@@ -79,6 +89,8 @@ class Trials:
                 raise
             finally:
                 self._idle.append(process)
+        finally:
+            lane.leave()
 
     async def close(self) -> None:
         """End the processes."""
@@ -88,16 +100,12 @@ class Trials:
         while self._idle:
             await self._idle.pop().end()
 
-    async def _checked(self, process: FrameProcess, trial: bytes) -> Selection:
+    async def _checked(self, process: FrameProcess, trial: bytes, lane: Lane) -> Selection:
         await process.send(trial)
         entered: Entering | None = None
         while True:
             try:
-                reply = await asyncio.wait_for(_reply(process), self._timeout)
-            except asyncio.TimeoutError:
-                name = "" if entered is None else f" {entered.processor}"
-                reason = f"logits processor{name}: its own code took longer than {self._timeout:g} s"
-                raise NotInTimeError(reason) from None
+                reply = await self._reply_in_time(process, lane, "" if entered is None else entered.processor)
             except EOFError:
                 status = await process.status()
                 if entered is None:
@@ -109,6 +117,24 @@ class Trials:
             if isinstance(reply, Refused):
                 raise RequestArgsError(reply.path, reply.reason)
             entered = reply if isinstance(reply, Entering) else entered
+
+    async def _reply_in_time(self, process: FrameProcess, lane: Lane, processor: str) -> Reply:
+        reply = asyncio.ensure_future(_reply(process))
+        try:
+            quick = QUICK_SECONDS if self._timeout is None else min(QUICK_SECONDS, self._timeout)
+            done, _ = await asyncio.wait([reply], timeout=quick)
+            if not done and not lane.become_slow(processor):
+                reason = "its own code takes long, as it does for other requests; try again later"
+                raise NotInTimeError(f"logits processor {processor}: {reason}")
+            left = None if self._timeout is None else self._timeout - quick
+            if not done and not (await asyncio.wait([reply], timeout=left))[0]:
+                raise NotInTimeError(f"logits processor {processor}: its own code took longer than {self._timeout:g} s")
+            return reply.result()
+        finally:
+            if not reply.done():
+                reply.cancel()
+                with suppress(asyncio.CancelledError, EOFError):
+                    await reply
 
     async def _ready_process(self, authors: Collection[str]) -> FrameProcess:
         """An idle process, or a new one: what an earlier check left behind may have ended one meanwhile."""
@@ -140,34 +166,6 @@ class Trials:
             [each.name for each in self._declared if each.mandatory],
             {each.spec: cloudpickle.dumps(each.found) for each in self._declared if each.given_as_object},
         )
-
-    @asynccontextmanager
-    async def _turn(self, authors: Collection[str]) -> AsyncIterator[None]:
-        """Waits for one of the processes, no longer than a call may take."""
-        # In this task: a turn that another one took might be lost when this one is cancelled.
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while not self._has_room(authors):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            done, _ = await asyncio.wait([waiter], timeout=left)
-            if not done:
-                reason = f"logits processors {_listed(authors)}: earlier calls of their code have not returned"
-                raise NotInTimeError(reason)
-        self._running += 1
-        self._busy.update(authors)
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._busy.subtract(authors)
-            woken, self._waiting = self._waiting, []
-            for each in woken:
-                if not each.done():
-                    each.set_result(None)
-
-    def _has_room(self, authors: Collection[str]) -> bool:
-        return self._running < PROCESSES and all(self._busy[name] < PROCESSES_EACH for name in authors)
 
 
 async def _reply(process: FrameProcess) -> Reply:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.trials import PROCESSES_EACH, Trials, UnsendableError
+from fastdeploy_lp.engine.trials import SLOW_PROCESSES_EACH, Trials, UnsendableError
 from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -77,7 +77,7 @@ def test_a_crash_in_a_params_model_is_its_requests_error() -> None:
 def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
     async def scenario() -> None:
         async with trials(timeout=1.0) as made:
-            hanging = [refusal(made, mode="hang") for _ in range(PROCESSES_EACH + 1)]
+            hanging = [refusal(made, mode="hang") for _ in range(SLOW_PROCESSES_EACH + 1)]
             *errors, harmless = await asyncio.gather(*hanging, refusal(made))
             assert all(isinstance(error, NotInTimeError) for error in errors)
             assert "deadly" in str(errors[0])
@@ -90,7 +90,7 @@ def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
 def test_held_checks_of_one_processor_hold_up_no_other() -> None:
     async def scenario() -> None:
         async with trials() as made:
-            held = [asyncio.create_task(refusal(made, mode="hang")) for _ in range(PROCESSES_EACH + 1)]
+            held = [asyncio.create_task(refusal(made, mode="hang")) for _ in range(SLOW_PROCESSES_EACH)]
             assert await refusal(made, "other") is None
             assert not any(each.done() for each in held)
             for each in held:

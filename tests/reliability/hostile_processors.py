@@ -52,6 +52,7 @@ DECLARED = (
     "plugin_mask=support.masks:plugin_mask",
     "support.masks:VllmMask",
 )
+ADMIN_KEY = "operator"
 CHAT = "v1/chat/completions"
 PROCESSORS = "v1/logits_processors"
 
@@ -95,6 +96,7 @@ class HostileRun:
         self._server = server
         self._source = random.Random(seed)
         self._clients = [Client(server.url, {"Authorization": f"Bearer {key}"}) for key in keys()]
+        self._operator = Client(server.url, {"Authorization": f"Bearer {ADMIN_KEY}"})
         self._calm: list[Calm] = []
         self._prompt_tokens = 0
 
@@ -118,7 +120,7 @@ class HostileRun:
         for calm in self._calm:
             await self._send_healthy(self._clients[0], calm, stream=False)
         await self._check_end()
-        for client in self._clients:
+        for client in (*self._clients, self._operator):
             await client.close()
         self.report.seconds = round(time.monotonic() - began, 1)
         return self.report
@@ -194,7 +196,7 @@ class HostileRun:
             await asyncio.sleep(OPERATOR_SECONDS)
 
     async def _reset_quarantined(self) -> None:
-        client, cards = self._clients[-1], Exchange()
+        client, cards = self._operator, Exchange()
         await client.exchange("GET", PROCESSORS, b"", cards.receive)
         for card in json.loads(cards.body)["data"]:
             if card["state"] != "quarantined":
@@ -206,7 +208,7 @@ class HostileRun:
 
     async def _metrics(self) -> dict[str, float]:
         page = Exchange()
-        await self._clients[-1].exchange("GET", "metrics", b"", page.receive)
+        await self._operator.exchange("GET", "metrics", b"", page.receive)
         prefix = "fastdeploy_lp:"
         parsed = parse_metrics(page.body.decode())
         return {name.removeprefix(prefix): value for name, value in parsed.items() if name.startswith(prefix)}
@@ -257,7 +259,7 @@ def hostile_server(folder: Path, *, with_torch: bool) -> ServerProcess:
     declared = [spec for spec in DECLARED if with_torch or spec.rpartition(":")[2] not in NEED_TORCH]
     options = ["--logits-processors", *declared, "--mandatory", "plugin_mask", "VllmMask", "--vllm-compat"]
     options += ["--logits-processors-time-budget", str(TIME_BUDGET), "--step-timeout", str(STEP_TIMEOUT)]
-    options += ["--max-worker-restarts", str(MAX_RESTARTS), "--api-key", *keys()]
+    options += ["--max-worker-restarts", str(MAX_RESTARTS), "--api-key", *keys(), "--admin-api-key", ADMIN_KEY]
     options += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     options += ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)]
     environment = {"TMPDIR": str(temporary), "FASTDEPLOY_LP_PLUGINS": ""}

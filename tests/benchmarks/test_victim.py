@@ -12,8 +12,11 @@ from victim import Server, measure, running_server
 
 SECONDS = 0.3
 CONTEXT = 2200
-# Those that send gigabytes, or wait for an author's code, are for the benchmark itself.
-LONG = {"150 unfinished bodies", "paths of 60 KB", *(name for name in ATTACKS if "that s" in name)}
+# Those that send or get very much, or wait for an author's code, are for the benchmark itself.
+LONG = {
+    *("150 unfinished bodies", "paths of 60 KB", "prompt_logprobs of many megabytes", "30 slow chat templates"),
+    *(name for name in ATTACKS if "that s" in name),
+}
 REFUSALS = {400, 408, 413, 414, 429, 431, 503}
 
 

@@ -10,11 +10,12 @@ import paddle
 import torch
 from paddle import Tensor
 
-from fastdeploy_lp import SettledParams, config
+from fastdeploy_lp import config
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.sequence import Sequence as Running
 from fastdeploy_lp.worker.share_inputs import ShareInputs
 

@@ -67,14 +67,24 @@ class TemplateSandbox:
 
 
 async def _output_of_process(job: bytes) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", MODULE, str(REQUEST_TEMPLATE_SECONDS)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        # Nothing of this process's own environment, which may hold keys.
-        env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, str(REQUEST_TEMPLATE_SECONDS)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Nothing of this process's own environment, which may hold keys.
+            env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
+        )
     )
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # One that is cancelled half-way would leave its pipes open.
+        process = await starting
+        process.kill()
+        await process.communicate()
+        raise
     try:
         output, _ = await asyncio.wait_for(process.communicate(job), PATIENCE * REQUEST_TEMPLATE_SECONDS)
     except asyncio.TimeoutError:

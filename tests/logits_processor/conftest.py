@@ -28,6 +28,14 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
+def as_at_a_terminal() -> Iterator[None]:
+    """SIGINT raises an interrupt, whatever the test before has left as its handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def as_in_a_worker() -> Iterator[None]:
     """SIGINT is ignored: no interrupt that a processor raises can be a user's."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -158,6 +158,7 @@ def test_a_processor_may_raise_anything(
     assert outcome.tokens["neighbour"] == calm
 
 
+@pytest.mark.usefixtures("as_at_a_terminal")
 def test_the_interrupt_of_a_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SIGINT is not ignored, as in the author kit, a processor's call is no place to lose it."""
     engine = engine_with(faulty.Native)

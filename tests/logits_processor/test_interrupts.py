@@ -13,6 +13,7 @@ import uvloop
 from fastdeploy_lp.logits_processor.author_code import EscapedError, contained
 
 
+@pytest.mark.usefixtures("as_at_a_terminal")
 def test_it_is_the_users_in_a_main_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         contained(KeyboardInterrupt())

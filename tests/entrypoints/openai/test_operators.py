@@ -83,9 +83,9 @@ def test_a_client_ends_its_own_requests_only(server: ServerProcess) -> None:
 
 
 def test_with_keys_and_none_for_operators_nobody_can(guarded_server: ServerProcess) -> None:
-    post = httpx.Client(base_url=guarded_server.url, headers=AUTH).post
-    for response in (post("/v1/abort_requests", json={"abort_all": True}), post(RESET)):
-        assert "--admin-api-key" in check_error(response, 403)["message"]
+    with httpx.Client(base_url=guarded_server.url, headers=AUTH) as client:
+        for response in (client.post("/v1/abort_requests", json={"abort_all": True}), client.post(RESET)):
+            assert "--admin-api-key" in check_error(response, 403)["message"]
 
 
 def test_no_key_is_shown(server: ServerProcess) -> None:

@@ -10,6 +10,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.engine.tracing import count_shadows, spelled_trace
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta
+from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
 
@@ -193,3 +194,20 @@ class Completion:
         whole = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         if whole.startswith(self._text):
             self._extend_text(whole[len(self._text) :])
+
+
+def completions_of(params: SamplingParams, tokenizer: Tokenizer) -> list[Completion]:
+    """The `n` completions of one prompt."""
+    return [
+        Completion(
+            index,
+            tokenizer,
+            params.stop_strings,
+            min_tokens=params.min_tokens,
+            logprobs=params.logprobs is not None,
+            trace=params.trace is not None,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        for index in range(params.n)
+    ]

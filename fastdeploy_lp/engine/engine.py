@@ -34,6 +34,11 @@ class EngineRequest:
     client: str = ""
     deadline: float | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Completions of the prompt."""
+        return self.settled.params.n
+
 
 @dataclass(frozen=True)
 class EngineLoad:

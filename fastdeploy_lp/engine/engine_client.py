@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.completion import Completion, ReplayError
+from fastdeploy_lp.engine.completion import Completion, ReplayError, completions_of
 from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
 from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
 from fastdeploy_lp.engine.errors import (
@@ -19,10 +20,8 @@ from fastdeploy_lp.engine.errors import (
     EngineDrainingError,
     EngineRestartingError,
     EngineStartingError,
-    ProcessorUnavailableError,
     QueueFullError,
     RequestFailedError,
-    RequestImpossibleError,
     RequestTimeoutError,
     WorkerLostError,
 )
@@ -31,7 +30,7 @@ from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
 from fastdeploy_lp.engine.input_processor import Prompt, Settled
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
-from fastdeploy_lp.engine.outbox import Outbox
+from fastdeploy_lp.engine.outbox import make_outbox
 from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
 from fastdeploy_lp.engine.preparation import RequestPreparation
@@ -41,9 +40,9 @@ from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
+from fastdeploy_lp.engine.step_failure import failure_of
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue
-from fastdeploy_lp.engine.waiting_room import Entry, WaitingRoom
+from fastdeploy_lp.engine.waiting_room import WaitingRoom
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
@@ -64,9 +63,8 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
-
-# Behind those in the slots, so that one that becomes free is taken in the next step.
-READY_SHARE = 4
+Request = TypeVar("Request", EngineRequest, PoolingRequest)
+Begun = TypeVar("Begun", Generation, Pooling)
 
 
 class EngineClient:
@@ -96,8 +94,6 @@ class EngineClient:
         self.request_templates = self._preparation.request_templates
         self.host = self._preparation.host
         self.processors = ProcessorStates(declared)
-        scheduling = fd_config.scheduler_config
-        slots, step_tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
         self.metrics = PrometheusStatLogger(fd_config)
         self.reliability = ReliabilityMetrics(self.metrics.registry)
         rank = fd_config.parallel_config.data_parallel_rank
@@ -112,8 +108,7 @@ class EngineClient:
         self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self, names)
         self._quarantine_at_start = Quarantine()
         self._fair_queue = fair_queue
-        fair = (FairQueue(), slots + -(-slots // READY_SHARE), step_tokens)
-        self._outbox = Outbox(self._supervisor.send, *(fair if fair_queue else (ArrivalQueue(),)))
+        self._outbox = make_outbox(self._supervisor.send, fd_config.scheduler_config, fair=fair_queue)
         self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
         self._in_flight = InFlight()
         self._supervising: asyncio.Task[None] | None = None
@@ -197,54 +192,43 @@ class EngineClient:
         # Prompts of one body share theirs.
         for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
             self.processors.require_in_service(selection)
-        count = sum(request.settled.params.n for request in requests)
-        if bounded and requests:
-            self._require_room(count, requests[0].client)
-        with self._room.entry(count) as entry:
-            return await self._begun(requests, entry, stream=stream)
-
-    async def _begun(self, requests: Sequence[EngineRequest], entry: Entry, *, stream: bool) -> list[Generation]:
-        pace = Pace()
-        # All of them before the first is taken in: what cannot be made must leave nothing behind.
-        generations = []
-        for request in requests:
-            generations.append(self._made(request, stream=stream))
-            await pace.rest()
-        try:
-            for request, generation in zip(requests, generations, strict=True):
-                if self._dead is not None:
-                    raise EngineDeadError(self._dead)
-                self._register(request, generation)
-                entry.count -= request.settled.params.n
-                await self._send(request, generation, pace)
-        except BaseException:
-            for generation in generations:
-                generation.close()
-            raise
-        return generations
+        return await self._begin(requests, partial(self._made, stream=stream), self._send, bounded=bounded)
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
         """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
+        return await self._begin(requests, self._made_pooling, self._send_pooling, bounded=bounded)
+
+    async def _begin(
+        self,
+        requests: Sequence[Request],
+        make: Callable[[Request], Begun],
+        send: Callable[[Request, Begun, Pace], Awaitable[None]],
+        *,
+        bounded: bool,
+    ) -> list[Begun]:
+        """Take in all of the requests or none, in pieces that leave the loop to others."""
         self.require_alive()
+        count = sum(each.num_sequences for each in requests)
         if bounded and requests:
-            self._require_room(len(requests), requests[0].client)
-        pace, poolings = Pace(), []
-        for request in requests:
-            poolings.append(self._made_pooling(request))
-            await pace.rest()
-        try:
-            with self._room.entry(len(requests)) as entry:
-                for request, pooling in zip(requests, poolings, strict=True):
+            self.require_room(count, requests[0].client)
+        pace, begun = Pace(), list[Begun]()
+        with self._room.entry(count) as entry:
+            # All of them before the first is taken in: what cannot be made must leave nothing behind.
+            for request in requests:
+                begun.append(make(request))
+                await pace.rest()
+            try:
+                for request, work in zip(requests, begun, strict=True):
                     if self._dead is not None:
                         raise EngineDeadError(self._dead)
-                    self._register_pooling(request, pooling)
-                    entry.count -= 1
+                    entry.count -= request.num_sequences
+                    await send(request, work, pace)
                     await pace.rest()
-        except BaseException:
-            for pooling in poolings:
-                pooling.close()
-            raise
-        return poolings
+            except BaseException:
+                for work in begun:
+                    work.close()
+                raise
+        return begun
 
     async def reset_processor(self, name: str) -> None:
         """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
@@ -364,7 +348,7 @@ class EngineClient:
     ) -> None:
         if step.error is not None:
             iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(_kind_of_failure(step)(step.error))
+            generation.fail(failure_of(step))
             return
         times = generation.times[completion.index]
         if times.first_token is None:
@@ -412,9 +396,6 @@ class EngineClient:
     def require_room(self, count: int, client: str) -> None:
         """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
         self.require_alive()
-        self._require_room(count, client)
-
-    def _require_room(self, count: int, client: str) -> None:
         try:
             self._room.require(count, client, self.num_in_flight)
         except QueueFullError:
@@ -423,23 +404,10 @@ class EngineClient:
 
     def _made(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
-        completions = [
-            Completion(
-                index,
-                self.tokenizer,
-                params.stop_strings,
-                min_tokens=params.min_tokens,
-                logprobs=params.logprobs is not None,
-                trace=params.trace is not None,
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-            )
-            for index in range(params.n)
-        ]
         generation = Generation(
             request.request_id,
             request.prompt,
-            completions,
+            completions_of(params, self.tokenizer),
             stream=stream,
             on_close=self._close,
             processors=self.processors.used_by(request.settled.selection),
@@ -453,28 +421,25 @@ class EngineClient:
         pooling.serial = next(self._serials)
         return pooling
 
-    def _register(self, request: EngineRequest, generation: Generation) -> None:
-        params = request.settled.params
+    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
+        settled, params = request.settled, request.settled.params
         self._end_at(request.deadline, generation)
         self._in_flight.add(generation)
         self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
         if self.request_log is not None:
             self.request_log.began(generation, params)
-
-    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
-        settled = request.settled
         for completion in generation.completions:
             await pace.rest()
             if self._in_flight.completion(sequence_id(generation, completion)) is None:
                 # It was ended meanwhile.
                 continue
-            params = self.inputs.sequence_params(settled, completion.index)
+            own = self.inputs.sequence_params(settled, completion.index)
             name = sequence_id(generation, completion)
             grammar = None if settled.grammar is None else settled.grammar.text
-            message = AddRequest(name, generation.prompt.token_ids, params, settled.selection, grammar, request.client)
+            message = AddRequest(name, generation.prompt.token_ids, own, settled.selection, grammar, request.client)
             self._outbox.add(message, request.client)
 
-    def _register_pooling(self, request: PoolingRequest, pooling: Pooling) -> None:
+    async def _send_pooling(self, request: PoolingRequest, pooling: Pooling, _: Pace) -> None:
         params = pooling.params
         self._end_at(request.deadline, pooling)
         self._in_flight.add(pooling)
@@ -528,9 +493,3 @@ class EngineClient:
     def _note_quiet(self) -> None:
         if self._draining and not self.is_busy:
             self._quiet.set()
-
-
-def _kind_of_failure(step: SequenceStep) -> type[RequestFailedError]:
-    if step.unavailable:
-        return ProcessorUnavailableError
-    return RequestImpossibleError if step.by_request else RequestFailedError

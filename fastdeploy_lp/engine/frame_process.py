@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES
+from fastdeploy_lp.engine.frames import HEAD_BYTES, framed, size_of
+from fastdeploy_lp.engine.subprocesses import start_whole
 
 # One thread a process: its work is not made of large products.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "FLAGS_paddle_num_threads")
-HEAD_BYTES = 8
 END_SECONDS = 5.0
 
 
 class FrameProcess:
     """One Python module in a process of its own, which ends with this one; lives on one event loop.
 
-    A frame is its length in eight bytes, then its content. The process is in a session of its own, without the keys of
-    clients in its environment.
+    The process is in a separate session, without the keys of clients in its environment.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -37,22 +37,15 @@ class FrameProcess:
         """
         own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
         path = os.pathsep.join(dict.fromkeys(each or os.getcwd() for each in sys.path))
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, *arguments),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL if silent else None,
-                start_new_session=True,
-                env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
-            )
+        process = await start_whole(
+            *(sys.executable, "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL if silent else None,
+            start_new_session=True,
+            env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
         )
-        try:
-            return cls(await asyncio.shield(starting))
-        except asyncio.CancelledError:
-            # One that is cancelled half-way would leave its pipes open.
-            await cls(await starting).end()
-            raise
+        return cls(process)
 
     @property
     def pid(self) -> int:
@@ -78,7 +71,7 @@ class FrameProcess:
         pipe = self._process.stdin
         if pipe is None:
             raise EOFError
-        pipe.write(len(content).to_bytes(HEAD_BYTES, "big") + content)
+        pipe.write(framed(content))
         with contextlib.suppress(ConnectionError):
             await pipe.drain()
 
@@ -87,8 +80,7 @@ class FrameProcess:
         pipe = self._process.stdout
         if pipe is None:
             raise EOFError
-        length = int.from_bytes(await pipe.readexactly(HEAD_BYTES), "big")
-        return await pipe.readexactly(length)
+        return await pipe.readexactly(size_of(await pipe.readexactly(HEAD_BYTES)))
 
     async def end(self) -> int | None:
         """End the process, whatever it does; returns its status."""

@@ -12,10 +12,10 @@ import signal
 import sys
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO
 
 import msgspec
 
+from fastdeploy_lp.engine.frames import read_frame, write_frame
 from fastdeploy_lp.engine.grammar_messages import GrammarProgress, GrammarStart, GrammarTrial
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher
 from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, probe
@@ -24,7 +24,6 @@ from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 # A step of an engine on the same machine comes first.
 NICE = 5
 MEMORY_BYTES = 1 << 30
-HEAD_BYTES = 8
 
 
 def main() -> None:
@@ -35,10 +34,10 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.nice(NICE)
     frames: SimpleQueue[bytes] = SimpleQueue()
-    start = msgspec.msgpack.decode(_frame(sys.stdin.buffer), type=GrammarStart)
+    start = msgspec.msgpack.decode(read_frame(sys.stdin.buffer) or b"", type=GrammarStart)
     threads = GrammarThreads(1, "grammar", start.max_bytes)
     threads.submit(_work, start, frames)
-    while content := _frame(sys.stdin.buffer):
+    while (content := read_frame(sys.stdin.buffer)) is not None:
         frames.put(content)
     os._exit(0)
 
@@ -49,7 +48,7 @@ def _work(start: GrammarStart, frames: SimpleQueue[bytes]) -> None:
         compiler = GrammarCompiler(Path(start.directory), start.vocab_size, start.eos_token_ids, cache_size=1)
         compiler.prepare()
         _limit_memory()
-        _write(sys.stdout.buffer, GrammarProgress())
+        _report(GrammarProgress())
         while True:
             _try(compiler, start, msgspec.msgpack.decode(frames.get(), type=GrammarTrial))
     finally:
@@ -66,7 +65,7 @@ def _try(compiler: GrammarCompiler, start: GrammarStart, trial: GrammarTrial) ->
     except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this grammar's own
         refusal = _reason(error)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    _write(sys.stdout.buffer, GrammarProgress(refusal))
+    _report(GrammarProgress(refusal))
     if matcher is None:
         return
     signal.setitimer(signal.ITIMER_PROF, WALK_SECONDS + MASK_SECONDS)
@@ -75,7 +74,7 @@ def _try(compiler: GrammarCompiler, start: GrammarStart, trial: GrammarTrial) ->
     except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this grammar's own
         refusal = _reason(error)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    _write(sys.stdout.buffer, GrammarProgress(refusal))
+    _report(GrammarProgress(refusal))
 
 
 def _reason(error: BaseException) -> str:
@@ -92,16 +91,8 @@ def _limit_memory() -> None:
         return
 
 
-def _frame(pipe: IO[bytes]) -> bytes:
-    """The next frame; empty when there is none any more."""
-    head = pipe.read(HEAD_BYTES)
-    return pipe.read(int.from_bytes(head, "big")) if len(head) == HEAD_BYTES else b""
-
-
-def _write(pipe: IO[bytes], progress: GrammarProgress) -> None:
-    content = msgspec.msgpack.encode(progress)
-    pipe.write(len(content).to_bytes(HEAD_BYTES, "big") + content)
-    pipe.flush()
+def _report(progress: GrammarProgress) -> None:
+    write_frame(sys.stdout.buffer, msgspec.msgpack.encode(progress))
 
 
 if __name__ == "__main__":

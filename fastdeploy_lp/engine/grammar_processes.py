@@ -15,6 +15,7 @@ from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.frame_process import FrameProcess
 from fastdeploy_lp.engine.grammar_messages import GrammarProgress, GrammarStart, GrammarTrial
 from fastdeploy_lp.engine.lane import Lane, SlowPlaces
+from fastdeploy_lp.engine.process_pool import ProcessPool
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.guided_decoding.probe import too_slow
 
@@ -44,34 +45,21 @@ class GrammarProcesses:
     def __init__(self, model: ModelConfig, bounds: GuidedDecodingConfig, most: int = MAX_WAITING) -> None:
         self._start = GrammarStart(model.directory, model.vocab_size, tuple(model.eos_token_ids), bounds.max_bytes)
         self._timeout = bounds.timeout
-        self._turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
+        turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
         self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES)
-        self._idle: list[FrameProcess] = []
+        self._pool = ProcessPool(self._started, turns, self._slow_places, keep=QUICK_PROCESSES)
 
     async def refusal(self, text: str, client: str) -> str | None:
         """Why the grammar cannot be used, None if it can; raises QueueFullError when there is no room to try it.
 
         A caller that is cancelled gives back its place at once.
         """
-        await self._turns.take(client)
-        lane = Lane(self._turns, self._slow_places)
-        try:
-            process = await self._ready_process()
-            try:
-                refusal = await self._within_bounds(process, text, lane)
-            except BaseException:
-                await process.end()
-                raise
-        finally:
-            lane.leave()
-        if process.runs:
-            self._idle.append(process)
-        return refusal
+        async with self._pool.process(client) as (process, lane):
+            return await self._within_bounds(process, text, lane)
 
     async def close(self) -> None:
         """End the processes that wait for work."""
-        while self._idle:
-            await self._idle.pop().end()
+        await self._pool.close()
 
     async def _within_bounds(self, process: FrameProcess, text: str, lane: Lane) -> str | None:
         trial = asyncio.ensure_future(self._trial(process, text))
@@ -109,11 +97,8 @@ class GrammarProcesses:
         compiled = await _outcome(process, too_long)
         return compiled.refusal if compiled.refusal is not None else (await _outcome(process, too_slow())).refusal
 
-    async def _ready_process(self) -> FrameProcess:
-        """An idle process or a new one; raises QueueFullError if none starts."""
-        self._idle = [each for each in self._idle if each.runs]
-        if self._idle:
-            return self._idle.pop()
+    async def _started(self) -> FrameProcess:
+        """A new process; raises QueueFullError if none starts."""
         process = await FrameProcess.start(MODULE, silent=True)
         try:
             await process.send(msgspec.msgpack.encode(self._start))

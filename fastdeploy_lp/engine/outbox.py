@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fastdeploy_lp.engine.waiting_queue import Message, WaitingQueue
+from fastdeploy_lp.config import SchedulerConfig
+from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, Message, WaitingQueue
 from fastdeploy_lp.messages import SequenceStep
+
+# Sequences after those in the slots, so that one that becomes free is taken in the next step.
+READY_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -135,3 +139,11 @@ class Outbox:
             self._uncomputed_of[client] -= tokens
             if not self._uncomputed_of[client]:
                 del self._uncomputed_of[client]
+
+
+def make_outbox(send: Callable[[Message], None], config: SchedulerConfig, *, fair: bool) -> Outbox:
+    """The outbox of a worker; `fair`: clients take turns."""
+    if not fair:
+        return Outbox(send, ArrivalQueue())
+    slots = config.max_num_seqs
+    return Outbox(send, FairQueue(), slots + -(-slots // READY_SHARE), config.max_num_batched_tokens)

@@ -34,6 +34,11 @@ class PoolingRequest:
     client: str = ""
     deadline: float | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Always one."""
+        return 1
+
 
 class Pooling:
     """What the engine answers once and one caller waits for.

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.subprocesses import start_whole
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
 
@@ -67,24 +68,14 @@ class TemplateSandbox:
 
 
 async def _output_of_process(job: bytes) -> bytes:
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, str(REQUEST_TEMPLATE_SECONDS)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            # Nothing of this process's own environment, which may hold keys.
-            env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
-        )
+    process = await start_whole(
+        *(sys.executable, "-m", MODULE, str(REQUEST_TEMPLATE_SECONDS)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        # Nothing of this process's own environment, which may hold keys.
+        env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
     )
-    try:
-        process = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        # One that is cancelled half-way would leave its pipes open.
-        process = await starting
-        process.kill()
-        await process.communicate()
-        raise
     try:
         output, _ = await asyncio.wait_for(process.communicate(job), PATIENCE * REQUEST_TEMPLATE_SECONDS)
     except asyncio.TimeoutError:

@@ -8,6 +8,9 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.sampling_params import SamplingParams
 
+# Raised by the encoder for values that no message can hold.
+UNSENDABLE = (TypeError, OverflowError, UnicodeEncodeError)
+
 
 class TrialStart(msgspec.Struct):
     """The chain to load.

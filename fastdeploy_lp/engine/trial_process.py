@@ -17,7 +17,8 @@ import msgspec
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
-from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
+from fastdeploy_lp.engine.frames import read_frame, write_frame
+from fastdeploy_lp.engine.trial_messages import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.logits_processor import (
     DeclaredProcessor,
     RequestArgsError,
@@ -51,7 +52,7 @@ class TrialProcess:
             result = Refused(error.path, error.reason)
         try:
             self._reply(result)
-        except TypeError as error:  # a model may read arguments as objects of any class
+        except UNSENDABLE as error:  # a model may read arguments as objects of any class
             self._reply(Refused(None, f"the arguments cannot be sent to the worker as their Params read them: {error}"))
 
     def _entering(self, processor: DeclaredProcessor, path: str | None) -> None:
@@ -59,9 +60,7 @@ class TrialProcess:
             self._reply(Entering(processor.name, path))
 
     def _reply(self, reply: Reply) -> None:
-        content = msgspec.msgpack.encode(reply)
-        self._replies.write(len(content).to_bytes(8, "big") + content)
-        self._replies.flush()
+        write_frame(self._replies, msgspec.msgpack.encode(reply))
 
 
 def main() -> None:
@@ -94,12 +93,12 @@ def _validator(start: TrialStart) -> RequestArgsValidator:
 
 
 def _receive(pipe: IO[bytes], frames: SimpleQueue[bytes]) -> None:
-    """Queue the frames, eight bytes of length before their content, and end the process with the one that sends them.
+    """Queue the frames, and end the process with the one that sends them.
 
     In a thread, so that its end is noticed while a check runs that never returns.
     """
-    while len(head := pipe.read(8)) == 8:
-        frames.put(pipe.read(int.from_bytes(head, "big")))
+    while (content := read_frame(pipe)) is not None:
+        frames.put(content)
     os._exit(0)
 
 

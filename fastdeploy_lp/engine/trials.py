@@ -12,7 +12,8 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.frame_process import FrameProcess
 from fastdeploy_lp.engine.lane import Lane, SlowPlaces
-from fastdeploy_lp.engine.trial_messages import Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
+from fastdeploy_lp.engine.process_pool import ProcessPool
+from fastdeploy_lp.engine.trial_messages import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
@@ -51,9 +52,9 @@ class Trials:
         self._timeout = timeout or None
         self._fd_config = fd_config
         self._declared = list(declared)
-        self._turns = Turns(QUICK_PROCESSES, "a process that checks their arguments", most)
-        self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES_EACH)
-        self._idle: list[FrameProcess] = []
+        turns = Turns(QUICK_PROCESSES, "a process that checks their arguments", most)
+        slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES_EACH)
+        self._pool = ProcessPool(self._started, turns, slow_places, keep=QUICK_PROCESSES)
         self._first: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -62,9 +63,9 @@ class Trials:
             self._first = asyncio.create_task(self._start_first())
 
     async def _start_first(self) -> None:
-        process = await self._started()
-        if process is not None:
-            self._idle.append(process)
+        # A request that finds none says so.
+        with suppress(NotInTimeError):
+            await self._pool.take_back(await self._started())
 
     async def selection(self, params: SamplingParams, authors: Collection[str], client: str = "") -> Selection:
         """The request's choice; `authors`: the processors whose own code may run.
@@ -74,48 +75,38 @@ class Trials:
         """
         try:
             trial = msgspec.msgpack.encode(Trial(params))
-        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        except UNSENDABLE as error:
             raise UnsendableError from error
-        await self._turns.take(client)
-        lane = Lane(self._turns, self._slow_places)
-        try:
-            process = await self._ready_process(authors)
-            try:
-                return await self._checked(process, trial, lane)
-            except RequestArgsError:
-                raise
-            except BaseException:
-                await process.end()
-                raise
-            finally:
-                self._idle.append(process)
-        finally:
-            lane.leave()
+        if self._first is not None:
+            await asyncio.wait([self._first])
+        async with self._pool.process(client) as (process, lane):
+            await process.send(trial)
+            result = await self._result(process, lane, ", ".join(sorted(authors)))
+        if isinstance(result, Refused):
+            raise RequestArgsError(result.path, result.reason)
+        return result.selection
 
     async def close(self) -> None:
         """End the processes."""
         if self._first is not None:
             self._first.cancel()
             await asyncio.wait([self._first])
-        while self._idle:
-            await self._idle.pop().end()
+        await self._pool.close()
 
-    async def _checked(self, process: FrameProcess, trial: bytes, lane: Lane) -> Selection:
-        await process.send(trial)
+    async def _result(self, process: FrameProcess, lane: Lane, authors: str) -> Accepted | Refused:
+        """How the check ends; one that ends its process is refused. `authors`: to be named before code of any runs."""
         entered: Entering | None = None
         while True:
             try:
-                reply = await self._reply_in_time(process, lane, "" if entered is None else entered.processor)
+                reply = await self._reply_in_time(process, lane, authors if entered is None else entered.processor)
             except EOFError:
                 status = await process.status()
                 if entered is None:
                     raise NotInTimeError(f"the process that checks requests ended (status {status})") from None
                 reason = f"it ended the process in which its arguments were tried (status {status})"
-                raise RequestArgsError(entered.path, f"{entered.processor}: {reason}") from None
-            if isinstance(reply, Accepted):
-                return reply.selection
-            if isinstance(reply, Refused):
-                raise RequestArgsError(reply.path, reply.reason)
+                return Refused(entered.path, f"{entered.processor}: {reason}")
+            if isinstance(reply, Accepted | Refused):
+                return reply
             entered = reply if isinstance(reply, Entering) else entered
 
     async def _reply_in_time(self, process: FrameProcess, lane: Lane, processor: str) -> Reply:
@@ -136,28 +127,20 @@ class Trials:
                 with suppress(asyncio.CancelledError, EOFError):
                     await reply
 
-    async def _ready_process(self, authors: Collection[str]) -> FrameProcess:
-        """An idle process, or a new one: what an earlier check left behind may have ended one meanwhile."""
-        if self._first is not None:
-            await asyncio.wait([self._first])
-        self._idle = [each for each in self._idle if each.runs]
-        process = self._idle.pop() if self._idle else await self._started()
-        if process is None:
-            raise NotInTimeError(f"logits processors {_listed(authors)}: no process starts that checks requests")
-        return process
-
-    async def _started(self) -> FrameProcess | None:
-        """A new process; None if it ends or takes too long before it is ready."""
-        process, ready = await FrameProcess.start(MODULE), False
+    async def _started(self) -> FrameProcess:
+        """A new process; raises NotInTimeError if it ends or takes too long before it is ready."""
+        process = await FrameProcess.start(MODULE)
         try:
             await process.send(msgspec.msgpack.encode(self._chain()))
-            ready = isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready)
+            if isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready):
+                return process
         except (EOFError, asyncio.TimeoutError):
             pass
-        finally:
-            if not ready:
-                await process.end()
-        return process if ready else None
+        except BaseException:
+            await process.end()
+            raise
+        await process.end()
+        raise NotInTimeError("no process starts that checks requests by the code of logits processors")
 
     def _chain(self) -> TrialStart:
         return TrialStart(
@@ -172,7 +155,3 @@ async def _reply(process: FrameProcess) -> Reply:
     """The next message of the process; raises EOFError if it has ended."""
     reply: Reply = msgspec.msgpack.decode(await process.receive(), type=Reply)
     return reply
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(sorted(names))

@@ -51,8 +51,8 @@ class FlatArgsReader:
         self._bias_takers = [processor for processor in self._seeing if _knows(processor, BIAS)]
         self._context = context
 
-    def read(self, params: SamplingParams, entering: Entering) -> FlatArgs:
-        """Arguments of all flat fields together, their types settled; raises RequestArgsError."""
+    def read(self, params: SamplingParams) -> FlatArgs:
+        """Arguments of all flat fields together, as they were sent; raises RequestArgsError."""
         args = FlatArgs()
         bias = {BIAS: params.logit_bias} if params.logit_bias else {}
         for source, given in ((FLAT, params.logits_processors_args), (EXTRA, params.extra_args), (None, bias)):
@@ -68,7 +68,6 @@ class FlatArgsReader:
                     raise RequestArgsError(".".join(path), self._unknown())
                 require_sendable(value, ".".join(path))
                 args.values[name], args.paths[name] = value, path
-        args.values = self._settled(args, entering)
         return args
 
     def hidden(self, args: FlatArgs) -> dict[str, tuple[str, ...]]:
@@ -88,7 +87,8 @@ class FlatArgsReader:
             hidden |= {each.name: (BIAS,) for each in others if each is not next(iter(in_chain), None)}
         return hidden
 
-    def _settled(self, args: FlatArgs, entering: Entering) -> dict[str, Any]:
+    def settled(self, args: FlatArgs, entering: Entering) -> dict[str, Any]:
+        """The arguments as the `Params` of their processors read them; raises RequestArgsError."""
         settled = dict(args.values)
         for processor in self._seeing:
             own = {name: value for name, value in args.values.items() if name in processor.argument_names}

@@ -69,10 +69,10 @@ class RequestArgsValidator:
         Values that cannot be sent to another process are refused before any author's code runs.
         """
         chosen = params.logits_processors
-        flat = self._flat.read(params, entering)
+        flat = self._flat.read(params)
         entries = named_entries(chosen or {})
         if chosen is None:
-            selection = Selection(flat=flat.values, hidden=self._flat.hidden(flat))
+            selection = Selection(flat=self._flat.settled(flat, entering), hidden=self._flat.hidden(flat))
         elif flat.values:
             reason = f"cannot stand beside {NAMED}; give every processor its own params there"
             raise RequestArgsError(flat.fields[0], reason)

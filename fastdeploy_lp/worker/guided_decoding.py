@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,9 @@ class _Compilation:
         return self._compiled.done()
 
     def fail(self, error: BaseException) -> None:
-        self._compiled.set_exception(error)
+        # It may have just been compiled.
+        with suppress(InvalidStateError):
+            self._compiled.set_exception(error)
 
 
 class GuidedDecoding(LogitsMask):

@@ -39,11 +39,12 @@ class FairPromptBudget:
             left = (sequence.num_tokens - sequence.num_computed) * sequence.prompt_token_cost
             wanted[sequence.client] = wanted.get(sequence.client, 0) + left
         self._by_client = dict.fromkeys(wanted, 0)
-        for oldest in wanted:
-            # Without a token of its own it might wait for ever where there are more clients than tokens.
-            first = min(tokens, 1)
-            self._by_client[oldest], wanted[oldest], tokens = first, wanted[oldest] - first, tokens - first
-            break
+        if wanted and tokens > 0:
+            # Without a token the oldest might wait for ever where there are more clients than tokens.
+            oldest = next(iter(wanted))
+            self._by_client[oldest] += 1
+            wanted[oldest] -= 1
+            tokens -= 1
         for place, client in enumerate(sorted(wanted, key=wanted.__getitem__)):
             share = min(wanted[client], tokens // (len(wanted) - place))
             self._by_client[client] += share

@@ -116,7 +116,7 @@ async def closing(model: ModelConfig, most: int = 64) -> AsyncIterator[GrammarCh
 @contextmanager
 def turns_taken(checker: GrammarChecker) -> Iterator[None]:
     """No further trial begins."""
-    turns = checker._processes._turns
+    turns = checker._processes._pool._turns
     free, turns._free = turns._free, 0
     yield
     for _ in range(free):
@@ -174,7 +174,7 @@ def test_no_more_wait_than_have_room(model: ModelConfig) -> None:
 def test_one_that_nobody_waits_for_any_more_leaves_the_queue(model: ModelConfig) -> None:
     async def run() -> None:
         async with closing(model) as checker:
-            turns = checker._processes._turns
+            turns = checker._processes._pool._turns
             with turns_taken(checker):
                 first, second = (asyncio.create_task(checker.check(QUICK)) for _ in range(2))
                 await asyncio.wait({first}, timeout=0.05)
@@ -195,7 +195,7 @@ def test_one_that_is_abandoned_while_it_compiles_ends_its_process(model: ModelCo
     async def run() -> None:
         async with closing(model) as checker:
             await checker.check(QUICK)
-            (process,) = checker._processes._idle
+            (process,) = checker._processes._pool.idle
             abandoned = asyncio.create_task(checker.check(Grammar(endless(), FIELD)))
             await asyncio.wait({abandoned}, timeout=0.05)
             abandoned.cancel()
@@ -211,7 +211,7 @@ def test_requests_with_one_grammar_share_a_trial(model: ModelConfig) -> None:
             with turns_taken(checker):
                 checks = [asyncio.create_task(checker.check(QUICK)) for _ in range(8)]
                 await asyncio.wait(checks, timeout=0.05)
-                assert checker._processes._turns.num_waiting == 1
+                assert checker._processes._pool._turns.num_waiting == 1
             await asyncio.gather(*checks)
             with turns_taken(checker):
                 await checker.check(QUICK)

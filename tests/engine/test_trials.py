@@ -81,8 +81,8 @@ def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
             *errors, harmless = await asyncio.gather(*hanging, refusal(made))
             assert all(isinstance(error, NotInTimeError) for error in errors)
             assert "deadly" in str(errors[0])
-            assert harmless is None or isinstance(harmless, NotInTimeError)
-            assert await refusal(made) is None
+            # It waits for a turn, which hanging ones leave, and needs a process of its own.
+            assert harmless is None
 
     run(scenario)
 
@@ -124,7 +124,7 @@ def test_a_process_that_ended_between_requests_is_replaced() -> None:
     async def scenario() -> None:
         async with trials() as made:
             assert await refusal(made) is None
-            (process,) = made._idle
+            (process,) = made._pool.idle
             os.kill(process.pid, 9)
             await process.status()
             assert await refusal(made) is None
@@ -147,9 +147,9 @@ def test_a_process_is_there_before_the_first_request() -> None:
             made.start()
             assert made._first is not None
             await made._first
-            (first,) = made._idle
+            (first,) = made._pool.idle
             assert await refusal(made) is None
-            assert made._idle == [first]
+            assert made._pool.idle == (first,)
 
     run(scenario)
 

@@ -338,3 +338,28 @@ def test_openais_logit_bias_needs_a_processor_that_takes_it() -> None:
 class ReadsLogitBias(Plain):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         self.biases = [args.get("logit_bias") for args in share_inputs["logits_processors_args"]]
+
+
+def test_no_code_of_a_processor_runs_that_a_request_has_not_named() -> None:
+    """Flat arguments beside names are refused before a model reads them: who may run is told by the names alone."""
+    ran: list[str] = []
+
+    class NotedParams(BaseModel):
+        x: int
+
+        @model_validator(mode="after")
+        def note(self) -> NotedParams:
+            ran.append("Params")
+            return self
+
+    class Noted(Plain):
+        Params = NotedParams
+
+    checks = validator(*LOGIT_BIAS, *declare(Noted))
+    both = {"logits_processors": {"LogitBiasLogitsProcessor": {}}, "logits_processors_args": {"x": 1}}
+    assert checks.authors_of(SamplingParams(**both)) == frozenset()
+    assert named_refusal(checks, **both).path == "logits_processors_args"
+    assert ran == []
+    assert checks.authors_of(SamplingParams(logits_processors_args={"x": 1})) == {"Noted"}
+    checks.validate(SamplingParams(logits_processors_args={"x": 1}))
+    assert ran == ["Params"]

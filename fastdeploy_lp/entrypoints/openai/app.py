@@ -18,7 +18,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
-from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
+from fastdeploy_lp.entrypoints.openai.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
@@ -43,7 +43,7 @@ from fastdeploy_lp.version import __version__
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
     """The application, with all that a request passes before a route; until the engine has started it says so."""
     in_flight = RequestsInFlight()
-    turns = Turns()
+    turns = EncodingTurns()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))
     body_route = bounded_route(engine, takes_room=True, all_errors=args.allow_extra_fields)
     if args.allow_extra_fields:
@@ -74,7 +74,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
 
 
 def _completion_routes(
-    engine: Engine, route_class: type[APIRoute], in_flight: RequestsInFlight, turns: Turns, watch: StreamWatch
+    engine: Engine, route_class: type[APIRoute], in_flight: RequestsInFlight, turns: EncodingTurns, watch: StreamWatch
 ) -> APIRouter:
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, 503), route_class=route_class)
     chat, completion = ServingChat(engine), ServingCompletion(engine)

@@ -38,7 +38,7 @@ class Parts:
         return b"".join(part)
 
 
-class Turns:
+class EncodingTurns:
     """Lets one long answer at a time encode its next part, and leaves the loop to others for as long as that took.
 
     In place of threads: a thread that encodes keeps the interpreter's lock for 5 ms at a time, as often as the loop
@@ -65,7 +65,7 @@ class PiecedAnswer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: Pieces, name: str, turns: Turns, watch: StreamWatch) -> None:
+    def __init__(self, body: Pieces, name: str, turns: EncodingTurns, watch: StreamWatch) -> None:
         self.status_code = 200
         self.background = None
         self.blocked_since: float | None = None

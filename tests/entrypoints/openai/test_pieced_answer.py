@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.types import Message
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
-from fastdeploy_lp.entrypoints.openai.pieced_answer import TURN_BYTES, PiecedAnswer, Turns
+from fastdeploy_lp.entrypoints.openai.pieced_answer import TURN_BYTES, EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
 
 ROWS = 40
@@ -66,7 +66,7 @@ def long_body(made: list[int]) -> PiecedObject:
     return PiecedObject(Body(id="a"), {"rows": array(rows())})
 
 
-async def answer(body: Pieces, client: Client, turns: Turns) -> None:
+async def answer(body: Pieces, client: Client, turns: EncodingTurns) -> None:
     watch = StreamWatch(0.0, 1, stalled_streams(CollectorRegistry()))
     await PiecedAnswer(body, "name", turns, watch)({"type": "http"}, client.receive, client.send)
 
@@ -81,7 +81,7 @@ def test_objects_and_arrays_in_pieces_are_json() -> None:
 def test_a_short_answer_is_sent_whole_with_its_length() -> None:
     async def exchange() -> Client:
         client = Client("c", [])
-        await answer(PiecedObject(Body(id="a")), client, Turns())
+        await answer(PiecedObject(Body(id="a")), client, EncodingTurns())
         return client
 
     client = asyncio.run(exchange())
@@ -93,7 +93,7 @@ def test_a_short_answer_is_sent_whole_with_its_length() -> None:
 def test_a_long_answer_is_encoded_as_its_client_reads_while_others_run() -> None:
     async def exchange() -> None:
         made: list[int] = []
-        client, other, turns = Client("slow", []), Client("other", []), Turns()
+        client, other, turns = Client("slow", []), Client("other", []), EncodingTurns()
         client.gate.clear()
         slow = asyncio.ensure_future(answer(long_body(made), client, turns))
         # While the first client reads nothing, the second gets its whole answer.
@@ -113,7 +113,7 @@ def test_a_long_answer_is_encoded_as_its_client_reads_while_others_run() -> None
 def test_long_answers_take_turns() -> None:
     async def exchange() -> list[str]:
         progress: list[str] = []
-        turns = Turns()
+        turns = EncodingTurns()
         await asyncio.gather(*(answer(long_body([]), Client(name, progress), turns) for name in "ab"))
         return progress
 

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
-from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
+from fastdeploy_lp.entrypoints.openai.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
@@ -20,7 +20,7 @@ from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 
 
 def embedding_routes(
-    engine: Engine, turns: Turns, watch: StreamWatch, route_class: type[APIRoute] = APIRoute
+    engine: Engine, turns: EncodingTurns, watch: StreamWatch, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
     """Prompts to vectors."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)

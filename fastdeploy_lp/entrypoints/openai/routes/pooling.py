@@ -14,7 +14,7 @@ from fastdeploy_lp.entrypoints.openai.disconnect import (
     unless_disconnected,
 )
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
-from fastdeploy_lp.entrypoints.openai.pieced_answer import PiecedAnswer, Turns
+from fastdeploy_lp.entrypoints.openai.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.protocol.pooling import IOProcessorResponse, PoolingBody, PoolingResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.failures import failures
@@ -28,7 +28,7 @@ def pooling_routes(
     engine: Engine,
     io_processor: NamedIOProcessor | None,
     in_flight: RequestsInFlight,
-    turns: Turns,
+    turns: EncodingTurns,
     watch: StreamWatch,
     route_class: type[APIRoute] = APIRoute,
 ) -> APIRouter:

@@ -15,6 +15,7 @@ from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prompt_text import CHARACTERS_A_TOKEN, require_unicode
+from fastdeploy_lp.engine.tokenizer import UnencodableTextError
 from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     DetokenizeRequest,
@@ -79,7 +80,10 @@ class Tokenization:
         require_unicode(text, param)
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
         tokenizer = self._engine.tokenizer
-        tokens = tokenizer.encode(text, add_special_tokens=special)
+        try:
+            tokens = tokenizer.encode(text, add_special_tokens=special)
+        except UnencodableTextError as error:
+            raise InvalidRequestError(param, str(error)) from None
         strings = map(tokenizer.token_text, tokens) if body.return_token_strs else None
         answer = TokenizeResponse(count=len(tokens), max_model_len=self._context, tokens=[])
         head = answer.model_dump_json(exclude={"tokens", "token_strs"})[:-1]

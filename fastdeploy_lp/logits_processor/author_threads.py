@@ -180,12 +180,22 @@ class AuthorThreads:
         while True:
             with self._lock:
                 late = [each for lane in self._lanes.values() for each in self._overdue(lane)]
-                if not late:
-                    deadlines = [p.deadline for lane in self._lanes.values() for p in (*lane.running, *lane.queue)]
-                    self._watch.wait(max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None)
+                if not late and not self._wait_for_deadline():
+                    self._watcher = None
+                    return
             for pending, error in late:
                 logger.error("%s", error)
                 pending.done(Outcome(error=error))
+
+    def _wait_for_deadline(self) -> bool:
+        """Wait until a call is due or a new one comes; False if there has been none for long."""
+        deadlines = [p.deadline for lane in self._lanes.values() for p in (*lane.running, *lane.queue)]
+        if not deadlines:
+            return self._watch.wait_for(
+                lambda: any(lane.queue or lane.running for lane in self._lanes.values()), IDLE_SECONDS
+            )
+        self._watch.wait(max(min(deadlines) - time.monotonic(), 0.0))
+        return True
 
     def _overdue(self, lane: _Lane) -> list[tuple[PendingCall, NotInTimeError]]:
         """Take the late calls out of the lane, each with its error."""

@@ -60,6 +60,7 @@ class GuidedRow:
         """Compute the mask."""
         bits = self.bits
         if self.error is not None or self._matcher is None:
+            self.ready = True
             return
         try:
             self._matcher.fill(bits)

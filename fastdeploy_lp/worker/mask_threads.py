@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from fastdeploy_lp.guided_decoding.compiler import GrammarError
@@ -18,7 +18,12 @@ SLOW_SECONDS = 0.02
 """Processor time after which a call goes on at a lower priority, in a thread that serves nothing else."""
 
 SLOW_NICE = 10
+"""Its priority. A thread that returns from its call takes the interpreter's lock, and all threads of the process wait
+while it holds the lock and waits for a processor. Beside two busy processes they wait 43 ms at most at this priority,
+99 ms at 15 and 1.2 s at SCHED_IDLE."""
+
 WATCH_SECONDS = 0.02
+IDLE_SECONDS = 10.0
 MAX_LOST = 8
 MAX_LOST_OF_CLIENT = 2
 """Calls that run beyond their limit; a client with so many may begin no further grammar."""
@@ -46,7 +51,7 @@ class MaskThreads:
     """Makes calls in threads, of which a slow one takes no thread of the others.
 
     The library cannot be interrupted. A watched call that takes more than `limit` seconds of processor time fails; its
-    thread runs on, only while the machine has nothing else to do. Threads start when there is something to do.
+    thread runs on. Threads start when there is something to do, and end when there has been nothing for a while.
 
     given_up: called after a call has failed in this way, from any thread.
     """
@@ -60,8 +65,8 @@ class MaskThreads:
         self._lock = threading.Condition()
         # Each with the job that it runs.
         self._threads: dict[threading.Thread, Callable[[], None] | None] = {}
-        # Each with the processor time of its thread when the watch began, None before its call has.
-        self._watched: dict[Work, float | None] = {}
+        # Each with the thread of its call and that thread's processor time when the watch of the call began.
+        self._watched: dict[Work, tuple[threading.Thread, float] | None] = {}
         self._watcher: threading.Thread | None = None
         self._lost: dict[threading.Thread, str] = {}
 
@@ -76,7 +81,7 @@ class MaskThreads:
                 # Where the system has room for no further thread, those that run take the job.
                 with suppress(RuntimeError) if self._threads else nullcontext():
                     self._start()
-        self._jobs.put(job)
+            self._jobs.put(job)
 
     def run(self, work: Work, call: Callable[[], None]) -> bool:
         """Make a call in this thread; False if the thread is to leave what is left of its job to another one."""
@@ -108,10 +113,7 @@ class MaskThreads:
 
     def _serve(self) -> None:
         thread = threading.current_thread()
-        while True:
-            job = self._jobs.get()
-            with self._lock:
-                self._threads[thread] = job
+        while (job := self._next(thread)) is not None:
             job()
             with self._lock:
                 self._lost.pop(thread, None)
@@ -119,11 +121,26 @@ class MaskThreads:
                     return
                 self._threads[thread] = None
 
+    def _next(self, thread: threading.Thread) -> Callable[[], None] | None:
+        """The next job, which the thread runs from now on; None if the thread is to end."""
+        with suppress(Empty):
+            job = self._jobs.get(timeout=IDLE_SECONDS)
+            with self._lock:
+                self._threads[thread] = job
+            return job
+        with self._lock:
+            # A job that was put in the meantime counts on this thread.
+            if self._jobs.empty():
+                del self._threads[thread]
+                return None
+        return self._next(thread)
+
     def _watch(self) -> None:
         while True:
             with self._lock:
-                while not self._watched:
-                    self._lock.wait()
+                if not self._lock.wait_for(lambda: self._watched, IDLE_SECONDS):
+                    self._watcher = None
+                    return
                 lost = [work for work in list(self._watched) if self._is_lost(work)]
             for work in lost:
                 reason = f"a call takes more than {self._limit:g} seconds; make the grammar less ambiguous"
@@ -134,23 +151,23 @@ class MaskThreads:
 
     def _is_lost(self, work: Work) -> bool:
         """Look at a watched call, which is slow if it has taken some time, and lost if it has taken too much."""
-        thread, began = work.working, self._watched[work]
+        thread, seen = work.working, self._watched[work]
         if work.ready:
             del self._watched[work]
         if work.ready or thread is None:
             return False
         used = _cpu_seconds(thread)
-        if began is None:
-            self._watched[work] = used
+        if seen is None or seen[0] is not thread:
+            self._watched[work] = (thread, used)
             return False
-        if used - began > SLOW_SECONDS and thread in self._threads:
+        used -= seen[1]
+        if used > SLOW_SECONDS and thread in self._threads:
             work.slow = True
             self._replace(thread)
-        if used - began <= self._limit:
+        if used <= self._limit:
             return False
         del self._watched[work]
         self._lost[thread] = work.client
-        _idle(thread)
         return True
 
     def _replace(self, thread: threading.Thread) -> None:
@@ -174,10 +191,3 @@ def _lower(thread: threading.Thread) -> None:
     if sys.platform == "linux" and thread.native_id is not None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread.native_id, SLOW_NICE)
-
-
-def _idle(thread: threading.Thread) -> None:
-    """Let the thread have what no other one wants."""
-    if sys.platform == "linux" and thread.native_id is not None:
-        with suppress(OSError):
-            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_lp.logits_processor import author_threads
 from fastdeploy_lp.logits_processor.author_threads import MAX_LOST, AuthorCall, AuthorThreads, NotInTimeError, Outcome
 
 TIMEOUT = 0.05
@@ -111,3 +112,14 @@ def test_a_call_that_is_cancelled_before_it_begins_never_runs(held: threading.Ev
     for each in [*running, queued[0], queued[2]]:
         each.outcome()
     assert sorted(ran) == [0, 2]
+
+
+def test_threads_end_that_have_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(author_threads, "IDLE_SECONDS", 0.05)
+    before = set(threading.enumerate())
+    threads = AuthorThreads(TIMEOUT)
+    assert Asked(threads, lambda: 1).outcome().value == 1
+    for started in set(threading.enumerate()) - before:
+        started.join(FAR)
+        assert not started.is_alive()
+    assert Asked(threads, lambda: 2).outcome().value == 2

@@ -126,6 +126,17 @@ def test_a_body_is_read_whole(framing: bytes) -> None:
     assert asyncio.run(run()).endswith(b"3")
 
 
+def test_a_chunk_beyond_the_bound_makes_no_body_give_way() -> None:
+    """It may have more bytes than all bodies may: 413 for its own size, and not 503 for want of room."""
+    chunked = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def run() -> bytes:
+        async with serving(application()) as port:
+            return await exchange(port, chunked + b"7d0\r\n" + b"a" * 2000 + b"\r\n0\r\n\r\n")
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 413 ")
+
+
 def test_the_client_that_has_most_loses_its_largest() -> None:
     bodies = BodiesInFlight(100, lambda _: None)
     small, large, other = bodies.begin("one"), bodies.begin("one"), bodies.begin("other")

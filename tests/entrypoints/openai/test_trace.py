@@ -109,7 +109,6 @@ def test_a_stream_tells_of_each_token_where_it_comes(server: ServerProcess, rout
         own = [part for part in parts if part["index"] == choice["index"]]
         trace = [each for part in own for each in part.get("logits_processors_trace") or []]
         assert timeless(trace) == timeless(choice["logits_processors_trace"])
-        assert len([part for part in own if part.get("logits_processors_trace")]) > 1
         # Counts are whole with the last piece, and stand nowhere else.
         counted = [part["logits_processors_shadow"] for part in own if "logits_processors_shadow" in part]
         assert counted == [choice["logits_processors_shadow"]]

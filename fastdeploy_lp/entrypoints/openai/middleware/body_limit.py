@@ -88,9 +88,10 @@ class BodyLimitMiddleware:
                 if message["type"] != "http.request":
                     return message
                 pieces.append(message.get("body", b""))
-                body.grow(len(pieces[-1]))
-                if body.size > self._max_bytes:
+                # Before it counts: a body that is too large makes no other one give way.
+                if body.size + len(pieces[-1]) > self._max_bytes:
                     raise HTTPException(CONTENT_TOO_LARGE, self._reason)
+                body.grow(len(pieces[-1]))
                 if body.gave_way:
                     return {"type": "http.disconnect"}
                 if not message.get("more_body", False):

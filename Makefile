@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
+# Tests start hundreds of processes, each of which would compile every file that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help serve test test-long test-clients test-ray test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'

@@ -112,8 +112,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; True keeps the connection until its requests are answered."""
-        # A client that leaves in the middle of an answer is gone: its slot is free at once.
-        answered = self.cycle is None or self.cycle.response_started
+        answered = self.cycle is None or self.cycle.response_complete
         # TLS has no half-closed connections.
         if answered or self.cycle.more_body or self._refused or self.scheme == "https":
             return False
@@ -121,8 +120,8 @@ class Connection(HttpToolsProtocol):
         self._half_closed = HalfClosed(self.transport, self.loop)
         if not self._half_closed.can_tell:
             return False
-        # With more than one request unanswered, the first may be in the middle of its answer.
-        provoke = not self.pipeline and self.scope["http_version"] != "1.0"
+        # In the middle of an answer, its next bytes provoke as well; of several requests, the first may be there.
+        provoke = not (self.pipeline or self.cycle.response_started) and self.scope["http_version"] != "1.0"
         self._half_closed.watch(provoke=provoke, on_gone=self.drop)
         return True
 

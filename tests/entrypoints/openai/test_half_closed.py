@@ -39,6 +39,25 @@ def test_who_sends_no_more_is_answered(server: ServerProcess, stream: str) -> No
     assert b'"finish_reason":"length"' in received
 
 
+def test_who_sends_no_more_in_the_middle_of_a_stream_gets_the_rest(server: ServerProcess) -> None:
+    sent = request('{"prompt": "the", "max_tokens": 300, "ignore_eos": true, "stream": true}')
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        received = connection.recv(1 << 16)
+        connection.shutdown(socket.SHUT_WR)
+        received += b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b'"finish_reason":"length"' in received
+
+
+def test_who_is_gone_in_the_middle_of_a_stream_frees_its_slot(server: ServerProcess) -> None:
+    before = metric(server, "request_aborted_total")
+    sent = request('{"prompt": "the", "max_tokens": 30000, "ignore_eos": true, "stream": true}')
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1 << 16)
+    wait_until(lambda: metric(server, "request_aborted_total") == before + 1, 30)
+
+
 @pytest.mark.parametrize("stream", ["false", "true"])
 def test_who_is_gone_frees_its_slot(server: ServerProcess, stream: str) -> None:
     before = metric(server, "request_aborted_total")

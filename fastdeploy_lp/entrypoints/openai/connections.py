@@ -14,7 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds, client_of
-from fastdeploy_lp.entrypoints.openai.half_closed import HalfClosed
+from fastdeploy_lp.entrypoints.openai.half_closed import INTERIM, LEADING_ZERO, HalfClosed
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.entrypoints.openai.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.openai.request_head import RefusedRequestError, RequestHead
@@ -120,10 +120,15 @@ class Connection(HttpToolsProtocol):
         self._half_closed = HalfClosed(self.transport, self.loop)
         if not self._half_closed.can_tell:
             return False
-        # In the middle of an answer, its next bytes provoke as well; of several requests, the first may be there.
-        provoke = not (self.pipeline or self.cycle.response_started) and self.scope["http_version"] != "1.0"
-        self._half_closed.watch(provoke=provoke, on_gone=self.drop)
+        self._half_closed.watch(provoke=self._bytes_without_meaning(), on_gone=self.drop)
         return True
+
+    def _bytes_without_meaning(self) -> bytes:
+        if self.cycle.response_started:
+            # An answer of a known length is there as soon as its head.
+            return LEADING_ZERO if self.cycle.chunked_encoding else b""
+        # Of several requests, the first may be there.
+        return b"" if self.pipeline or self.scope["http_version"] == "1.0" else INTERIM
 
     def on_message_begin(self) -> None:
         """A request begins."""

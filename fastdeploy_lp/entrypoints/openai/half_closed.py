@@ -13,6 +13,8 @@ LOOKS = (0.005, 0.02, 0.1, 0.5, 2.0)
 TCP_CLOSE = 7
 # An answer that every client of HTTP 1.1 has to expect any number of times before its own.
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Between two chunks of an answer: a leading zero of the size of the next, of which RFC 9112 permits any number.
+LEADING_ZERO = b"0"
 
 
 class HalfClosed:
@@ -28,10 +30,9 @@ class HalfClosed:
         """Whether this system says what state a connection is in."""
         return hasattr(socket, "TCP_INFO") and self._state() is not None
 
-    def watch(self, *, provoke: bool, on_gone: Callable[[], None]) -> None:
-        """Call `on_gone` when the client turns out to be gone; `provoke`: by an interim answer, before any other."""
-        if provoke:
-            self._transport.write(INTERIM)
+    def watch(self, *, provoke: bytes, on_gone: Callable[[], None]) -> None:
+        """Send `provoke`, which means nothing to a client that reads; call `on_gone` if it is answered by a reset."""
+        self._transport.write(provoke)
         self._plan(LOOKS, on_gone)
 
     def cancel(self) -> None:

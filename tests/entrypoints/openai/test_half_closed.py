@@ -92,6 +92,40 @@ def test_the_answer_may_take_any_time(version: str) -> None:
     assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 " if version == "1.1" else b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "reads"])
+def test_an_answer_that_has_begun_and_does_not_go_on(gone: bool) -> None:
+    """As that of a stream whose request waits for a slot: no bytes of its own would tell who is gone."""
+    left, ended = asyncio.Event(), asyncio.Event()
+
+    async def begins(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        waits = [asyncio.ensure_future(ended.wait()), asyncio.ensure_future(receive())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if waits[1].done():
+            left.set()
+        else:
+            await send({"type": "http.response.body", "body": b"second"})
+
+    async def run() -> None:
+        async with serving(begins) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            await reader.readuntil(b"first\r\n")
+            if gone:
+                writer.close()
+                await asyncio.wait_for(left.wait(), 30)
+                return
+            writer.write_eof()
+            assert await reader.readexactly(1) == b"0"
+            ended.set()
+            assert await reader.read() == b"6\r\nsecond\r\n0\r\n\r\n"
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_half_a_request_is_none() -> None:
     async def never(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("called")

@@ -37,6 +37,11 @@ def status_mb(pid: int) -> dict[str, float]:
     return sizes
 
 
+def proportional_mb(pid: int) -> float:
+    """A process's resident memory in MB, its share of pages that others map too; raises OSError when it has ended."""
+    return parse_status(Path(f"/proc/{pid}/smaps_rollup").read_text())["Pss"]
+
+
 def parse_status(text: str) -> dict[str, float]:
     """The lines of a status file that give a size in kB (which means KiB), in MB."""
     pairs = (line.split() for line in text.splitlines())

@@ -21,8 +21,6 @@ from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError
 from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, probe
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
-# A step of an engine on the same machine comes first.
-NICE = 5
 MEMORY_BYTES = 1 << 30
 
 
@@ -32,7 +30,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The timers of trials end the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    os.nice(NICE)
     frames: SimpleQueue[bytes] = SimpleQueue()
     start = msgspec.msgpack.decode(read_frame(sys.stdin.buffer) or b"", type=GrammarStart)
     threads = GrammarThreads(1, "grammar", start.max_bytes)

@@ -25,7 +25,9 @@ QUICK_PROCESSES = 2
 SLOW_PROCESSES = 2
 # A trial that takes more processor time leaves its turn to others.
 QUICK_SECONDS = 0.1
-SLOW_NICE = 19
+# A step of an engine on the same machine comes first.
+NICENESS = 5
+SLOW_NICENESS = 19
 # To start Python and to read a large vocabulary on a busy machine.
 START_SECONDS = 120.0
 # The timeout is processor time; seconds on the clock may be as many times more before the machine is too busy.
@@ -47,7 +49,7 @@ class GrammarProcesses:
         self._timeout = bounds.timeout
         turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
         self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES)
-        self._pool = ProcessPool(self._started, turns, self._slow_places, keep=QUICK_PROCESSES)
+        self._pool = ProcessPool(self._started, turns, self._slow_places)
 
     async def refusal(self, text: str, client: str) -> str | None:
         """Why the grammar cannot be used, None if it can; raises QueueFullError when there is no room to try it.
@@ -89,7 +91,7 @@ class GrammarProcesses:
             )
         # It may have just ended.
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICE)
+            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICENESS)
 
     async def _trial(self, process: FrameProcess, text: str) -> str | None:
         await process.send(msgspec.msgpack.encode(GrammarTrial(text, self._timeout)))
@@ -99,7 +101,7 @@ class GrammarProcesses:
 
     async def _started(self) -> FrameProcess:
         """A new process; raises QueueFullError if none starts."""
-        process = await FrameProcess.start(MODULE, silent=True)
+        process = await FrameProcess.start(MODULE, niceness=NICENESS, silent=True)
         try:
             await process.send(msgspec.msgpack.encode(self._start))
             await asyncio.wait_for(_progress(process), START_SECONDS)

@@ -29,9 +29,6 @@ from fastdeploy_lp.logits_processor import (
 )
 from fastdeploy_lp.plugins import load_general_plugins
 
-# Steps of the worker come first where there are fewer cores than processes.
-NICENESS = 10
-
 
 class TrialProcess:
     """Answers trials one after the other; `replies` is where they go."""
@@ -67,7 +64,6 @@ def main() -> None:
     """One `TrialStart`, then the replies to each `Trial`, until the other end closes the pipe."""
     # Ctrl-C in a terminal reaches this process, too; the API process decides about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
     # Prints of processors go to the log, and not between replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

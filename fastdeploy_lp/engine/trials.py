@@ -22,13 +22,15 @@ from fastdeploy_lp.sampling_params import SamplingParams
 MODULE = "fastdeploy_lp.engine.trial_process"
 # To import what the processors need, such as torch on a busy machine.
 START_SECONDS = 120.0
-# Requests whose check has just begun, at a time. Each process but the first starts when a request needs it, and stays.
-QUICK_PROCESSES = 2
+# Requests whose check has just begun, at a time: one process, which has imported all that the processors need.
+QUICK_PROCESSES = 1
 # Requests whose check takes long, in all and by the processor whose code it is.
 SLOW_PROCESSES = 6
 SLOW_PROCESSES_EACH = 3
 # A call that takes longer leaves its turn to others.
-QUICK_SECONDS = 0.5
+QUICK_SECONDS = 0.25
+# Steps of the worker come first where there are fewer cores than processes.
+NICENESS = 10
 
 
 class UnsendableError(TypeError):
@@ -39,8 +41,8 @@ class Trials:
     """Checks requests whose check runs the code of processors' authors; lives on one loop.
 
     A check that ends its process, or has one call that takes longer than `timeout` seconds (0 for no limit), concerns
-    its own request; the next one has another process. Two checks begin at a time, clients in turns. One that takes long
-    continues beside them; when there are several of them already it is given up, so that slow code of one processor
+    its own request; the next one has another process. One check begins at a time, clients in turns. One that takes long
+    continues beside it; when there are several of them already it is given up, so that slow code of one processor
     holds up no request without it.
 
     most: requests that may wait for a turn.
@@ -54,7 +56,7 @@ class Trials:
         self._declared = list(declared)
         turns = Turns(QUICK_PROCESSES, "a process that checks their arguments", most)
         slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES_EACH)
-        self._pool = ProcessPool(self._started, turns, slow_places, keep=QUICK_PROCESSES)
+        self._pool = ProcessPool(self._started, turns, slow_places)
         self._first: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -65,7 +67,7 @@ class Trials:
     async def _start_first(self) -> None:
         # A request that finds none says so.
         with suppress(NotInTimeError):
-            await self._pool.take_back(await self._started())
+            self._pool.take_back(await self._started())
 
     async def selection(self, params: SamplingParams, authors: Collection[str], client: str = "") -> Selection:
         """The request's choice; `authors`: the processors whose own code may run.
@@ -129,7 +131,7 @@ class Trials:
 
     async def _started(self) -> FrameProcess:
         """A new process; raises NotInTimeError if it ends or takes too long before it is ready."""
-        process = await FrameProcess.start(MODULE)
+        process = await FrameProcess.start(MODULE, niceness=NICENESS)
         try:
             await process.send(msgspec.msgpack.encode(self._chain()))
             if isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready):

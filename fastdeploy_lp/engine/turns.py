@@ -52,17 +52,26 @@ class Turns:
 
     def give_back(self) -> None:
         """End a turn; the next client's oldest caller has it from now on."""
-        for client in self._waiting:
-            waiting = self._waiting.pop(client)
-            turn = waiting.popleft()
-            if waiting:
-                self._waiting[client] = waiting
-            turn.set_result(None)
-            return
+        while self._waiting:
+            turn = self._pop_next()
+            # A caller that was cancelled stays in the queue until its task runs again.
+            if not turn.done():
+                turn.set_result(None)
+                return
         self._free += 1
 
+    def _pop_next(self) -> asyncio.Future[None]:
+        client = next(iter(self._waiting))
+        waiting = self._waiting.pop(client)
+        turn = waiting.popleft()
+        if waiting:
+            self._waiting[client] = waiting
+        return turn
+
     def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        waiting = self._waiting[client]
+        waiting = self._waiting.get(client)
+        if waiting is None or turn not in waiting:
+            return
         waiting.remove(turn)
         if not waiting:
             del self._waiting[client]

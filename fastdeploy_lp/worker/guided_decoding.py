@@ -67,6 +67,7 @@ class GuidedDecoding(LogitsMask):
     def __init__(self, fd_config: FDConfig, ops: RowOps, held: HeldRows) -> None:
         config, bounds = fd_config.model_config, fd_config.guided_decoding_config
         directory, ends = Path(config.directory), config.eos_token_ids
+        self._has_texts = not config.skip_tokenizer_init
         self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
         self._ops = ops
@@ -100,6 +101,11 @@ class GuidedDecoding(LogitsMask):
     def failures(self) -> dict[int, str]:
         """By slot, what is wrong with a grammar."""
         return self._failures
+
+    def warm_up(self) -> None:
+        """Read the vocabulary, for which the library keeps the interpreter's lock: 0.3 s for 49,152 tokens."""
+        if self._has_texts:
+            self._compiler.prepare()
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence takes its slot; one that comes back goes on where it was."""

@@ -22,7 +22,10 @@ class LogitsMask(ABC):
         """Whether any row of this step may be left without a token."""
         return True
 
-    def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to do is fine
+    def warm_up(self) -> None:  # noqa: B027 - nothing to do is fine
+        """Whatever is better done before the first step."""
+
+    def enter(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence takes its slot."""
 
     def leave(self, slot: int) -> None:  # noqa: B027

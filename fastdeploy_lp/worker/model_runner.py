@@ -71,7 +71,8 @@ class ModelRunner(ModelRunnerBase):
             self._model.initialize_cache(num_blocks)
 
     def warm_up(self) -> None:
-        """The model's own preparation, if it has any."""
+        """The mask's preparation and the model's own, if it has any."""
+        self.mask.warm_up()
         if isinstance(self._model, WarmsUp):
             with paddle.no_grad():
                 self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # A step computes at least so many, however slow they are: a prompt of any length comes to its end.
-LEAST_TOKENS = 16
+LEAST_TOKENS = 8
 # Weight of the last step in the averages.
 WEIGHT = 0.3
 
@@ -23,9 +23,10 @@ class StepPace:
 
     def allowance(self, budget: int) -> int:
         """Tokens of prompts, at most `budget`, for a step in which sequences generate."""
-        if not self._limit or not self._token_seconds:
+        if not self._limit:
             return budget
-        return min(budget, max(int(self._limit / self._token_seconds), LEAST_TOKENS))
+        affordable = int(self._limit / self._token_seconds) if self._token_seconds else 0
+        return min(budget, max(affordable, LEAST_TOKENS))
 
     def took(self, seconds: float, num_generating: int, num_prompt_tokens: int) -> None:
         """A step has computed these tokens, prompts' weighted as in the budget."""

@@ -1,8 +1,10 @@
-"""Processes are lent, kept for later callers up to a number, and ended with a caller that fails."""
+"""Processes are lent, kept for later callers while they are needed, and ended with a caller that fails."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 from fastdeploy_lp.engine.frame_process import FrameProcess
@@ -10,25 +12,26 @@ from fastdeploy_lp.engine.lane import SlowPlaces
 from fastdeploy_lp.engine.process_pool import ProcessPool
 from fastdeploy_lp.engine.turns import Turns
 
-AT_ONCE, KEPT = 3, 1
+AT_ONCE = 3
 
 
 async def started() -> FrameProcess:
     # Waits for its first message.
-    return await FrameProcess.start("fastdeploy_lp.engine.trial_process")
+    return await FrameProcess.start("fastdeploy_lp.engine.trial_process", niceness=7)
 
 
 def pool() -> ProcessPool:
-    return ProcessPool(started, Turns(AT_ONCE, "a process"), SlowPlaces(1, 1), keep=KEPT)
+    return ProcessPool(started, Turns(AT_ONCE, "a process"), SlowPlaces(1, 1), idle_seconds=0.1)
 
 
-def test_no_more_processes_stay_than_are_kept() -> None:
+def test_of_the_processes_that_nobody_needs_one_stays() -> None:
     async def scenario() -> None:
         lent = pool()
         async with AsyncExitStack() as stack:
             processes = [(await stack.enter_async_context(lent.process("")))[0] for _ in range(AT_ONCE)]
             assert len({each.pid for each in processes}) == AT_ONCE
-        assert sum(each.runs for each in processes) == len(lent.idle) == KEPT
+        assert len(lent.idle) == AT_ONCE
+        await until(lambda: sum(each.runs for each in processes) == 1)
         (kept,) = lent.idle
         async with lent.process("") as (again, _):
             assert again is kept
@@ -36,6 +39,21 @@ def test_no_more_processes_stay_than_are_kept() -> None:
         assert not kept.runs
 
     asyncio.run(scenario())
+
+
+def test_a_process_has_its_priority_from_the_beginning() -> None:
+    async def scenario() -> None:
+        process = await started()
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 7
+        await process.end()
+
+    asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def test_a_caller_that_fails_ends_its_process_and_gives_back_its_place() -> None:

@@ -90,3 +90,21 @@ def test_waiting_is_bounded_for_all_and_for_one_client() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     run(scenario())
+
+
+def test_callers_that_leave_all_at_once_lose_no_turn() -> None:
+    """As when a client closes its connections: the first one has just been told that it is its turn."""
+
+    async def scenario() -> None:
+        turns, order = Turns(1, "a thread"), list[str]()
+        await turns.take("a")
+        leaving = [await begun(turns, "a", order, "left") for _ in range(3)]
+        turns.give_back()
+        for task in leaving:
+            task.cancel()
+        ends = await asyncio.gather(*leaving, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        await turns.take("b")
+        assert turns.num_waiting == 0
+
+    run(scenario())

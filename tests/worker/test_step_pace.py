@@ -7,8 +7,11 @@ from fastdeploy_lp.worker.step_pace import LEAST_TOKENS, StepPace
 BUDGET = 512
 
 
-def test_nothing_is_held_back_before_anything_is_known_or_without_a_limit() -> None:
-    assert StepPace(0.2).allowance(BUDGET) == BUDGET
+def test_the_first_prompt_is_cut_as_if_it_were_slow() -> None:
+    assert StepPace(0.2).allowance(BUDGET) == LEAST_TOKENS
+
+
+def test_nothing_is_held_back_without_a_limit() -> None:
     unlimited = StepPace(0.0)
     unlimited.took(10.0, 1, BUDGET)
     assert unlimited.allowance(BUDGET) == BUDGET

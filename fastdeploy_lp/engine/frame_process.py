@@ -23,7 +23,8 @@ END_SECONDS = 5.0
 class FrameProcess:
     """One Python module in a process of its own, which ends with this one; lives on one event loop.
 
-    The process is in a separate session, without the keys of clients in its environment.
+    The process is in a process group of its own, which Ctrl-C in a terminal does not reach. The keys of clients are not
+    in its environment.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -45,7 +46,8 @@ class FrameProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL if silent else None,
-            start_new_session=True,
+            # Not a session: Linux divides processors among sessions first, and priorities count within one only.
+            preexec_fn=os.setpgrp,
             env={**own, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
         )
         # It may have just ended.

@@ -26,7 +26,7 @@ SLOW_PROCESSES = 2
 # A trial that takes more processor time leaves its turn to others.
 QUICK_SECONDS = 0.1
 # A step of an engine on the same machine comes first.
-NICENESS = 5
+NICENESS = 10
 SLOW_NICENESS = 19
 # To start Python and to read a large vocabulary on a busy machine.
 START_SECONDS = 120.0

@@ -208,8 +208,9 @@ class WorkerHandle:
             self._module,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=() if start.running_calls_fd is None else (start.running_calls_fd,),
-            # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish.
-            start_new_session=True,
+            # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish. No session
+            # of its own: Linux divides processors among sessions first, and priorities count within one only.
+            preexec_fn=os.setpgrp,
             env=_environment(self._fd_config.parallel_config),
         )
         self._ended = asyncio.create_task(self._process.wait())

@@ -25,12 +25,12 @@ from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.guided_row import GuidedRow
 from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.logits_mask import LogitsMask
-from fastdeploy_lp.worker.mask_threads import MaskThreads
+from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
 from fastdeploy_lp.worker.sequence import Sequence
 
 MAX_THREADS = 8
 BUILD_THREADS = 4
-GRACE_SECONDS = 0.02
+GRACE_SECONDS = 0.01
 """How long a step waits for masks, all of its rows together, before it leaves out those that are late."""
 
 # Compilations that the API process lets pass take up to the configured time, and not on the same core.
@@ -74,7 +74,7 @@ class GuidedDecoding(LogitsMask):
         self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
         stack = stack_bytes(bounds.max_bytes)
         self._masks = MaskThreads(self._num_threads, stack, MASK_SECONDS, held.release)
-        self._builds = MaskThreads(BUILD_THREADS, stack, bounds.timeout * BUILD_LENIENCY, held.release)
+        self._builds = MaskThreads(BUILD_THREADS, stack, bounds.timeout * BUILD_LENIENCY, held.release, SLOW_NICE)
         self._words = words_for(config.vocab_size)
         self._num_slots = fd_config.scheduler_config.max_num_seqs
         self._bits = np.empty((0, 0), np.int32)

@@ -53,14 +53,17 @@ class MaskThreads:
     The library cannot be interrupted. A watched call that takes more than `limit` seconds of processor time fails; its
     thread runs on. Threads start when there is something to do, and end when there has been nothing for a while.
 
-    given_up: called after a call has failed in this way, from any thread.
+    given_up: called after a call has failed in this way, from any thread. niceness: of the threads from the beginning.
     """
 
-    def __init__(self, num_threads: int, stack: int, limit: float, given_up: Callable[[], None]) -> None:
+    def __init__(
+        self, num_threads: int, stack: int, limit: float, given_up: Callable[[], None], niceness: int = 0
+    ) -> None:
         self._num_threads = num_threads
         self._stack = stack
         self._limit = limit
         self._given_up = given_up
+        self._niceness = niceness
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Condition()
         # Each with the job that it runs.
@@ -113,6 +116,7 @@ class MaskThreads:
 
     def _serve(self) -> None:
         thread = threading.current_thread()
+        _set_niceness(thread, self._niceness)
         while (job := self._next(thread)) is not None:
             job()
             with self._lock:
@@ -173,7 +177,7 @@ class MaskThreads:
     def _replace(self, thread: threading.Thread) -> None:
         """Another thread takes the place of one with a slow call, and its job."""
         job = self._threads.pop(thread)
-        _lower(thread)
+        _set_niceness(thread, SLOW_NICE)
         self._start()
         if job is not None:
             self._jobs.put(job)
@@ -186,8 +190,8 @@ def _cpu_seconds(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def _lower(thread: threading.Thread) -> None:
+def _set_niceness(thread: threading.Thread, niceness: int) -> None:
     """Let what serves all requests go first; only Linux has priorities of threads."""
     if sys.platform == "linux" and thread.native_id is not None:
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, SLOW_NICE)
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, niceness)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
@@ -42,18 +43,23 @@ def test_of_the_processes_that_nobody_needs_one_stays() -> None:
 
 
 def test_a_process_has_its_priority_from_the_beginning() -> None:
+    """Priorities count within a session."""
+
     async def scenario() -> None:
         process = await started()
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 7
+        assert os.getsid(process.pid) == os.getsid(0)
+        assert os.getpgid(process.pid) == process.pid
         await process.end()
 
     asyncio.run(scenario())
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def test_a_caller_that_fails_ends_its_process_and_gives_back_its_place() -> None:

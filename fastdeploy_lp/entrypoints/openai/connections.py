@@ -18,6 +18,7 @@ from fastdeploy_lp.entrypoints.openai.half_closed import INTERIM, LEADING_ZERO, 
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.entrypoints.openai.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.openai.request_head import RefusedRequestError, RequestHead
+from fastdeploy_lp.entrypoints.openai.unread_bodies import UnreadBodies
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
@@ -46,10 +47,12 @@ class Connection(HttpToolsProtocol):
 
     bounds: ConnectionBounds
     refusals: RefusalLines
+    unread_bodies: UnreadBodies
     peer = ""
     _last_bytes: asyncio.TimerHandle | None = None
     _head_deadline: asyncio.TimerHandle | None = None
     _half_closed: HalfClosed | None = None
+    _pause: asyncio.TimerHandle | None = None
     _refused = False
     _unread = 0
 
@@ -105,7 +108,7 @@ class Connection(HttpToolsProtocol):
         """A client has gone."""
         self.bounds.left(self)
         self._unset_keepalive_if_required()
-        for timer in (self._last_bytes, self._head_deadline, self._half_closed):
+        for timer in (self._last_bytes, self._head_deadline, self._half_closed, self._pause):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -167,6 +170,14 @@ class Connection(HttpToolsProtocol):
             self._unread += len(body)
             if self._unread > MAX_UNREAD_BYTES:
                 self.drop()
+            else:
+                self._read_on_after(self.unread_bodies.pause_after(len(body)))
+
+    def _read_on_after(self, seconds: float) -> None:
+        self.flow.pause_reading()
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = self.loop.call_later(seconds, self.flow.resume_reading)
 
     def on_message_complete(self) -> None:
         """A request is there, its body included."""
@@ -243,4 +254,8 @@ class Connection(HttpToolsProtocol):
 
 def connection_class(bounds: ConnectionBounds) -> type[Connection]:
     """The protocol of each connection; servers that share `bounds` share their room."""
-    return type("BoundedConnection", (Connection,), {"bounds": bounds, "refusals": RefusalLines()})
+    return type(
+        "BoundedConnection",
+        (Connection,),
+        {"bounds": bounds, "refusals": RefusalLines(), "unread_bodies": UnreadBodies()},
+    )

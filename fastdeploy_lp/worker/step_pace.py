@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # A step computes at least so many, however slow they are: a prompt of any length comes to its end.
-LEAST_TOKENS = 8
+LEAST_TOKENS = 4
 # Weight of the last step in the averages.
 WEIGHT = 0.3
 

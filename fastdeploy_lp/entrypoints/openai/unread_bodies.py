@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-BYTES_PER_SECOND = 32 * 1024 * 1024
+BYTES_PER_SECOND = 16 * 1024 * 1024
 
 
 class UnreadBodies:

@@ -225,7 +225,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main() -> int:
-    """Run one attack at the lowest priority."""
+    """Runs one attack at the lowest priority."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=list(ATTACKS))
     parser.add_argument("url")

@@ -13,11 +13,11 @@ from paddle import Tensor
 from fastdeploy_lp import config
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.sequence import Sequence as Running
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 PROMPT, MAX_MODEL_LEN = 512, 4096
 
@@ -51,7 +51,7 @@ class Batch:
             peaks = self._random.uniform(12, 18, (rows, 20)).astype(np.float32)
             np.put_along_axis(self._pristine, likely, peaks, axis=1)
         self.logits = paddle.to_tensor(self._pristine)
-        # Both sides work on the same memory: a tensor of torch's own could lie in smaller pages.
+        # Both sides work on the same memory: a tensor allocated by torch could be in smaller pages.
         self.torch_logits = torch.from_dlpack(self.logits)
         self.share_inputs = ShareInputs(rows, MAX_MODEL_LEN)
         declared = load_processors([name])[0]
@@ -80,7 +80,7 @@ class Batch:
             list.append(running.output_token_ids, token)
 
     def step(self) -> Tensor:
-        """What the processor does in one step, without the chain around it: torch's sides have none either."""
+        """Runs the processor's work of one step, without the chain: torch's sides have none either."""
         processor, view = self._entry.processor, self._entry.view
         view.bind(self.share_inputs, self.share_inputs["stop_flags"])
         processor.update_state(view)

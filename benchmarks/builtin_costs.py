@@ -1,7 +1,7 @@
-"""What each builtin processor costs a step in which every request uses it, beside the same work in torch.
+"""Cost of each builtin processor in a step in which every request uses it, compared with the same work in torch.
 
-The other side is Hugging Face's class where there is one that is not slower than vLLM's way, else vLLM's algorithm,
-written anew from its description, else that of the project that brought the idea up.
+The other side is Hugging Face's class if one exists and is not slower than vLLM's, else a reimplementation of vLLM's
+algorithm, else of the algorithm of the project that introduced the idea.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from builtin_batch import MAX_MODEL_LEN, PROMPT, Batch, Edit
 from transformers.generation import logits_process as hf
 
 EOS = (2, 7)
-# How many tokens of a row may be cut by one side alone: float32 probabilities are rounded, ours are not.
+# Tokens of a row that only one side may cut: float32 probabilities are rounded, ours are not.
 MAX_DIFFERENCE = 1e-4
 
 
@@ -38,7 +38,7 @@ class Contest:
 
     @property
     def name(self) -> str:
-        """What the chain calls it."""
+        """Name in the chain."""
         return f"{self.noun}LogitsProcessor"
 
 

@@ -1,7 +1,7 @@
-"""A worker that computes nothing: at a fixed pace, every request it has gets one token.
+"""A worker that computes nothing: at a fixed rate, each of its requests gets one token.
 
-`http_overhead.py` puts it in the engine's place. The tokens are digits that count steps, so that a client can tell from
-a token when the worker sent it; the times of all steps are written to the file that `CANNED_STEPS` names.
+`http_overhead.py` uses it in place of the engine. The tokens are digits that count steps, so that a client knows from a
+token when the worker sent it; the times of all steps are written to the file that `CANNED_STEPS` names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastdeploy_lp.messages import (
 
 
 def main() -> None:
-    """Speak the worker's side of the protocol until told to stop."""
+    """Speaks the worker's side of the protocol until told to stop."""
     pipe = sys.stdin.buffer
     start: WorkerStart = decoder(WorkerStart).decode(pipe.read(int.from_bytes(pipe.read(8), "big")))
     tokenizer = Tokenizer.from_file(str(Path(start.fd_config.model_config.directory) / "tokenizer.json"))

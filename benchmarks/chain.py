@@ -1,7 +1,7 @@
-"""What the chain of logits processors costs a step, beside other ways to do the same work in the same run.
+"""Cost of the chain of logits processors in a step, compared with other implementations in the same run.
 
-Every ratio that has to hold (a "must") is reported with its bound; the exit status is 0 only if all of them hold.
-``benchmarks/README.md`` says what is measured and why it is measured so.
+Every required ratio (a "must") is reported with its bound; the exit status is 0 only if all of them hold.
+``benchmarks/README.md`` documents the measurements and their reasons.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from paddle import Tensor
 from fastdeploy_lp import config
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorChain, Selection, load_processors
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.sampling_params import SettledParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as Running
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 SCHEMA_VERSION = 1
 LOGIT_BIAS = "LogitBiasLogitsProcessor"
@@ -59,7 +59,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: (rows, vocabulary) of each shape, turns of every call, and the model's part."""
+    """Extent of the measurement: (rows, vocabulary) of each shape, turns of every call, and the model's part."""
 
     shapes: tuple[tuple[int, int], ...] = ((32, 49152), (256, 49152), (256, 151936))
     turns: int = 60
@@ -89,7 +89,7 @@ class Must:
 
     @property
     def holds(self) -> bool:
-        """Whether the bound is kept."""
+        """True if the bound holds."""
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Batch:
         self.share_inputs.set_active(np.arange(rows))
 
     def step(self) -> Tensor:
-        """What the chain does in one step."""
+        """Runs the chain's work of one step."""
         self.chain.update_state(self.share_inputs)
         return self.chain.apply(self.logits, all_greedy=False, recompute=self.logits.clone)
 
@@ -188,7 +188,7 @@ def contenders(batch: Batch) -> dict[str, Callable[[], Tensor]]:
     on_device = paddle.to_tensor(batch.share_inputs["stop_flags"])
     rows, tokens, values = map(torch.from_numpy, batch.places())
     paddle_rows, paddle_tokens, paddle_values = map(paddle.to_tensor, batch.places())
-    # All work on the same memory: a tensor of torch's own could lie in smaller pages.
+    # All work on the same memory: a tensor allocated by torch could be in smaller pages.
     torch_logits = torch.from_dlpack(logits)
     return {
         "ours": batch.step,
@@ -211,10 +211,10 @@ def require_same_result(batch: Batch, calls: Mapping[str, Callable[[], Tensor]])
 
 
 def measure(calls: Mapping[str, Call], turns: int, before: Mapping[str, Call] | None = None) -> dict[str, float]:
-    """The median microseconds of each call; they take turns, so that noise meets all alike.
+    """The median microseconds of each call; they take turns, so that noise affects all equally.
 
-    The first call of a turn does not count: it brings back into the caches what the others drove out of them, above all
-    those that clone the logits. `before` is run before each call and not measured.
+    The first call of a turn does not count: it reloads cache lines that the other calls evicted, mainly those that
+    clone the logits. `before` is run before each call and not measured.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
@@ -235,7 +235,7 @@ def _seconds(call: Call, before: Call | None) -> float:
 
 
 def show(title: str, us: Mapping[str, float]) -> None:
-    """Print one table of microseconds, and their ratios to the first."""
+    """Prints one table of microseconds, and their ratios to the first."""
     print(f"\n{title:<44}{'us':>10}{'ratio':>10}")
     for name, value in us.items():
         print(f"  {name:<42}{value:>10.1f}{value / next(iter(us.values())):>10.3g}", flush=True)
@@ -252,7 +252,7 @@ def measure_shape(rows: int, vocab_size: int, turns: int) -> dict[str, float]:
 
 
 def measure_alone(sizes: Sizes) -> dict[str, float]:
-    """Ours on growing work, with one request replaced, and five processors that nobody uses."""
+    """Ours on growing work, with one request replaced, and five unused processors."""
     (few, small), (many, _), (_, large) = sizes.shapes
     idle = Batch(few, small, 0, [f"{alias}={LOGIT_BIAS}" for alias in "abcde"])
     all_idle = Batch(few, small, 0, list(BUILTIN))
@@ -333,7 +333,7 @@ def judge_builtins(builtins: Mapping[str, Mapping[str, float]]) -> list[Must]:
 
 
 def judge(largest: Mapping[str, float], alone: Mapping[str, float], model: Mapping[str, float] | None) -> list[Must]:
-    """What has to hold, on the largest shape where a shape is concerned."""
+    """The musts, on the largest shape if they depend on a shape."""
     ours = largest["ours"]
     change = alone["one request replaced"] - alone["all rows"]
     few_change = alone["few rows, one request replaced"] - alone["few rows"]
@@ -351,7 +351,7 @@ def judge(largest: Mapping[str, float], alone: Mapping[str, float], model: Mappi
 
 
 def ratios(shape: tuple[tuple[int, int], Mapping[str, float]]) -> str:
-    """How many times ours the others take on one shape."""
+    """Ratios of the others' times to ours on one shape."""
     (rows, vocab_size), us = shape
     others = ", ".join(f"{name} {value / us['ours']:.3g}" for name, value in us.items() if name != "ours")
     return f"{rows} x {vocab_size}, times ours: {others}"

@@ -107,9 +107,9 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
 
 
 def measure(args: argparse.Namespace, entered: Sequence[Contender]) -> Iterator[list[Outcome]]:
-    """Start every server in turn, `args.repeats` times over; give what is known after each of them.
+    """Starts every server in turn, `args.repeats` times; yields the results so far after each of them.
 
-    Interleaved, each round beginning with another one, so that a machine that gets slower slows all of them.
+    Interleaved, each round starting with a different server, so that a slowing machine slows all of them.
     """
     outcomes = [Outcome(contender) for contender in entered]
     for repeat in range(args.repeats):
@@ -177,16 +177,16 @@ def write(args: argparse.Namespace, directory: Path, outcomes: Sequence[Outcome]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 when one of our own configurations has no result."""
+    """Runs the command line; returns 1 if one of our own configurations has no result."""
     args = parse_arguments(argv)
-    # So that whoever ends the run by its id ends the server of the moment too.
+    # Ending the run by its process id also ends the current server.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as dropped:
         directory = args.output or (Path(dropped) if args.smoke else REPOSITORY / "docs")
         results, outcomes = "nothing to compare\n", list[Outcome]()
         try:
             for outcomes in measure(args, contenders(args)):
-                # After each server: hours of work are not lost to whoever stops the run.
+                # After each server, so that stopping the run does not lose hours of work.
                 results = write(args, directory, outcomes)
         except CheckpointError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -201,7 +201,7 @@ def _other_seconds(server: int) -> float:
 
 
 def _version(*command: str) -> str:
-    """What a program prints about its version, on one line; empty where it does not start."""
+    """Version output of a program, on one line; empty if it does not start."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

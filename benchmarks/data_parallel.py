@@ -31,7 +31,7 @@ WORDS = ("river", "lamp", "stone", "winter", "train", "garden", "letter", "bread
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of load gave."""
+    """Results of one round of load."""
 
     tokens_per_second: float
     median_seconds: float
@@ -40,7 +40,7 @@ class Round:
 
 @dataclass
 class Load:
-    """What is asked for in a round."""
+    """Parameters of a round of load."""
 
     requests: int
     concurrency: int
@@ -62,7 +62,7 @@ class Load:
 
 
 class Server:
-    """A server with so many workers, on ports of its own."""
+    """A server with this many workers, on its own ports."""
 
     def __init__(self, workers: int, options: Sequence[str]) -> None:
         self.workers = workers
@@ -97,7 +97,7 @@ class Server:
 
 
 async def run_round(url: str, load: Load, seed: int) -> Round:
-    """Send a round's requests, so many at a time."""
+    """Sends a round's requests, so many at a time."""
     seconds: list[float] = []
     left = iter(load.bodies(seed))
     async with httpx.AsyncClient(timeout=REQUEST_SECONDS) as client:
@@ -139,7 +139,7 @@ def compare(servers: Sequence[Server], load: Load, rounds: int) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one line of JSON for each load."""
+    """Prints one line of JSON for each load."""
     parser = argparse.ArgumentParser(description="Compare one worker with several on the same cores.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--workers", type=int, default=2)

@@ -28,7 +28,7 @@ SMOKE = {"prompts": [16], "batches": [1, 4], "contexts": [32], "turns": 2}
 
 
 def run_job(job: Job, directory: Path) -> Measured | None:
-    """The job in a process of its own; None, the reason on standard error, when it failed."""
+    """Runs the job in a separate process; returns None, with the reason on standard error, if it failed."""
     job_path, result_path = directory / "job.json", directory / "result.json"
     job_path.write_bytes(msgspec.json.encode(job))
     result_path.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def run_job(job: Job, directory: Path) -> Measured | None:
 
 
 def report(model: str, results: Sequence[Measured]) -> dict[str, object]:
-    """What the JSON file holds: all that was measured, and by decode step what follows from it."""
+    """Content of the JSON file: all measurements, and derived values by decode step."""
     return {
         "schema_version": SCHEMA_VERSION,
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -105,7 +105,7 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each precision, print and write; 1 if one of them could not be measured."""
+    """Measures each precision, print and write; 1 if one of them could not be measured."""
     args = parse_arguments(argv)
     sizes = Sizes(args.prompts, args.batches, args.contexts, args.turns, rounds=1 if args.smoke else 5)
     onednn = None if args.onednn is None else str(args.onednn)

@@ -1,4 +1,4 @@
-"""What a decode step is held against: its matrix products alone, and reading its weights and keys from memory."""
+"""Floors of a decode step: its matrix products alone, and reading its weights and keys from memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SQUARE = 256
 
 
 class Floors:
-    """What steps are compared with: the products alone, by us and by oneDNN, attention's, and reading memory."""
+    """Floors of the steps: the products alone, by our kernels and by oneDNN, attention's, and reading memory."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Floors:
     ) -> None:
         self._dims, self._kv_bytes_per_token, self._skipped = dims, kv_bytes_per_token, skipped
         self._digits = ACTIVATION_DIGITS[job.quantization]
-        # Without compiled operators the model tells none, and there is nothing to compare with.
+        # Without compiled operators the model reports none, and there is nothing to compare with.
         self._shapes = step_shapes(dims, weight_formats) if weight_formats else []
         self._ours: OurProducts | None = None
         self._onednn_library: Path | None = None

@@ -27,7 +27,7 @@ from fastdeploy_lp.platforms.cpu import mapped_zeros
 
 NATIVE = Path(__file__).parent / "native"
 GROUP, PANEL, LINE_BYTES, PIECE_BYTES = 32, 32, 64, 512
-# Far larger than any cache that these processors have, and at least eight times the one that the kernel tells of.
+# Far larger than any cache of these processors, and at least eight times the cache size that the kernel reports.
 STREAM_BYTES = 512 << 20
 
 
@@ -45,9 +45,9 @@ class Shape:
 
 
 def compile_native(directory: Path) -> Path:
-    """The harness of our own kernels and of the memory's bandwidth, in `directory`: compiled if it is not there yet.
+    """The harness of our own kernels and of the memory's bandwidth, in `directory`: compiled if missing.
 
-    Raises CompileError when there is no compiler or it fails.
+    Raises CompileError if there is no compiler or it fails.
     """
     sources = [NATIVE / "products.cpp", NATIVE / "stream.cpp"]
     return _compile(directory / "products.so", sources, "-I", str(SOURCE_DIRECTORY))
@@ -122,15 +122,15 @@ class Products(Protocol):
     """The products of one step, ready to be computed again and again."""
 
     def multiply(self) -> None:
-        """Compute all of them."""
+        """Computes all of them."""
 
 
 class OurProducts:
-    """The products by the package's own kernels, every one with packed weights of its own.
+    """The products by the package's own kernels, each with its own packed weights.
 
-    `digits` is 0 for float32, 1 or 2 for packed weights with activations of so many 8-bit digits. All products of one
-    shape share activations and result; quantizing the activations is no part of `multiply`. `ops` is the package's
-    library, `library` the path that `compile_native` gave.
+    `digits` is 0 for float32, 1 or 2 for packed weights with activations of this many 8-bit digits. All products of one
+    shape share activations and result; `multiply` does not include quantizing the activations. `ops` is the package's
+    library, `library` the path that `compile_native` returned.
     """
 
     def __init__(self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int) -> None:
@@ -237,7 +237,7 @@ class MemoryStream:
         self._at = 0
 
     def read(self, size: int) -> int:
-        """Read the next `size` bytes, from the start again behind the end; gives the sum of the numbers read."""
+        """Reads the next `size` bytes, wrapping around at the end; returns the sum of the numbers read."""
         total, left = 0, size // PIECE_BYTES * PIECE_BYTES
         while left > 0:
             part = min(left, self.buffer.nbytes - self._at)
@@ -248,7 +248,7 @@ class MemoryStream:
 
 
 def stream_bytes() -> int:
-    """How large a buffer is large enough on this machine."""
+    """Size of a buffer that is large enough on this machine."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     kib = [int(path.read_text().strip().removesuffix("K")) for path in sizes]
     return max(STREAM_BYTES, 8 * 1024 * max(kib, default=0))

@@ -1,4 +1,4 @@
-"""What the engine's benchmark measures in one precision, and how it is shown."""
+"""Measurements of the engine's benchmark in one precision, and their tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ BANDWIDTH, ATTENTION = "bandwidth", "attention products"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: prompt lengths, batches (rows) and contexts of the decode steps, and how often.
+    """Extent of the measurement: prompt lengths, batches (rows) and contexts of the decode steps, and repetitions.
 
-    A turn is `per_turn` steps and as many calls of everything that a step is compared with; `rounds` repeat a prompt,
-    and compare a batch with and without logits processors. stream_bytes: size of the buffer that tells the memory's
-    bandwidth; None for one that no cache of this machine holds.
+    A turn is `per_turn` steps and as many calls of each floor; `rounds` repeat a prompt, and compare a batch with and
+    without logits processors. stream_bytes: size of the buffer that measures the memory's bandwidth; None for one that
+    no cache of this machine holds.
     """
 
     prompts: list[int]
@@ -68,7 +68,7 @@ class Timing:
         return statistics.median(self.turns)
 
     def ratio_to(self, other: Timing) -> float:
-        """How many times `other` this takes, turn by turn, so that noise meets both alike."""
+        """Ratio of this to `other`, turn by turn, so that noise affects both equally."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.turns, other.turns, strict=True))
 
     def and_then(self, other: Timing) -> Timing:
@@ -148,7 +148,7 @@ class Processors:
 
     @property
     def cost_percent(self) -> float:
-        """What the processor adds to a step."""
+        """Cost of the processor in a step."""
         return 100 * (self.on.ratio_to(self.off) - 1)
 
 
@@ -166,7 +166,7 @@ class Guided:
 
     @property
     def cost_percent(self) -> float:
-        """What guided decoding adds to a step."""
+        """Cost of guided decoding in a step."""
         return 100 * (self.on.ratio_to(self.off) - 1)
 
 
@@ -192,7 +192,7 @@ class Measured:
 
 
 def show(measured: Measured) -> None:
-    """Print one precision's tables."""
+    """Prints one precision's tables."""
     print(f"\n{measured.precision}, {measured.threads} threads")
     _show_prefill(measured.prefill)
     _show_decode(measured.decode)

@@ -28,7 +28,7 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 
 LOGIT_BIAS, ENTRIES = "LogitBiasLogitsProcessor", 8
 PROCESSOR_PROMPT = 16
-# Objects of this schema, one behind the other: with the end of sequence ruled out they never end.
+# Objects of this schema, one after the other: with the end of sequence banned they never end.
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -87,11 +87,11 @@ class Bench:
         return [int(token) for token in self.random.integers(0, self.dims.vocab_size, length)]
 
     def add(self, prompt: list[int], max_tokens: int, *, biased: bool = False, guided: bool | None = None) -> str:
-        """Queue a greedy request that runs to its limit; `guided` is None unless grammars are what is measured."""
+        """Queues a greedy request that runs to its limit; `guided` is None unless grammars are what is measured."""
         request_id = next(self._ids)
         params = SettledParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
         if guided is not None:
-            # Where the grammar would let it end; ruled out without one as well, so that this makes no difference.
+            # The grammar would allow the end here; also banned without a grammar, so that this makes no difference.
             params.bad_words_token_ids = [[end] for end in self.fd_config.model_config.eos_token_ids]
         selection, grammar = self._biases() if biased else Selection(), OBJECTS if guided else None
         self.engine.add(AddRequest(request_id, prompt, params, selection, grammar))
@@ -124,7 +124,7 @@ class Bench:
 
 
 def measure(job: Job, fd_config: FDConfig) -> Measured:
-    """Load the model and measure everything that the job asks for."""
+    """Loads the model and measure everything that the job asks for."""
     skipped: list[str] = []
     with StepProbe().installed() as probe:
         bench = Bench(job, fd_config, probe)
@@ -288,7 +288,7 @@ def _off_and_on(
     taken: dict[bool, list[float]] = {False: [], True: []}
     prompts = [bench.random_prompt(PROCESSOR_PROMPT) for _ in range(batch)]
     for number in range(2 * sizes.rounds):
-        # Who comes first changes, so that a drift of the machine's speed favours nobody.
+        # Alternate the order, so that a drift of the machine's speed favours neither side.
         for on in (False, True) if number % 2 else (True, False):
             ids = start(prompts, on)
             for _ in range(per_turn):
@@ -311,7 +311,7 @@ def _peak_rss() -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Read the job from the first path, write what was measured to the second."""
+    """Reads the job from the first path, write what was measured to the second."""
     job_path, result_path = map(Path, argv)
     job = msgspec.json.decode(job_path.read_bytes(), type=Job)
     args = EngineArgs(job.model, quantization=job.quantization, max_num_seqs=max(job.sizes.batches))

@@ -1,4 +1,4 @@
-"""What the builtin processors and the sampler's operators make of fixed logits, on whatever device this process has."""
+"""Results of the builtin processors and the sampler's operators on fixed logits, on this process's device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Penalties
 
 STEPS, ROWS, VOCAB = 4, 7, 1500
-# By builtin, arguments with which it has something to do.
+# By builtin, arguments with which it has an effect.
 BUILTINS: dict[str, dict[str, Any]] = {
     "LogitBias": {"logit_bias": {3: 2.5, 9: -np.inf}},
     "AllowedTokens": {"allowed_token_ids": [4, 5, 6]},

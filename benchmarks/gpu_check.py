@@ -1,7 +1,7 @@
-"""What an owner of a GPU runs to see whether the server is right and fast there, and prints a report.
+"""Checks the server's results and speed on a GPU, and prints a report.
 
-``docs/gpu.md`` says what each part looks at. Ends with status 0 if all is well, 1 if something is not, and 77 on a
-machine without a GPU that Paddle can use.
+``docs/gpu.md`` documents each part. Exits with status 0 if all parts pass, 1 if one fails, and 77 on a machine without
+a GPU that Paddle can use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastdeploy_lp.platforms.selection import PLATFORM_VARIABLE
 NO_GPU = 77
 PART = Path(__file__).with_name("gpu_part.py")
 CASES = Path(__file__).resolve().parents[1] / "tests" / "data" / "golden" / "smollm2.json"
-# bfloat16 has 8 bits of significance: near ties of the reference fall the other way, and the text goes on from there.
+# bfloat16 has 8 bits of significance: near ties of the reference flip, and the text diverges from there.
 GOLDEN_SHARE = {"gpu": 0.75, "cpu": 1.0}
 CHAIN_TOLERANCE = 1e-4
 
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """The parts of a check of one platform; what they write lies in `folder`."""
+    """The parts of a check of one platform; they write their output to `folder`."""
 
     platform: str
     model: str
@@ -56,7 +56,7 @@ class Check:
     folder: Path
 
     def golden(self) -> Finding:
-        """Greedy tokens against those of the reference in float32."""
+        """Compares greedy tokens with the reference in float32."""
         failed = self._run("golden", self.platform)
         if failed:
             return failed
@@ -84,7 +84,7 @@ class Check:
         return Finding("chain and sampler", not found, lines)
 
     def audit(self) -> Finding:
-        """How often a step waits for the device."""
+        """Number of waits for the device in a step."""
         failed = self._run("audit", self.platform)
         if failed:
             return failed
@@ -101,7 +101,7 @@ class Check:
         return Finding("waits of a step", seen and most.total() == read.total(), lines)
 
     def speed(self) -> Finding:
-        """How long steps take; nothing is asked of them."""
+        """Durations of steps, without a required bound."""
         failed = self._run("speed", self.platform)
         if failed:
             return failed
@@ -113,7 +113,7 @@ class Check:
         return Finding("speed of generation", well=True, lines=lines)
 
     def _run(self, part: str, platform: str) -> Finding | None:
-        """Run a part in a process of its own; what to report when it fails."""
+        """Runs a part in a separate process; returns the report of a failure."""
         folder = self.folder / platform
         folder.mkdir(exist_ok=True)
         chosen = {**os.environ, PLATFORM_VARIABLE: platform, "FASTDEPLOY_LP_PLUGINS": ""}
@@ -135,7 +135,7 @@ def _common_prefix(mine: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def differences(mine: dict[str, NDArray[Any]], theirs: dict[str, NDArray[Any]], tolerance: float) -> list[str]:
-    """What differs by more than the tolerance, or is ruled out on one side only; a line each."""
+    """Values that differ by more than the tolerance, or are banned on one side only; a line each."""
     if mine.keys() != theirs.keys():
         return [f"only one side has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     found = []

@@ -47,7 +47,7 @@ def golden(model: str, cases: Path, folder: Path) -> None:
 
 
 def chain(_model: str, _cases: Path, folder: Path) -> None:
-    """What builtins and sampler make of fixed logits."""
+    """Results of builtins and sampler on fixed logits."""
     np.savez(folder / "chain.npz", **gpu_chain.outcome())  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def audit(model: str, _cases: Path, folder: Path) -> None:
     export = profiler.export_chrome_tracing(str(folder), worker_name="audit")
     some_tensor = paddle.ones([8])
     with profiler.Profiler(targets=targets, on_trace_ready=export):
-        # What Paddle calls for a read, to count steps' calls by.
+        # The functions that Paddle calls for a read, to compare with the calls of a step.
         with profiler.RecordEvent(READ):
             some_tensor.numpy()
         for index in range(AUDITED_STEPS):
@@ -132,7 +132,7 @@ def _random_request(index: int, max_tokens: int) -> AddRequest:
 
 
 def main(part: str, model: str, cases: str, folder: str) -> None:
-    """Run one part on the platform's device."""
+    """Runs one part on the platform's device."""
     paddle.set_device(current_platform().device_type)
     PARTS[part](model, Path(cases), Path(folder))
 

@@ -1,9 +1,9 @@
-"""What HTTP adds to a streamed token: the real server and client around a worker that computes nothing.
+"""HTTP overhead of a streamed token: the real server and client with a worker that computes nothing.
 
-A worker that sends one token a request and step (`canned_worker.py`) stands in the engine's place; its tokens tell the
-client in which step they were sent. Reported are the time from a worker's message to the event at the client, for every
-token, the same shared among the tokens of a step, and the processor time that the API process takes for a token.
-Admission of a long prompt (validation of the body, chat template, tokens, checks) is timed in this process.
+A worker that sends one token a request and step (`canned_worker.py`) replaces the engine; its tokens encode
+the step in which they were sent. Reports the time from a worker's message to the event at the client, for every token,
+the same divided among the tokens of a step, and the API process's processor time per token. Admission of a long prompt
+(validation of the body, chat template, tokens, checks) is timed in this process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenTimes:
         self._decoder = SSEDecoder()
 
     def receive(self, status: int, body: bytes) -> None:
-        """Take a piece of the body; raises ValueError for an answer that is none."""
+        """Takes a piece of the body; raises ValueError for an answer that is none."""
         now = time.perf_counter()
         if status != 200:
             raise ValueError(f"HTTP {status}: {body.decode(errors='replace')}")

@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    """Print a table of all files and precisions."""
+    """Prints a table of all files and precisions."""
     options = _parser().parse_args()
     if options.measure:
         return _measure(options.measure, options.precisions[0])
@@ -118,7 +118,7 @@ class _LoadSeconds(logging.Handler):
 
 
 def _measure(model: str, precision: str) -> int:
-    """Start an engine and print seconds and memory as JSON."""
+    """Starts an engine and print seconds and memory as JSON."""
     log, load = logging.getLogger("fastdeploy_lp"), _LoadSeconds()
     log.setLevel(logging.INFO)
     log.addHandler(load)

@@ -117,7 +117,7 @@ class Lag:
     worst: float = 0.0
 
     async def watch(self) -> None:
-        """Measure until cancelled."""
+        """Measures until cancelled."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(TICK)
@@ -130,7 +130,7 @@ def resident() -> int:
 
 
 async def measure(app: Any, name: str, path: str, body: bytes, limit: float) -> None:
-    """Send one body and print a line."""
+    """Sends one body and print a line."""
     lag, before = Lag(), resident()
     watching = asyncio.create_task(lag.watch())
     began = time.perf_counter()
@@ -147,7 +147,7 @@ async def measure(app: Any, name: str, path: str, body: bytes, limit: float) -> 
 
 
 async def run(args: argparse.Namespace) -> None:
-    """Measure every body on one engine."""
+    """Measures every body on one engine."""
     options = EngineArgs(model=args.model, max_model_len=args.max_model_len, logits_processors=[args.processor])
     setup = declare_engine(options)
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers)

@@ -1,8 +1,7 @@
-"""What the builtins that write, choose and mark words cost a step in which every row uses one, beside torch.
+"""Cost of the builtins that write, choose and mark words in a step in which every row uses one, against torch.
 
-The other side is Hugging Face's class where there is one, else the algorithm of logits-processor-zoo or FastDeploy,
-written anew from its description. Each call stands for one step of a generation; the logits are made new before it,
-unmeasured.
+The other side is Hugging Face's class if one exists, else a reimplementation of the algorithm of logits-processor-zoo
+or FastDeploy. Each call represents one step of a generation; the logits are renewed before it, unmeasured.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Contest:
 
     @property
     def name(self) -> str:
-        """What the chain calls it."""
+        """Name in the chain."""
         return f"{self.noun}LogitsProcessor"
 
 
@@ -78,7 +77,7 @@ def _force_rows(_: Batch) -> Edit:
 
 
 def _gen_length(batch: Batch) -> Edit:
-    """The zoo's for vLLM, where every request has a callable of its own."""
+    """The zoo's processor for vLLM, with one callable per request."""
     outputs = batch.tokens[:, PROMPT:].tolist()
 
     def edit(logits: torch.Tensor) -> torch.Tensor:
@@ -167,7 +166,7 @@ CONTESTS = (
 
 
 def measure_shape(rows: int, vocab_size: int, turns: int) -> dict[str, float]:
-    """How many times ours the other side takes, by noun."""
+    """Ratio of the other side's time to ours, by noun."""
     print(f"\n{f'{rows} x {vocab_size}, used by all rows':<28}{'us':>10}{'theirs':>10}{'ratio':>8}")
     ratios: dict[str, float] = {}
     for contest in CONTESTS:

@@ -1,7 +1,7 @@
-"""How much of the float32 model each precision keeps: teacher-forced on a text that nothing was calibrated on.
+"""Quality of each precision relative to float32: teacher-forced on a text that nothing was calibrated on.
 
-Every precision reads the same tokens; the float32 model with a float32 cache is what they are held against.
-``benchmarks/README.md`` says what the numbers mean.
+Every precision reads the same tokens; the reference is the float32 model with a float32 cache. ``benchmarks/README.md``
+explains the numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Must:
-    """What a precision has to keep: top-1 agreement in %, and how far its perplexity may lie from float32's, in %."""
+    """Requirements of a precision: top-1 agreement in %, and the perplexity's maximum distance from float32's in %."""
 
     agreement: float
     perplexity: float
@@ -110,7 +110,7 @@ class Quality:
 
     @property
     def holds(self) -> bool:
-        """Whether the precision keeps what it must; True for one without a must."""
+        """True if the precision meets its must, or has none."""
         must = MUSTS.get(self.precision.partition("/")[0])
         if must is None:
             return True

@@ -61,7 +61,7 @@ class Sizes:
 
 
 def write_gguf(path: Path, sizes: Sizes, kind: str) -> None:
-    """Write a model of a kind of `KINDS` with random weights; its head is the embedding."""
+    """Writes a model of a kind of `KINDS` with random weights; its head is the embedding."""
     source = read_gguf(packaged_gguf(NAMED_MODELS["smollm2-135m"]))
     random = np.random.default_rng(0)
     usual, better = KINDS[kind]
@@ -86,7 +86,7 @@ def write_gguf(path: Path, sizes: Sizes, kind: str) -> None:
 
 
 def write_bfloat16(converted: Path, directory: Path) -> None:
-    """Write a copy of a Hugging Face directory with its weights rounded to bfloat16."""
+    """Writes a copy of a Hugging Face directory with its weights rounded to bfloat16."""
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(converted / name, directory / name)

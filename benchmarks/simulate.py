@@ -1,11 +1,11 @@
-"""A fleet simulated with the worker's own scheduler and with steps as long as they are on this machine.
+"""Simulation of a fleet with the worker's own scheduler and step times measured on this machine.
 
     python benchmarks/simulate.py calibrate         # what steps and the server cost here, about two minutes
     python benchmarks/simulate.py reality           # a real server and the simulation of the same requests
     python benchmarks/simulate.py scale             # docs/scaling.json and its plots
     python benchmarks/simulate.py --smoke           # seconds: does all of it run?
 
-`docs/scaling.md` tells what is simulated and what comes out.
+`docs/scaling.md` describes the simulation and its results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_reality(costs_path: Path, seconds: float, output: Path) -> int:
-    """Print the table and write everything; 1 where the prediction is too far off."""
+    """Prints the table and write everything; 1 where the prediction is too far off."""
     compared = compare(Costs.read(costs_path), ReplicaConfig(), seconds)
     print(show(compared))
     output.write_bytes(msgspec.json.encode(compared) + b"\n")
@@ -74,7 +74,7 @@ def smoke() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; for `reality`, 1 where a prediction is further off than it may be."""
+    """Runs one command; for `reality`, 1 where a prediction is further off than it may be."""
     args = parse_arguments(argv)
     if args.smoke:
         return smoke()

@@ -73,7 +73,7 @@ class Workload:
 
 
 def main(argv: list[str]) -> int:
-    """Read the job from the first path, write the steps to the second."""
+    """Reads the job from the first path, write the steps to the second."""
     job_path, result_path = map(Path, argv)
     job = msgspec.json.decode(job_path.read_bytes(), type=StepsJob)
     args = EngineArgs(job.model, quantization=job.quantization, max_num_seqs=max(LEVELS))

@@ -35,7 +35,7 @@ BLOCKS = 600
 POINTS = 50
 DRAIN_SECONDS, POLL_SECONDS = 60.0, 0.1
 BURST_REQUESTS, BURST_SLOTS, BURST_TOKENS = 200, 8, 8
-# What must be nothing once nobody waits for an answer.
+# Metrics that must be 0 once no request is running.
 LEFT_OVER = ("num_requests_running", "num_requests_waiting", "kv_cache_blocks_used")
 
 
@@ -45,7 +45,7 @@ class ClientLeft(Exception):  # noqa: N818 - no error: the plan says so
 
 @dataclass
 class Result:
-    """One phase: requests that were not aborted, those that were, memory, what was left at the end."""
+    """One phase: completed and aborted requests, memory, leftovers at the end."""
 
     samples: list[Sample] = field(default_factory=list)
     aborted: list[Sample] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong with requests that were not aborted."""
+        """Errors of requests that were not aborted."""
         return [sample.error for sample in self.samples if sample.error is not None]
 
     @property
@@ -147,7 +147,7 @@ class Load:
         print(f"{done} done, {memory}", file=sys.stderr, flush=True)
 
     async def drain(self) -> None:
-        """Wait until the server says that it has nothing to do, or for so long that it never will."""
+        """Waits until the server reports that it is idle, up to a time limit."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while True:
             metrics = await self.metrics()
@@ -231,7 +231,7 @@ def run_burst(args: argparse.Namespace) -> dict[str, Any]:
     with ServerProcess(contender(args.model, "--max-num-seqs", str(BURST_SLOTS)), args.start_seconds) as server:
         result, order = asyncio.run(burst(args, server))
     inversion = max_inversion(order)
-    # Those that share a prefill step start together, in any order.
+    # Requests that share a prefill step start together, in any order.
     return result.report() | {"max_inversion": inversion, "in_order": inversion < BURST_SLOTS, "start_order": order}
 
 
@@ -254,9 +254,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 when a must does not hold."""
+    """Runs the command line; return 1 when a must does not hold."""
     args = parse_arguments(argv)
-    # So that whoever ends the run by its id ends the server too.
+    # Ending the run by its process id also ends the server.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     phases: dict[str, dict[str, Any]] = {}
     try:

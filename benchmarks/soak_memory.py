@@ -24,7 +24,7 @@ class Point:
 
 
 def take_point(done: int, api: int, worker: int, metrics: dict[str, float]) -> Point:
-    """Read both processes' memory; raises OSError when one of them is gone."""
+    """Reads both processes' memory; raises OSError when one of them is gone."""
     of_api, of_worker = status_mb(api), status_mb(worker)
     return Point(done, of_api["VmRSS"], of_worker["VmRSS"], of_worker["RssAnon"], metrics)
 
@@ -32,7 +32,7 @@ def take_point(done: int, api: int, worker: int, metrics: dict[str, float]) -> P
 def status_mb(pid: int) -> dict[str, float]:
     """The sizes in /proc/PID/status, in MB; raises OSError when the process has ended."""
     sizes = parse_status(Path(f"/proc/{pid}/status").read_text())
-    if "VmRSS" not in sizes:  # ended, and nobody has asked for its status yet
+    if "VmRSS" not in sizes:  # ended, but not yet waited for by its parent
         raise ProcessLookupError(f"process {pid} of the server has ended")
     return sizes
 
@@ -43,7 +43,7 @@ def proportional_mb(pid: int) -> float:
 
 
 def parse_status(text: str) -> dict[str, float]:
-    """The lines of a status file that give a size in kB (which means KiB), in MB."""
+    """Sizes of a status file's lines in kB (which means KiB), in MB."""
     pairs = (line.split() for line in text.splitlines())
     return {words[0].rstrip(":"): int(words[1]) * KIB_IN_MB for words in pairs if len(words) == 3 and words[2] == "kB"}
 

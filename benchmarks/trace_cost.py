@@ -1,10 +1,10 @@
-"""What traced rows, and processors in shadow, cost a decode step of the whole batch.
+"""Cost of traced rows, and of processors in shadow, in a decode step of the whole batch.
 
     python benchmarks/trace_cost.py                    # exit status 0 only if one traced row costs 5 % or less
     python benchmarks/trace_cost.py --smoke            # seconds; fails only if it cannot measure
 
-One engine decodes all the time; steps of every kind take turns, so that a busy machine slows all of them alike. "again"
-is the plain step a second time: how far its ratio is from 1 is the noise.
+One engine decodes all the time; steps of every kind take turns, so that a busy machine slows all of them equally.
+"again" is the plain step a second time: the distance of its ratio from 1 is the noise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Bench:
         return time.perf_counter() - began
 
     def message_bytes(self) -> int:
-        """How much a step sends to the API process."""
+        """Size of a step's message to the API process."""
         return len(encode(self.engine.step()))
 
     def become(self, kind: Kind) -> None:

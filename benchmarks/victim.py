@@ -32,7 +32,7 @@ SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS, REQUEST_SECONDS = 180.0, 240.0
 PROBE_SECONDS = 0.05
 VICTIMS_KEY = "victim"
-# Caches of grammars and processes that nobody needs any more have so long to be given back.
+# Time limit for the release of unused grammar caches and processes.
 SETTLE_SECONDS, SETTLED_MB = 15.0, 100.0
 IN_SMOKE = ("2,048 prompts x 4,096 bad words", "/tokenize of 15 MB", "Params that spins")
 BOUNDS = "the bounds are 2 x calm, 1000 ms, 100 ms and 200 MB"

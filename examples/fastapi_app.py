@@ -1,4 +1,4 @@
-"""The engine inside a FastAPI application of one's own.
+"""The engine inside a FastAPI application.
 
 MODEL=smollm2-135m uvicorn --app-dir examples fastapi_app:app
 

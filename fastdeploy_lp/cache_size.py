@@ -1,4 +1,4 @@
-"""How many blocks the KV cache gets: what every slot could use, as far as memory allows."""
+"""Number of KV-cache blocks: enough for every slot, if memory allows."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class GuidedDecodingConfig:
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """How conversations become prompts, and outputs messages.
+    """Conversion of conversations to prompts, and of outputs to messages.
 
     chat_template: a jinja template in place of the model's own. trust_request_chat_template: requests may send theirs.
     tool_call_parser: reads tool calls; None for the one that fits the chat template. enable_auto_tool_choice: False
@@ -182,7 +182,7 @@ class ChatConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """What follows when the worker ends, or says nothing for too long.
+    """Reaction to a worker that ends or is silent for too long.
 
     restart: another worker takes its place; False ends the engine. step_timeout: seconds without a word from a worker
     that has work, after which it is ended by force; 0 for no limit. max_restarts: within a minute, before the engine

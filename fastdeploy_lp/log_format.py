@@ -1,4 +1,4 @@
-"""How log lines look, in the API process and in the worker: text or JSON, always one line an event."""
+"""Log format of the API process and the worker: text or JSON, one line per event."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def configure_logging(level: str, log_format: str, name: str | None = None) -> N
 
 
 def configure_from_environment(name: str) -> None:
-    """The same in a child process, as its parent was told."""
+    """Configures logging in a child process from its parent's settings."""
     level, log_format = os.environ.get(LEVEL_VARIABLE, "info"), os.environ.get(FORMAT_VARIABLE, "text")
     configure_logging(level if level in LOG_LEVELS else "info", log_format, name)
 

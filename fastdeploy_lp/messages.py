@@ -143,7 +143,7 @@ ShadowTokens = dict[str, int | None]
 
 
 class SequenceStep(msgspec.Struct, array_like=True):
-    """What one step did for one sequence.
+    """Result of one step for one sequence.
 
     `error` is set when the sequence ended because it could not go on, `unavailable` when that is because it asked for
     something out of service, and `by_request` when what it asks for cannot be done.

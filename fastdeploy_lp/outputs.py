@@ -1,4 +1,4 @@
-"""What a finished or running request gives back to its caller."""
+"""Outputs that a running or finished request returns to its caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
 @dataclass(slots=True, frozen=True)
 class Logprob:
-    """What is known of one token at one position.
+    """Log probability of one token at one position.
 
     logprob: natural logarithm of its probability, or its logit, as `--logprobs-mode` says. rank: 1 for a most likely
     token. decoded_token: what it reads as.
@@ -173,7 +173,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers there are, as vLLM names it."""
+        """Number of elements, under vLLM's name."""
         return len(self.embedding)
 
 

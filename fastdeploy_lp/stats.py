@@ -86,7 +86,7 @@ class FinishedRequestStats:
 
 @dataclass(slots=True)
 class IterationStats:
-    """What one message of the worker brought, or what happened between two of them.
+    """Statistics of one worker message, or of the time between two messages.
 
     iteration_timestamp: when. num_generation_tokens: tokens sampled, those behind a stop string included.
     num_preempted_reqs: sequences that gave up their blocks in this step.

@@ -1,4 +1,4 @@
-"""What a trace tells of one token: how its distribution came about, stage by stage."""
+"""Trace of one token: its distribution after each stage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TraceStage:
 
 @dataclass(slots=True, frozen=True)
 class ShadowToken:
-    """What the token would have been with a shadowed processor in the chain.
+    """The token that a shadow processor in the chain would have led to.
 
     token_id: None if it would have left none, or if it failed. changed: whether that is another token.
     """
@@ -80,7 +80,7 @@ class TokenTrace:
 
 @dataclass(slots=True)
 class ShadowReport:
-    """How often a processor in shadow would have changed a completion's token.
+    """Counts of a completion's tokens that a shadow processor would have changed.
 
     tokens: those that it was tried on. changed: those that would have been others. faults: those on which it failed.
     """

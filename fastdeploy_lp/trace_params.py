@@ -1,4 +1,4 @@
-"""What a request asks of its trace."""
+"""Trace parameters of a request."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `benchmarks/compare.py` is made of."""
+"""Parts of `benchmarks/compare.py`."""

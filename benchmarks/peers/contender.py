@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 OUR_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 SLOTS = 32
 CONTEXT = 2048
-# Names of one arithmetic that engines spell differently: ratios compare what stands in one line here.
+# Engines' different names of one precision: ratios compare the names in one line here.
 SAME_PRECISION = (("float32", "f32"), ("w8a8", "q8_0"), ("bfloat16", "bf16"), ("q4_1", "q4_0"))
 
 
@@ -36,7 +36,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         return f"{self.engine}, {self.precision}"
 
     @property
@@ -93,7 +93,7 @@ def hugging_face_contender(directory: Path) -> Contender:
 
 
 def printable(contender: Contender) -> str:
-    """What starts it, as one would type it, without the folders of this machine."""
+    """Its start command as typed in a shell, without the folders of this machine."""
     settings = [f"{name}={value}" for name, value in contender.environment.items() if name != "PYTHONPATH"]
     return " ".join(without_folders(word) for word in (*settings, *contender.command))
 

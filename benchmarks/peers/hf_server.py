@@ -1,7 +1,7 @@
 """Serves Hugging Face `generate` over an OpenAI-compatible chat API, one batch at a time.
 
-It is what somebody gets who puts a server around `generate` without an engine: the requests that wait form a batch,
-padded on the left, and those that come meanwhile wait for its end. Greedy only. Started by ``benchmarks/compare.py``;
+The baseline of a server around `generate` without an engine: the waiting requests form a batch, padded on the left, and
+later requests wait for its end. Greedy only. Started by ``benchmarks/compare.py``;
 by hand: ``python benchmarks/peers/hf_server.py MODEL_DIRECTORY --port 8190``.
 """
 
@@ -48,7 +48,7 @@ class Waiting:
     output_tokens: int = 0
 
     def put(self, chunk: str | Exception | None) -> None:
-        """Hand a piece of text, a fault or the end to the event loop; called by the thread of the model."""
+        """Hands a piece of text, a fault or the end to the event loop; called by the thread of the model."""
         self.loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
 
@@ -64,7 +64,7 @@ class BatchStreamer(BaseStreamer):  # type: ignore[misc, unused-ignore]
         self._prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the next token of every row, [rows] int64; the first call brings the prompts."""
+        """Takes the next token of every row, [rows] int64; the first call brings the prompts."""
         if not self._prompt_seen:
             self._prompt_seen = True
             return
@@ -99,7 +99,7 @@ class BatchGenerator(threading.Thread):
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     def run(self) -> None:
-        """Serve until the process ends."""
+        """Serves until the process ends."""
         while True:
             batch = [self.waiting.get()]
             while len(batch) < self._max_batch and not self.waiting.empty():
@@ -185,7 +185,7 @@ def build_app(generator: BatchGenerator) -> FastAPI:
 
 
 def main() -> None:
-    """Load the model, then listen."""
+    """Loads the model, then listen."""
     parser = argparse.ArgumentParser(description="Serve Hugging Face generate, one batch at a time.")
     parser.add_argument("directory", help="model in Hugging Face layout")
     parser.add_argument("--port", type=int, default=8190)

@@ -13,7 +13,7 @@ QUIET_CORES = 0.05
 
 @dataclass(frozen=True)
 class Machine:
-    """What results depend on."""
+    """Properties of the machine that affect results."""
 
     processor: str
     cores: int

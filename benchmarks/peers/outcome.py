@@ -1,4 +1,4 @@
-"""What was measured of each contender, and what it comes to against its peers."""
+"""Measurements of each contender, and their ratios to its peers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """What all servers got: `rounds` requests of each worker of a level; `processors` for a logit bias as well."""
+    """The load of all servers: `rounds` requests of each worker of a level; `processors` adds a logit bias."""
 
     model: str
     concurrencies: tuple[int, ...]

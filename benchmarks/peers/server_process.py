@@ -28,10 +28,10 @@ class ServerError(Exception):
 
 
 class ServerProcess:
-    """`with ServerProcess(contender, seconds) as server:` gives one that answers /health with 200.
+    """`with ServerProcess(contender, seconds) as server:` returns a server that answers /health with 200.
 
-    Raises ServerError when it ends by itself or is not healthy within `seconds`. It runs in a process group of its
-    own, and the whole group is gone after the block.
+    Raises ServerError if it ends by itself or is not healthy within `seconds`. It runs in a separate process group,
+    which is ended after the block.
     """
 
     def __init__(self, contender: Contender, seconds: float) -> None:
@@ -43,7 +43,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where the server is, without `/v1`."""
+        """The server's URL, without `/v1`."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -100,7 +100,7 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            # What the server left behind would share the cores with the next one.
+            # Remaining processes of the server would share the cores with the next one.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         self._log.close()
@@ -113,7 +113,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """Returns a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -78,7 +78,7 @@ def factors(maximum: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Ten
 
 
 def smooth(model: Any, maxima: dict[str, torch.Tensor]) -> None:
-    """Fold the factors of every linear layer into what comes before it; the model computes the same."""
+    """Folds the factors of every linear layer into what comes before it; the model computes the same."""
     with torch.no_grad():
         for index, layer in enumerate(model.model.layers):
             name, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
@@ -91,7 +91,7 @@ def smooth(model: Any, maxima: dict[str, torch.Tensor]) -> None:
 
 
 def fold(before: torch.Tensor, after: Sequence[Any], maximum: torch.Tensor) -> None:
-    """Divide the rows of `before` by the factors and multiply the input channels of `after` by them."""
+    """Divides the rows of `before` by the factors and multiply the input channels of `after` by them."""
     factor = factors(maximum, [layer.weight for layer in after])
     before.div_(factor if before.dim() == 1 else factor[:, None])
     for layer in after:
@@ -99,7 +99,7 @@ def fold(before: torch.Tensor, after: Sequence[Any], maximum: torch.Tensor) -> N
 
 
 def fold_heads(attention: Any, maximum: torch.Tensor, config: Any) -> None:
-    """Fold the output projection's factors into the values: the query heads of a group share theirs."""
+    """Folds the output projection's factors into the values: the query heads of a group share theirs."""
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     factor = factors(maximum, [attention.o_proj.weight]).view(shared, heads // shared, -1).amax(1)
     attention.v_proj.weight.div_(factor.reshape(-1, 1))
@@ -122,7 +122,7 @@ def quantized_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def convert(source: Path, directory: Path) -> None:
-    """Write the W8A8 form of the Llama model in `source` to the new `directory`."""
+    """Writes the W8A8 form of the Llama model in `source` to the new `directory`."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())

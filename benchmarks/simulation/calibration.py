@@ -42,7 +42,7 @@ TURNS = 4
 
 @dataclass
 class StepsJob:
-    """What `simulate_steps.py` measures, and for how long."""
+    """Extent and duration of the measurements of `simulate_steps.py`."""
 
     model: str
     quantization: str | None

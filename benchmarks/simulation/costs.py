@@ -1,4 +1,4 @@
-"""What a step takes, as a function of what it computes, and what the API process adds."""
+"""Time of a step as a function of its work, and the time that the API process adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTLIERS = 0.01
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a step computes.
+    """Work of a step.
 
     tokens: of all chunks. samples: chunks that end in a new token. pairs: query and key pairs, over all tokens.
     """
@@ -44,9 +44,9 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step: a curve over its tokens, straight between knots, and two prices.
+    """Seconds of a step: a piecewise-linear function of its tokens, and two unit costs.
 
-    at_knots: seconds at each of `knots`, beyond which the last slope goes on. per_sample: of a row of logits and its
+    at_knots: seconds at each of `knots`, beyond which the last slope continues. per_sample: of a row of logits and its
     token. per_pair: of attention between a token and one that it sees.
     """
 
@@ -60,7 +60,7 @@ class StepCosts:
             raise ValueError("at_knots: must be one for each of two or more knots")
 
     def seconds(self, shape: StepShape) -> float:
-        """What a step of this shape takes."""
+        """Seconds of a step of this shape."""
         knots, values = self.knots, self.at_knots
         right = min(max(bisect_right(knots, shape.tokens), 1), len(knots) - 1)
         left = right - 1
@@ -71,11 +71,10 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """What serving adds to a step computed alone, in seconds; client and API process have the worker's cores.
+    """Seconds that serving adds to a step computed alone; client and API process share the worker's cores.
 
     per_request: from a request's arrival until the worker has it, and back to the client. per_request_busy: the same
-    while the worker computes, and whoever has something to do waits for a core. per_step, per_token: by how much a step
-    is longer.
+    while the worker computes, when busy processes wait for a core. per_step, per_token: added length of a step.
     """
 
     per_request: float = 0.0
@@ -122,7 +121,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Costs of steps and how well they tell the measured ones; see `Costs`."""
+    """Costs of steps and their accuracy on the measured ones; see `Costs`."""
 
     costs: StepCosts
     fit_error: float

@@ -27,7 +27,7 @@ class Played:
 class Fleet:
     """`replicas` of one configuration; of these the first `sample` are simulated (all, without it).
 
-    A sample stands for the whole only where the policy gives replicas their requests independently of the others.
+    A sample represents the whole only if the policy assigns requests to replicas independently of each other.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Fleet:
         self._number = 0
 
     def play(self, trace: Iterable[Arrival], until: float | None = None) -> Played:
-        """Serve all of the trace; with `until`, stop then with what is in flight."""
+        """Serves all of the trace; with `until`, stop then with what is in flight."""
         played = Played(self.replicas)
         with _no_collection():
             for arrival in trace:

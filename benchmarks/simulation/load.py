@@ -23,7 +23,7 @@ TOKENS = range(1000, 30000)
 
 
 def body_of(arrival: Arrival, model: str, salt: int) -> dict[str, Any]:
-    """The request with random tokens; those of a prefix are the same for the same salt."""
+    """The request with random tokens; the tokens of a prefix are the same for the same salt."""
     prefix = random.Random(f"prefix {salt} {arrival.prefix}").choices(TOKENS, k=arrival.prefix_tokens)
     own = arrival.prompt_tokens - arrival.prefix_tokens
     return {

@@ -7,7 +7,7 @@ from fastdeploy_lp.worker.scheduler import Scheduler
 
 
 class NotingScheduler(Scheduler):
-    """Keeps what it scheduled last; to be put in an idle engine's place of its own."""
+    """Keeps its last schedule; replaces the scheduler of an idle engine."""
 
     last: list[ScheduledChunk]
 

@@ -23,9 +23,9 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fleet did with a trace.
+    """Result of a fleet for a trace.
 
-    Rates are a second, and for all simulated replicas together. utilization: the share of the time in which a replica
+    Rates are per second, and for all simulated replicas together. utilization: the share of the time in which a replica
     computes; waiting: sequences without a slot at a replica, on average over its time; most_waiting: at one of them.
     cache_hits: the share of prompt tokens found in prefix caches.
     """

@@ -37,7 +37,7 @@ class Axis:
         self.low, self.high = (min(values), max(values)) if log else (0.0, max(values))
 
     def place(self, value: float) -> float:
-        """Where a value is."""
+        """Returns the position of a value."""
         low, high, at = self.low, self.high, value
         if self._log:
             low, high, at = math.log(low), math.log(high), math.log(value)

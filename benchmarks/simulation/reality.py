@@ -22,7 +22,7 @@ from simulation.trace import Arrival, Lengths, Prefixes, TraceShape
 
 # Shares of what the simulator says that a replica can do.
 LOADS = {"low": 0.3, "near capacity": 0.85, "over capacity": 1.6}
-# Outputs are short, so that a minute has enough requests to tell a percentile by.
+# Outputs are short, so that a minute has enough requests for a percentile.
 SHAPE = TraceShape(1.0, Lengths(120.0, 1.0, 1024), Lengths(100.0, 0.6, 400), Prefixes(8, 64, 0.5))
 CAPACITY_REQUESTS = 600
 WARM_UP = 16
@@ -35,7 +35,7 @@ TURNS = 3
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared."""
+    """Extent of the comparison."""
 
     tokens_per_s: float
     ttft_ms: Percentiles
@@ -76,15 +76,15 @@ def capacity(costs: Costs, config: ReplicaConfig, shape: TraceShape) -> float:
 
 
 def predict(trace: Sequence[Arrival], costs: Costs, config: ReplicaConfig) -> Numbers:
-    """What one replica does with the trace."""
+    """Result of one replica for the trace."""
     outcome = outcome_of(Fleet(1, RoundRobin(1, 0), config, costs).play(trace))
     return Numbers(outcome.tokens_per_s, outcome.ttft_ms, outcome.tpot_ms)
 
 
 def compare(costs: Costs, config: ReplicaConfig, seconds: float) -> list[Compared]:
-    """Each load in turns, all of them together for so long, on a server of the kind that was calibrated.
+    """Runs the loads in turns, for this long together, on a server of the calibrated kind.
 
-    A run goes on until its last request has ended.
+    A run ends with its last request.
     """
     most = capacity(costs, config, SHAPE)
     compared = []
@@ -145,7 +145,7 @@ def show(compared: Sequence[Compared]) -> str:
 
 
 def holds(compared: Sequence[Compared]) -> bool:
-    """Whether throughput and the mean and median time to the first token are predicted closely enough."""
+    """True if throughput and the mean and median time to the first token are predicted closely enough."""
     names = ("tokens_per_s", "ttft_mean", "ttft_p50")
     return all(abs(ratios[name] - 1) <= WITHIN for ratios in middle_ratios(compared).values() for name in names)
 

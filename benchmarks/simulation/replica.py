@@ -35,7 +35,7 @@ class ReplicaConfig:
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request; times in seconds, `first` and `ended` as its client sees them."""
+    """Result of a request; times in seconds, `first` and `ended` as its client sees them."""
 
     arrival: Arrival
     sequence: Sequence
@@ -123,11 +123,12 @@ class Gaps:
 
 
 class Replica:
-    """Takes requests and runs steps; whoever has it moves the time on.
+    """Takes requests and runs steps; the caller advances the time.
 
-    `take` brings a request, `ends` says when the current stretch of steps ends, and `finish` is called then. With
-    `skip_ahead`, steps that cannot differ from the first (all rows generate, none ends, nobody can be admitted, and the
-    blocks suffice) are one stretch, which an arrival cuts short. `schedule` notes each step's chunks if it is a list.
+    `take` adds a request, `ends` is the end time of the current stretch of steps, when the caller calls `finish`. With
+    `skip_ahead`, steps that cannot differ from the first (all rows generate, none ends, no request can be admitted, and
+    the blocks suffice) are one stretch, which an arrival cuts short. `schedule` records each step's chunks if it is a
+    list.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Replica:
             self._stretch.cut(now)
 
     def finish(self) -> list[Served]:
-        """The stretch ends: its tokens are there, the next one begins; gives the requests that ended."""
+        """Ends the stretch: adds its tokens, starts the next one; returns the requests that ended."""
         stretch = self._stretch
         if stretch is None:
             raise ValueError("finish: nothing runs")
@@ -189,7 +190,7 @@ class Replica:
 
     @property
     def delay(self) -> float:
-        """What a request that comes now takes to be here, and its first token back."""
+        """Serving time added to a request that arrives now, until the worker has it and its first token is back."""
         server = self._costs.server
         return server.per_request if self._stretch is None else server.per_request_busy
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from simulation.trace import Arrival
 
-# How much fuller than the mean a replica may be before requests with its prefix go elsewhere.
+# Maximum excess of a replica's load over the mean before requests with its prefix go to other replicas.
 FULLER = 1.25
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -72,7 +72,7 @@ class LeastLoaded:
         return self.sent(self._heap[0][2])
 
     def sent(self, replica: int) -> int:
-        """That replica gets a request; gives it back."""
+        """Assigns a request to this replica; returns the replica."""
         self._change(replica, 1)
         return replica
 

@@ -1,4 +1,4 @@
-"""How throughput and latency go with load, policy and the number of replicas."""
+"""Throughput and latency by load, policy and number of replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRELIMINARY = "> **Preliminary.** The machine was not quiet, or runs were short:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is simulated.
+    """Extent of the simulation.
 
     shares: loads, as shares of the capacity. replicas: sizes of fleets. busy: the load at which fleets and policies
     are compared. requests: of the runs of one replica, so that all percentiles are of as many. seconds, hour: of the

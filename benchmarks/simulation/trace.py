@@ -17,9 +17,9 @@ DRAWN_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: its number, when it comes, tokens of prompt and output.
+    """A request: its number, arrival time, tokens of prompt and output.
 
-    The first `prefix_tokens` of the prompt are those of every request with the same `prefix`, and no others.
+    Requests with the same `prefix`, and no others, share the first `prefix_tokens` of the prompt.
     """
 
     number: int
@@ -30,9 +30,9 @@ class Arrival:
     prefix_tokens: int = 0
 
     def prompt(self) -> list[int]:
-        """Token ids: two prompts begin alike exactly as far as they share a prefix."""
+        """Token ids: two prompts have exactly their shared prefix in common."""
         own = self.prompt_tokens - self.prefix_tokens
-        # Negative numbers name prefixes, so that no request has such a token of its own.
+        # Negative numbers identify prefixes, so that no request uses them for other tokens.
         return [-1 - self.prefix] * self.prefix_tokens + [self.number] * own
 
 
@@ -68,7 +68,7 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class TraceShape:
-    """How requests come and how long they are.
+    """Arrivals and lengths of requests.
 
     rate: requests a second. arrivals: "poisson"; "gamma", whose gaps vary by `variation` (standard deviation over
     mean); or "modulated", a Poisson process whose rate is `variation` times the low one during bursts. Bursts and the
@@ -131,7 +131,7 @@ def write_trace(path: Path, trace: list[Arrival]) -> None:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """What `write_trace` wrote; raises ValueError for anything else."""
+    """Reads a file of `write_trace`; raises ValueError for anything else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Arrival])
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""What MkDocs does besides: the README is the first page, linked files come along, nothing is loaded from elsewhere."""
+"""MkDocs hooks: the README is the first page, linked files are included, nothing is loaded from other hosts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _log = logging.getLogger("mkdocs.hooks.site")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Take in the README and every file outside of docs/ that a page links to."""
+    """Adds the README and every file outside of docs/ that a page links to."""
     for path in files_beside_docs(ROOT):
         files.append(File.generated(config, page_of(path), abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs' names
-    """Links of the repository become links of the site."""
+    """Converts links of the repository into links of the site."""
     return with_site_links(markdown, page.file.src_uri, ROOT)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - MkDocs' names
-    """Warn of what a reader's browser would load from another host; with --strict the build fails."""
+    """Logs a warning for each resource on another host; with --strict the build fails."""
     for address in outside_resources(output):
         _log.warning("%s loads %s", page.file.src_uri, address)
     return output

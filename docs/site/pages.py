@@ -1,4 +1,4 @@
-"""Where the repository's files stand in the site, and what a built page would load from elsewhere."""
+"""Site paths of the repository's files, and resources that a built page would load from other hosts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 HOME = "README.md"
-# Files beside docs/ that a page links to lie under this folder of the site.
+# The site's folder for linked files outside docs/.
 SOURCE = "source"
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=(?:#[^)\s]*)?\))")
 _OUTSIDE = re.compile(r"(?:https?:)?//", re.IGNORECASE)
-# Attributes that make a browser load something, by tag; links that a reader follows are not among them.
+# Attributes that make a browser load a resource, by tag; without links that a reader follows.
 _LOADING = {
     "audio": ("src",),
     "embed": ("src",),
@@ -53,7 +53,7 @@ def links_of(markdown: str, page: str) -> Iterator[str]:
 
 
 def files_beside_docs(root: Path) -> list[str]:
-    """Repository paths of all that is not in docs/ and has a place in the site: the README, and what pages link to."""
+    """Repository paths of the site's files outside docs/: the README, and the files that pages link to."""
     waiting = [HOME, *(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))]
     seen: set[str] = set()
     while waiting:
@@ -67,7 +67,7 @@ def files_beside_docs(root: Path) -> list[str]:
 
 
 def with_site_links(markdown: str, page: str, root: Path) -> str:
-    """The page's text with each link to a file of the repository leading to that file's place in the site."""
+    """Returns the page's text with each link to a repository file replaced by that file's path in the site."""
 
     def place(found: re.Match[str]) -> str:
         path = _resolve(found.group(), page)
@@ -95,7 +95,7 @@ class _ResourceFinder(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag loads."""
+        """Records the resources that the tag loads."""
         given = dict(attrs)
         if tag == "link" and given.get("rel") == "canonical":
             return

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/builtin-parameters.md anew: `python docs/site/write_parameters.py`."""
+"""Rewrites the tables of docs/builtin-parameters.md: `python docs/site/write_parameters.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = "<!-- What follows is written by docs/site/write_parameters.py. -->\n\n"
 
 
 def current_page() -> str:
-    """The page as it has to be: what stands above the mark, and the tables."""
+    """The expected page: the text above the mark, and the tables."""
     tables = io.StringIO()
     with contextlib.redirect_stdout(tables):
         main(["--markdown", *sorted(BUILTIN, key=str.lower)])

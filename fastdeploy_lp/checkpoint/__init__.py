@@ -1,4 +1,4 @@
-"""Find a model on this machine and turn GGUF files into Hugging Face directories; nothing is ever downloaded."""
+"""Finds models on this machine and converts GGUF files to Hugging Face directories; downloads nothing."""
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles

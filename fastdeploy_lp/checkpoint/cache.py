@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
-# Raised whenever the converter writes something else for the same GGUF: old conversions are then not used any more.
+# Incremented when the converter's output for the same GGUF changes, so that old conversions are no longer used.
 CONVERTER_VERSION = 2
 
 CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -41,11 +41,11 @@ def converted_directory(
     inputs: Sequence[Path] = (),
     needed: Sequence[str] = CONVERTED_FILES,
 ) -> Path:
-    """The cached conversion of `source`, made by `convert(new_directory)` if it is not there.
+    """Returns the cached conversion of `source`; `convert(new_directory)` makes it if it is missing.
 
-    inputs: the files that it depends on where `source` is a directory. needed: the files that it has.
+    inputs: the files that it depends on if `source` is a directory. needed: the files that it contains.
 
-    A conversion appears whole or not at all, also when several processes ask for it at the same time. Those of older
+    A conversion appears whole or not at all, even if several processes request it at once. Conversions of older
     contents of `source` stay: another process may be reading them.
 
     Raises CheckpointError when `source` cannot be read or the cache cannot be written, and what `convert` raises.
@@ -68,10 +68,10 @@ def converted_directory(
 
 
 def _fingerprint(source: Path, inputs: Sequence[Path]) -> str:
-    """A directory name that changes when the file does.
+    """Returns a directory name that changes when the file does.
 
     Hashing gigabytes at every start would be slow. A rewritten file has another modification time; a file put in
-    place with its old time kept differs in size, in the metadata at its head, or in the weights at its tail.
+    place with its old time differs in size, in the metadata at its head, or in the weights at its tail.
     """
     digest = hashlib.sha256(f"{CONVERTER_VERSION} ".encode())
     for path in inputs or (source,):
@@ -95,14 +95,14 @@ def _is_complete(directory: Path, needed: Sequence[str]) -> bool:
 def _locked(directory: Path) -> Iterator[None]:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f".{directory.name}.lock").open("w") as stream:
-        # Released by the kernel when the holder ends, however it ends.
+        # The kernel releases the lock when the holder ends, even after a crash.
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def _fill(directory: Path, key_now: Callable[[], str], convert: Callable[[Path], None]) -> None:
-    """Convert into a sibling and rename it into place; the caller holds the lock. `key_now` is of what is there now."""
-    # The holder of the lock is alone, so what lies here was left by a process that was killed.
+    """Converts into a sibling and renames it into place, under the caller's lock. `key_now` returns the current key."""
+    # Only the lock holder writes here, so these were left by a killed process.
     for leftover in directory.parent.glob(f".{glob.escape(directory.name)}.*.partial"):
         shutil.rmtree(leftover)
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
@@ -114,7 +114,7 @@ def _fill(directory: Path, key_now: Callable[[], str], convert: Callable[[Path],
                 f"{directory.name}: its source changed while it was converted; give a model that is not being written"
             )
         if directory.exists():
-            # Somebody took files out of it: a directory can only be renamed over an empty one.
+            # Incomplete: files were removed. A rename replaces only an empty directory.
             shutil.rmtree(directory)
         partial.rename(directory)
     finally:

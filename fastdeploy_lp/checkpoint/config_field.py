@@ -12,7 +12,7 @@ FILE = "config.json"
 
 
 def positive_int(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """The whole number under `field`, or `default` where it is absent or null.
+    """Returns the whole number under `field`, or `default` if it is absent or null.
 
     Raises CheckpointError for a field that is missing without a default, and for anything but a whole number above 0.
     """
@@ -27,7 +27,7 @@ def positive_int(config: Mapping[str, Any], field: str, default: int | None = No
 
 
 def positive_float(config: Mapping[str, Any], field: str, default: float | None = None, *, prefix: str = "") -> float:
-    """The same for a finite number above 0; errors name the field with `prefix` before it."""
+    """As `positive_int`, for a finite number above 0; errors put `prefix` before the field's name."""
     value = config.get(field)
     if value is None:
         value = default
@@ -39,7 +39,7 @@ def positive_float(config: Mapping[str, Any], field: str, default: float | None 
 
 
 def flag(config: Mapping[str, Any], field: str, *, default: bool = False) -> bool:
-    """The true or false under `field`; raises CheckpointError for anything else."""
+    """Returns the boolean under `field`; raises CheckpointError for any other value."""
     value = config.get(field)
     if value is None:
         return default
@@ -49,7 +49,7 @@ def flag(config: Mapping[str, Any], field: str, *, default: bool = False) -> boo
 
 
 def texts(config: Mapping[str, Any], field: str) -> list[str]:
-    """The list of texts under `field`, empty where it is absent or null; raises CheckpointError for anything else."""
+    """Returns the list of strings under `field`, empty if absent or null; raises CheckpointError for other values."""
     value = config.get(field)
     if value is None:
         return []

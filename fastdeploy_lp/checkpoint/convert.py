@@ -1,4 +1,4 @@
-"""One GGUF file to one Hugging Face directory."""
+"""Converts one GGUF file to one Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fastdeploy_lp.checkpoint.gguf_weights import write_weights
 def convert_gguf(source: Path, directory: Path, *, show_progress: bool) -> None:
     """Write config.json, tokenizer.json, tokenizer_config.json and model.safetensors (float32) into `directory`.
 
-    The files appear one after another: the caller makes them visible together.
-    Raises CheckpointError for a GGUF that cannot be used, OSError when `directory` cannot be written.
+    The files appear one by one; the caller makes them visible together.
+    Raises CheckpointError for an unusable GGUF, OSError if `directory` cannot be written.
     """
     file = read_gguf(source)
     config = model_config(file)

@@ -4,10 +4,10 @@ MAX_CHARACTERS = 2000
 
 
 class CheckpointError(ValueError):
-    """A model cannot be used. One line: the file, what is wrong with it, and what to give instead.
+    """A model cannot be used. The message is one line: the file, the fault, and the remedy.
 
-    Names and values of the file that the line quotes are escaped where they cannot be printed. A long line loses its
-    middle, since its end says what to give.
+    Unprintable characters in names and values quoted from the file are escaped. A long line loses its
+    middle, since its end names the remedy.
     """
 
     def __init__(self, message: str) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
-# No file system that models lie on allows longer ones.
+# Longest file name in bytes; common file systems allow no longer ones.
 MAX_NAME = 255
 _LAYOUT = "give a directory with config.json, *.safetensors and tokenizer.json"
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where the parts of one model lie.
+    """Locations of the parts of one model.
 
-    directory: holds config.json, the weights and (for a model that takes text) tokenizer.json.
-    source: what the directory was made from: the GGUF file, or the directory itself.
-    weights: the safetensors files, none of them twice.
+    directory: contains config.json, the weights and (for a model that takes text) tokenizer.json.
+    source: origin of the directory: the GGUF file, or the directory itself.
+    weights: the safetensors files, without duplicates.
     config: the parsed config.json.
     """
 
@@ -32,7 +32,7 @@ class ModelFiles:
 
 
 def read_model_files(directory: Path, source: Path | None = None, *, need_tokenizer: bool = True) -> ModelFiles:
-    """Look at a directory in Hugging Face layout; the weights themselves are not opened.
+    """Reads a directory in Hugging Face layout; the weights are not opened.
 
     Raises CheckpointError when config.json, the weights or (unless `need_tokenizer` is false) tokenizer.json are
     missing or unreadable.
@@ -45,7 +45,7 @@ def read_model_files(directory: Path, source: Path | None = None, *, need_tokeni
 
 
 def find_weights(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a directory; raises CheckpointError if there are none or the index is damaged."""
+    """Returns the safetensors files of a directory; raises CheckpointError if none exist or the index is damaged."""
     index = directory / _INDEX
     single = directory / "model.safetensors"
     if index.is_file():
@@ -69,7 +69,7 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
     for name in sorted({str(value) for value in table.values()}):
         if len(name.encode(errors="surrogatepass")) > MAX_NAME:
             raise CheckpointError(f"{index}: a name of a file is longer than {MAX_NAME} bytes; give a complete copy")
-        # An index that points out of its own directory is damaged or hostile.
+        # An index that points outside its directory is damaged or hostile.
         if Path(name).name != name:
             raise CheckpointError(f"{index}: {name!r} is not a plain file name; give a complete copy of the model")
         if not (index.parent / name).is_file():
@@ -79,7 +79,7 @@ def _indexed_weights(index: Path) -> tuple[Path, ...]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; raises CheckpointError naming a file that is missing or something else."""
+    """Reads a JSON object; raises CheckpointError naming the file if it is missing or holds no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

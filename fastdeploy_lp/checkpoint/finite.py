@@ -1,4 +1,4 @@
-"""Whether weights are numbers."""
+"""Check that weights are finite."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 def is_finite(array: NDArray[np.floating[Any]]) -> bool:
-    """Whether there is neither a NaN nor an infinity among the elements.
+    """Returns True if no element is NaN or infinite.
 
-    A sum is one pass without a copy, and neither goes away in it; only where the sum itself is too large for a float
-    does a second pass decide.
+    A sum takes one pass without a copy, and NaN and infinity persist in it; a second pass runs only if the sum itself
+    overflows.
     """
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())

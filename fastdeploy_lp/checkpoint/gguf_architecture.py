@@ -1,4 +1,4 @@
-"""The architectures that can be converted: a new one is one entry of ARCHITECTURES."""
+"""The architectures that can be converted; a new one needs one entry in ARCHITECTURES."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fastdeploy_lp.checkpoint.gguf_file import GgufFile
 
 @dataclass(frozen=True)
 class WeightRule:
-    """How one tensor becomes another.
+    """Conversion rule of one tensor.
 
-    source, target: its name in the GGUF and in Hugging Face; `{n}` stands for the layer.
+    source, target: its name in the GGUF and in Hugging Face; `{n}` is the layer number.
     shape: names of sizes, see gguf_weights. rope_heads: for rows stored in the order of interleaved rotary embedding,
-    the config.json key of the number of heads they belong to. optional: the GGUF may lack it.
+    the config.json key of their number of heads. optional: the GGUF may lack it.
     """
 
     source: str
@@ -27,8 +27,8 @@ class WeightRule:
 class Architecture:
     """One value of `general.architecture`.
 
-    class_name, model_type: as in config.json. model_weights: once a model. layer_weights: once a layer.
-    config_tensors: tensors that end up in config.json and not among the weights.
+    class_name, model_type: as in config.json. model_weights: once per model. layer_weights: once per layer.
+    config_tensors: tensors that are converted to config.json fields, not to weights.
     """
 
     class_name: str
@@ -38,10 +38,10 @@ class Architecture:
     config_tensors: frozenset[str] = frozenset()
 
 
-# Tied embeddings are stored once: a model without this tensor has no lm_head of its own.
+# Tied embeddings are stored once: a model without this tensor has no separate lm_head.
 LM_HEAD = "output.weight"
 
-# The division of rotary frequencies, element by element, in place of the parameters it came from.
+# Divisors of the rotary frequencies, one per frequency, stored instead of the scaling parameters.
 ROPE_FACTORS = "rope_freqs.weight"
 
 _DECODER_MODEL = (
@@ -52,7 +52,7 @@ _DECODER_MODEL = (
 
 
 def _layer_weights(*, interleaved: bool = False, more: tuple[WeightRule, ...] = ()) -> tuple[WeightRule, ...]:
-    """The matrices and norms of every decoder; `interleaved`: query and key rows stand in rotated pairs."""
+    """Returns the matrices and norms of every decoder; `interleaved`: query and key rows are in rotated pairs."""
     query_heads, key_heads = ("num_attention_heads", "num_key_value_heads") if interleaved else (None, None)
     return (
         _rule("attn_norm.weight", "input_layernorm.weight", "hidden"),
@@ -97,7 +97,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """The rules for this file. Raises CheckpointError for an architecture that has none."""
+    """Returns the rules for this file. Raises CheckpointError for an unsupported architecture."""
     name = file.required("general.architecture", str)
     if name not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))

@@ -1,4 +1,4 @@
-"""GGUF metadata to config.json."""
+"""Converts GGUF metadata to config.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fastdeploy_lp.checkpoint.gguf_architecture import LM_HEAD, architecture_of
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile
 from fastdeploy_lp.checkpoint.gguf_rope import rope_scaling
 
-# Chat models end a turn with another token than a text; generation stops at any of them.
+# Chat models use different tokens for the end of a turn and the end of a text; generation stops at any of them.
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def model_config(file: GgufFile) -> dict[str, Any]:
-    """The config.json of a GGUF model, as Hugging Face names things.
+    """Returns the config.json of a GGUF model, under Hugging Face's names.
 
     Raises CheckpointError for an unsupported architecture and for metadata that is missing or contradicts itself.
     """
@@ -44,7 +44,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 
 def token_id(file: GgufFile, role: str) -> int | None:
-    """The id under `tokenizer.ggml.<role>`, or None. Raises CheckpointError for an id outside the vocabulary."""
+    """Returns the id under `tokenizer.ggml.<role>`, or None. Raises CheckpointError if it is outside the vocabulary."""
     key = f"tokenizer.ggml.{role}"
     token = file.optional(key, int, None)
     if token is not None and not 0 <= token < len(file.required("tokenizer.ggml.tokens", list)):
@@ -91,7 +91,7 @@ def _sizes(file: GgufFile) -> dict[str, int]:
 
 
 def _shortest(stored: float) -> float:
-    # Metadata floats are float32: 1e-05 comes back as 9.999999747378752e-06.
+    # Metadata floats are float32: 1e-05 is read as 9.999999747378752e-06.
     return float(str(np.float32(stored)))
 
 

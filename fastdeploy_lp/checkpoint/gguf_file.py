@@ -1,4 +1,4 @@
-"""What a GGUF file holds."""
+"""Contents of a GGUF file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GgufTensor:
 class GgufFile:
     """A GGUF file: metadata values are int, float, bool, str or flat lists of those.
 
-    mapping: the pages of the file that the tensors are views of.
+    mapping: the mapped file; the tensors are views of it.
     """
 
     path: Path
@@ -44,31 +44,31 @@ class GgufFile:
     mapping: mmap | None = None
 
     def release(self) -> None:
-        """Give the pages that were read back to the kernel; tensors are read from disk again when they are used."""
+        """Returns the pages read so far to the kernel; tensors are read from disk again when used."""
         if self.mapping is not None:
             self.mapping.madvise(MADV_DONTNEED)
 
     def required(self, key: str, kind: type[_T]) -> _T:
-        """The metadata value of `key`. Raises CheckpointError when it is missing or not a `kind`."""
+        """Returns the metadata value of `key`. Raises CheckpointError if it is missing or not a `kind`."""
         if key not in self.metadata:
             raise self.error(f"no metadata {key}")
         value = self.metadata[key]
-        # isinstance would let a bool pass for an int.
+        # isinstance would accept a bool as an int.
         if type(value) is not kind:
             raise self.error(f"metadata {key} is {type(value).__name__}, not {kind.__name__}")
         return value
 
     def optional(self, key: str, kind: type[_T], default: _D) -> _T | _D:
-        """The metadata value of `key`, or `default` if missing. Raises CheckpointError when it is not a `kind`."""
+        """Returns the metadata value of `key`, `default` if missing. Raises CheckpointError if it is not a `kind`."""
         return self.required(key, kind) if key in self.metadata else default
 
     def texts(self, key: str) -> list[str]:
-        """The list of strings under `key`. Raises CheckpointError when it is missing or something else."""
+        """Returns the list of strings under `key`. Raises CheckpointError if it is missing or of another type."""
         values = self.required(key, list)
         if not all(type(value) is str for value in values):
             raise self.error(f"metadata {key} is not a list of strings")
         return values
 
     def error(self, reason: str, instead: str = "give a complete GGUF file of a supported model") -> CheckpointError:
-        """The error to raise about this file."""
+        """Returns the error to raise about this file."""
         return CheckpointError(f"{self.path}: {reason}; {instead}")

@@ -1,7 +1,7 @@
 """Reading the GGUF container, versions 2 and 3, little-endian.
 
-gguf.GGUFReader makes an array of every string in the file, which takes seconds for a vocabulary, and reads over the
-end of a truncated file without a word about it. The format is small enough to read directly.
+gguf.GGUFReader makes an array of every string in the file, which takes seconds for a vocabulary, and silently reads
+past the end of a truncated file. The format is small enough to read directly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCALARS: dict[GGUFValueType, np.dtype[Any]] = {
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata and map the tensors of a GGUF file; weights are read from disk when they are used.
+    """Reads the metadata and maps the tensors of a GGUF file; weights are read from disk when used.
 
     Raises CheckpointError when the file cannot be read, is no GGUF, or is truncated or damaged.
     """
@@ -62,7 +62,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Cursor:
-    """Reads one value after another; raises EOFError at the end of the file.
+    """Reads consecutive values; raises EOFError at the end of the file.
 
     reading: what is being read, for the error message.
     """
@@ -102,13 +102,13 @@ class _TensorHeader:
 
 def _check_version(file: GgufFile, version: int) -> None:
     if version not in _VERSIONS:
-        # The byte order is nowhere written down: a small number then has its low half empty.
+        # The file does not record its byte order; in the wrong order, a small version number has an empty low half.
         reason = "big-endian" if version & 0xFFFF == 0 else f"GGUF version {version}"
         raise file.error(f"{reason} is not supported", "give a little-endian GGUF 2 or 3 file")
 
 
 def _read_header(file: GgufFile, cursor: _Cursor) -> list[_TensorHeader]:
-    """Fill in the metadata and list the tensors."""
+    """Fills in the metadata and lists the tensors."""
     tensor_count, metadata_count = cursor.u64(), cursor.u64()
     try:
         for _ in range(metadata_count):
@@ -148,7 +148,7 @@ def _read_scalars(cursor: _Cursor, kind: GGUFValueType, count: int) -> list[Any]
 
 
 def _read_tensor_header(cursor: _Cursor) -> _TensorHeader:
-    """The offset is still relative to the first tensor."""
+    """Reads one header; its offset is still relative to the first tensor."""
     name = cursor.text()
     dimensions = cursor.u32()
     if not 1 <= dimensions <= _MAX_DIMENSIONS:

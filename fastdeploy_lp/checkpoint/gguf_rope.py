@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from fastdeploy_lp.checkpoint.gguf_architecture import ROPE_FACTORS
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile
 
-# A GGUF keeps only the factors that come out of these; every published Llama 3 model has them.
+# A GGUF stores only the factors computed from these; every published Llama 3 model uses these values.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def rope_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """The `rope_scaling` of config.json: None, linear, llama3 or yarn.
+    """Returns the `rope_scaling` of config.json: None, linear, llama3 or yarn.
 
     Raises CheckpointError for scaling that none of these describes.
     """
@@ -34,7 +34,7 @@ def rope_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] 
 
 
 def _yarn(file: GgufFile, prefix: str) -> dict[str, Any]:
-    """Its attention factor is the one that follows from `factor`, as GGUF's own runtime has it."""
+    """Derives the attention factor from `factor`, as GGUF's own runtime does."""
     for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if file.optional(f"{prefix}.{name}", float, 1.0) != 1.0:
             raise file.error(f"metadata {prefix}.{name} is not supported", "give a model with plain yarn scaling")
@@ -65,7 +65,7 @@ def _llama3(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] | Non
 
 
 def _llama3_factors(factor: float, head_dim: int, theta: float) -> NDArray[np.float64]:
-    """What each of the head_dim/2 frequencies is divided by."""
+    """Returns the divisors of the head_dim/2 frequencies."""
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     turns = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * np.pi)

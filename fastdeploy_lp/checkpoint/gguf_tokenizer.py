@@ -1,4 +1,4 @@
-"""GGUF metadata to tokenizer.json and tokenizer_config.json."""
+"""Converts GGUF metadata to tokenizer.json and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
 
-# GGUF's name for byte-level byte-pair encoding, whichever model it belongs to.
+# GGUF's name for byte-level byte-pair encoding, of any model.
 _BYTE_LEVEL_BPE = "gpt2"
 
 _NAMED_TOKENS = {
@@ -29,7 +29,7 @@ _NAMED_TOKENS = {
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer of a GGUF model: byte-level BPE, with the control tokens as special added tokens.
+    """Returns the tokenizer of a GGUF model: byte-level BPE, with the control tokens as special added tokens.
 
     Raises CheckpointError for another kind of tokenizer, an unknown way of splitting text, and damaged tables.
     """
@@ -50,7 +50,7 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """The tokenizer_config.json of a GGUF model; tokens and a chat template that it lacks are left out.
+    """Returns the tokenizer_config.json of a GGUF model; missing tokens and a missing chat template are left out.
 
     Raises CheckpointError for a token id outside the vocabulary.
     """
@@ -84,7 +84,7 @@ def _byte_pair_model(file: GgufFile, rules: PreTokenization) -> BPE:
     merges = []
     for line in file.texts(_MERGES):
         left, _, right = line.partition(" ")
-        # The library would name the missing token but not the file it is missing from.
+        # The library would name the missing token but not the file.
         if not {left, right, left + right} <= vocabulary.keys():
             raise file.error(f"metadata {_MERGES} has {line!r}, which is not made of tokens")
         merges.append((left, right))
@@ -95,7 +95,7 @@ def _added_tokens(file: GgufFile) -> list[AddedToken]:
     tokens, types = file.texts(_TOKENS), file.required(_TYPES, list)
     if len(types) != len(tokens):
         raise file.error(f"metadata {_TYPES} has {len(types)} entries for {len(tokens)} tokens")
-    # They are in the vocabulary already and keep their ids; adding them makes the text of one a token of its own.
+    # They are already in the vocabulary and keep their ids; adding them makes their text a single token.
     return [
         AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)

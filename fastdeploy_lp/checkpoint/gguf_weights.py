@@ -1,4 +1,4 @@
-"""GGUF tensors to model.safetensors."""
+"""Converts GGUF tensors to model.safetensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
 from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
 
-# Weights of a block: few enough that what dequantization makes of them stays in a core's cache.
+# Weights per block: few enough that the dequantized block stays in a core's cache.
 BLOCK_FLOATS = 1 << 18
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """rope_heads: None for rows that are already in Hugging Face order."""
+    """A tensor to convert. rope_heads: None for rows that are already in Hugging Face order."""
 
     tensor: GgufTensor
     target: str
@@ -36,9 +36,9 @@ class _Weight:
 
 
 def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_progress: bool) -> None:
-    """Write every tensor of `file`, float32, under its Hugging Face name; a few blocks of rows are in memory at a time.
+    """Writes all tensors of `file` as float32 under their Hugging Face names, with few blocks of rows in memory.
 
-    config: the config.json that the model gets; it says how many tensors of which shapes there have to be.
+    config: the model's config.json, which determines the required tensors and their shapes.
 
     Raises CheckpointError naming a tensor that is missing, not known, of another shape, or of a quantization that
     cannot be read; OSError when `path` cannot be written.
@@ -50,7 +50,7 @@ def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_pr
 
 
 def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
-    """Match tensors and rules one to one."""
+    """Matches tensors and rules one to one."""
     sizes = _sizes(config)
     weights = []
     unknown = dict(file.tensors)
@@ -72,7 +72,7 @@ def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, int]:
-    """What the names in WeightRule.shape stand for."""
+    """Returns the sizes by their names in WeightRule.shape."""
     return {
         "vocab": config["vocab_size"],
         "hidden": config["hidden_size"],
@@ -93,7 +93,7 @@ def _expanded_rules(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[st
 
 
 def _dequantized_blocks(file: GgufFile, weights: Iterable[_Weight]) -> Iterator[NDArray[np.float32]]:
-    """All tensors, each in blocks of rows, which as many threads dequantize as there are cores."""
+    """Yields all tensors in blocks of rows, dequantized by one thread per core."""
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(cores) as pool:
         pending: deque[Future[NDArray[np.float32]]] = deque()
@@ -108,7 +108,7 @@ def _dequantized_blocks(file: GgufFile, weights: Iterable[_Weight]) -> Iterator[
 
 
 def _blocks(weight: _Weight) -> Iterator[NDArray[np.uint8]]:
-    """The stored rows of a tensor, so many at a time that each head's stay together."""
+    """Yields the stored rows of a tensor in blocks that keep each head's rows together."""
     tensor = weight.tensor
     if len(tensor.shape) == 1:
         yield tensor.data
@@ -122,7 +122,7 @@ def _blocks(weight: _Weight) -> Iterator[NDArray[np.uint8]]:
 def _dequantized(file: GgufFile, weight: _Weight, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     tensor = weight.tensor
     try:
-        # A damaged scale may be a NaN, which is told with the name of its tensor.
+        # A damaged scale may be NaN; the error raised for it names the tensor.
         with np.errstate(all="ignore"):
             values: NDArray[np.float32] = np.asarray(dequantize(data, tensor.quant), np.float32)
     except NotImplementedError as error:

@@ -1,4 +1,4 @@
-"""What a model's files say of the requests that it can take."""
+"""Request limits from a model's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """Tokens that a context holds, tokens that there are, and those of them that end an output."""
+    """Context length in tokens, vocabulary size, and the token ids that end an output."""
 
     max_model_len: int
     vocab_size: int
@@ -23,7 +23,7 @@ class ModelLimits:
 
 
 def read_limits(files: ModelFiles) -> ModelLimits:
-    """Raises CheckpointError naming the file for limits that are missing or damaged, and for files that are cut off."""
+    """Returns the limits; raises CheckpointError naming a file with missing or damaged limits, or a truncated file."""
     require_whole(files.weights)
     try:
         vocab_size = positive_int(files.config, "vocab_size")
@@ -35,13 +35,13 @@ def read_limits(files: ModelFiles) -> ModelLimits:
 
 
 def _require_room(vocab_size: int, parameters: int) -> None:
-    # Tables of the vocabulary are made before the weights are loaded, and a config.json may say any number.
+    # Tables of vocabulary size are allocated before the weights are loaded, and config.json may hold any number.
     if vocab_size > parameters:
         raise CheckpointError(f"config.json: vocab_size is {vocab_size}; the weights are only {parameters} numbers")
 
 
 def _context(config: dict[str, Any]) -> int:
-    """`max_position_embeddings`; models stretched by YaRN may mean the original context by it, or the stretched one."""
+    """Returns the context length; with YaRN, `max_position_embeddings` may be the original or the stretched length."""
     context = positive_int(config, "max_position_embeddings")
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(scaling, dict) or (scaling.get("rope_type") or scaling.get("type")) != "yarn":
@@ -51,12 +51,12 @@ def _context(config: dict[str, Any]) -> int:
         return context
     try:
         return max(context, int(original * factor))
-    except (OverflowError, ValueError):  # NaN and infinity, which the model's rope refuses
+    except (OverflowError, ValueError):  # NaN and infinity, which the model's rope rejects
         return context
 
 
 def _eos_token_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:
-    """Chat models often stop at more tokens than `config.json` says; `generation_config.json` then lists them all."""
+    """Returns the stop tokens; `generation_config.json`, if present, often lists more of them than `config.json`."""
     path, found = files.directory / "config.json", files.config.get("eos_token_id")
     if (generation := files.directory / GENERATION_CONFIG).is_file():
         config = read_json_object(generation)

@@ -1,6 +1,6 @@
-"""Directories that PaddleNLP wrote: found, and converted to Hugging Face's layout. PaddleNLP itself is not needed.
+"""Finds PaddleNLP directories and converts them to Hugging Face's layout. PaddleNLP itself is not needed.
 
-Its linear layers are [in_features, out_features], its names begin with the family's, and older ones are pickles.
+PaddleNLP's linear layers are [in_features, out_features], names begin with the family's name, older files are pickles.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ PDPARAMS = "model_state.pdparams"
 VERSION_FIELD = b'"paddlenlp_version"'
 EMBEDDING = "embed_tokens.weight"
 KEPT_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
-# Options under which PaddleNLP stores or computes other things than these converters know.
+# Options that change PaddleNLP's storage or computation in ways this converter does not support.
 _UNKNOWN_OPTIONS = ("alibi", "fuse_attention_qkv", "fuse_attention_ffn")
 
 
 @dataclass(frozen=True)
 class PaddleDirectory:
-    """weights: one pickle, or safetensors files in Paddle's layout."""
+    """A PaddleNLP directory. weights: one pickle, or safetensors files in Paddle's layout."""
 
     path: Path
     weights: tuple[Path, ...]
 
     @property
     def inputs(self) -> tuple[Path, ...]:
-        """The files that a conversion depends on."""
+        """Returns the files that a conversion depends on."""
         others = [each for each in self.path.iterdir() if each.suffix in (".json", ".txt", ".jinja") and each.is_file()]
         return (*self.weights, *sorted(others))
 
 
 def paddle_directory(path: Path) -> PaddleDirectory | None:
-    """What PaddleNLP wrote, or None for any other directory. Safetensors files go before a pickle.
+    """Returns the PaddleNLP directory, or None for any other. Safetensors files take precedence over a pickle.
 
     Raises CheckpointError for a pickle in several parts, and for an index of safetensors files that is damaged.
     """
@@ -56,7 +56,7 @@ def paddle_directory(path: Path) -> PaddleDirectory | None:
         return _pickled(path)
     weights = find_weights(path)
     framework = read_format(weights[0])
-    # PaddleNLP itself says "np" of its files, as others do, and tells its version in config.json.
+    # PaddleNLP marks its files "np", as other writers do, and stores its version in config.json.
     written = framework == "pd" or (framework != "pt" and _tells_version(path / "config.json"))
     return PaddleDirectory(path, weights) if written else None
 
@@ -70,14 +70,14 @@ def _pickled(path: Path) -> PaddleDirectory | None:
 
 
 def _tells_version(config: Path) -> bool:
-    # A config.json that cannot be read is told of where it is needed.
+    # An unreadable config.json is reported later, when it is needed.
     return config.is_file() and VERSION_FIELD in config.read_bytes()
 
 
 def convert_paddle(source: PaddleDirectory, directory: Path, *, need_tokenizer: bool) -> None:
     """Write config.json, model.safetensors (float32) and the tokenizer's files into `directory`.
 
-    Raises CheckpointError for what cannot be used, OSError when `directory` cannot be written.
+    Raises CheckpointError for an unusable source, OSError if `directory` cannot be written.
     """
     config = _config(source.path)
     tokenizer = source.path / "tokenizer.json"
@@ -111,14 +111,14 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _renamed(source: PaddleDirectory, *, tied: bool) -> dict[str, NDArray[Any]]:
-    """The tensors under Hugging Face's names and in its layout."""
+    """Returns the tensors under Hugging Face's names and in its layout."""
     stored = _stored(source)
     prefixes = [name.removesuffix(EMBEDDING) for name in stored if name.endswith(EMBEDDING)]
     if len(prefixes) != 1:
         raise CheckpointError(f"{source.weights[0]}: {len(prefixes)} tensors end with {EMBEDDING}; one is needed")
     renamed = {}
     for name, tensor in stored.items():
-        # A tied head is the embedding once more.
+        # A tied head duplicates the embedding.
         if tied and name == "lm_head.weight":
             continue
         target = re.sub(f"^{re.escape(prefixes[0])}", "model.", name) if prefixes[0] else f"model.{name}"

@@ -1,4 +1,4 @@
-"""The tokenizers that PaddleNLP keeps as tables of tokens and merges."""
+"""Tokenizers that PaddleNLP stores as tables of tokens and merges."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.checkpoint.pre_tokenizers import PRE_TOKENIZATIONS
 
-# By `model_type`: under which name GGUF files know its way of cutting text.
+# GGUF's pre-tokenizer name for each `model_type`.
 SPLITTING = {"qwen2": "qwen2", "qwen3": "qwen2"}
 
 
 def build_tokenizer(directory: Path, model_type: str) -> Tokenizer:
-    """The tokenizer of `vocab.json`, `merges.txt` and `tokenizer_config.json`.
+    """Builds the tokenizer of `vocab.json`, `merges.txt` and `tokenizer_config.json`.
 
-    Raises CheckpointError where these are missing or damaged, and for families whose way of cutting text is not known.
+    Raises CheckpointError if these are missing or damaged, and for families whose pre-tokenization is unknown.
     """
     vocabulary_path, merges_path = directory / "vocab.json", directory / "merges.txt"
     if model_type not in SPLITTING or not vocabulary_path.is_file() or not merges_path.is_file():
@@ -54,7 +54,7 @@ def _pair(line: str) -> tuple[str, str]:
 
 
 def _add_tokens(tokenizer: Tokenizer, directory: Path) -> None:
-    """Those of `tokenizer_config.json`, in the order of their ids, which have to come out as they stand there."""
+    """Adds the tokens of `tokenizer_config.json` in the order of their ids; the resulting ids must match the file's."""
     path = directory / "tokenizer_config.json"
     table = read_json_object(path).get("added_tokens_decoder", {}) if path.is_file() else {}
     try:

@@ -1,7 +1,7 @@
 """Reads `model_state.pdparams` as arrays.
 
-The file is a pickle, and a pickle may name any function to be called. Here it may name those that arrays are made of,
-and each of them is ours: numpy itself builds nothing from a type or a state that the file brings.
+The file is a pickle, and a pickle may name any function to be called. Here it may name only the functions that build
+arrays, each replaced by this module's own: numpy builds nothing from a type or a state in the file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
-# What `paddle.save` writes beside the tensors: their names within a program.
+# Written by `paddle.save` beside the tensors: their names within a program.
 NAME_TABLE = "StructuredToParameterName@@"
-# Element types by their code in a pickle. Two-byte integers are how Paddle hands out bfloat16.
+# Element types by their code in a pickle. Paddle stores bfloat16 as two-byte integers.
 ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "f2": np.dtype("<f2"),
     "f4": np.dtype("<f4"),
@@ -41,10 +41,9 @@ _INSTEAD = "give a file that `paddle.save(model.state_dict(), …)` wrote"
 
 
 def read_pdparams(path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors by name, read-only, bfloat16 as ml_dtypes' type of that name.
+    """Returns the tensors by name, read-only, bfloat16 as ml_dtypes' type of that name.
 
-    Raises CheckpointError for a file that cannot be read, and for one that asks for anything but arrays of
-    floating-point numbers.
+    Raises CheckpointError for a file that cannot be read, or that needs anything but arrays of floating-point numbers.
     """
     try:
         with path.open("rb") as stream:
@@ -62,7 +61,7 @@ def read_pdparams(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(path: Path, name: str, value: Any) -> NDArray[Any]:
-    # A parameter that was saved outside of a state dict is a pair of its name and its array.
+    # A parameter saved outside a state dict is a pair of its name and its array.
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(value, _Array) or value.content is None:
@@ -71,17 +70,17 @@ def _array(path: Path, name: str, value: Any) -> NDArray[Any]:
 
 
 def _shown(text: str) -> str:
-    """A text of the file, cut for a message."""
+    """Truncates text from the file for a message."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _table() -> dict[str, Any]:
-    """An ordered table, which every table is; the file puts its entries in one by one."""
+    """Returns an empty table (dicts are ordered); the file then adds its entries."""
     return {}
 
 
 class _Elements:
-    """An element type that a file asked for; always one of ELEMENT_TYPES, whatever state the file has for it."""
+    """An element type that a file names; always one of ELEMENT_TYPES, regardless of the state in the file."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or code not in ELEMENT_TYPES:
@@ -90,19 +89,19 @@ class _Elements:
         self.dtype = ELEMENT_TYPES[code]
 
     def set_state(self, state: Any) -> None:
-        """Accepts little-endian numbers and nothing else."""
+        """Accepts only little-endian numbers."""
         if state != LITTLE_ENDIAN:
             raise CheckpointError("asks for numbers in another order of bytes")
 
 
 class _Array:
-    """An array that a file asked for: `content` is None until its state was read."""
+    """An array in a file; `content` is None until its state is read."""
 
     def __init__(self, *_: Any) -> None:
         self.content: NDArray[Any] | None = None
 
     def set_state(self, state: Any) -> None:
-        """Views the bytes of the state as numbers; raises CheckpointError unless the shape needs exactly them."""
+        """Views the bytes of the state as numbers; raises CheckpointError if their count does not match the shape."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise CheckpointError("asks for an array without shape, type and bytes")
         _, shape, elements, is_fortran, content = state
@@ -130,9 +129,9 @@ class _Allowed:
 
 
 class _ArraysOnly(pickle._Unpickler):
-    """The one written in Python: the other one allocates as many places as a damaged file counts.
+    """Unpickler in Python: the C version allocates as many entries as a damaged file claims.
 
-    Its opcodes are a closed list, and so are the globals. num_bytes: the size of the file.
+    Opcodes and globals are closed lists. num_bytes: the size of the file.
     """
 
     stack: list[Any]
@@ -142,7 +141,7 @@ class _ArraysOnly(pickle._Unpickler):
         super().__init__(stream)
         self._bytes_to_encode = num_bytes
         reconstruct = _Allowed(_Array)
-        # By module and name, as pickles spell them; numpy's core moved in version 2.
+        # By module and name, as in pickles; numpy's core module was renamed in version 2.
         self._allowed = {
             ("numpy", "ndarray"): None,
             ("numpy", "dtype"): _Allowed(_Elements),
@@ -158,7 +157,7 @@ class _ArraysOnly(pickle._Unpickler):
         return self._allowed[module, name]
 
     def load_reduce(self) -> None:
-        """Call a global of the list."""
+        """Calls an allowed global."""
         arguments = self.stack.pop()
         function = self.stack[-1]
         if not isinstance(function, _Allowed) or not isinstance(arguments, tuple):
@@ -166,34 +165,34 @@ class _ArraysOnly(pickle._Unpickler):
         self.stack[-1] = function.make(*arguments)
 
     def load_build(self) -> None:
-        """Give an element type or an array the state on the stack."""
+        """Sets the state of an element type or an array from the stack."""
         state, target = self.stack.pop(), self.stack[-1]
         if not isinstance(target, (_Elements, _Array)):
             raise CheckpointError("asks for the state of something that is no array")
         target.set_state(state)
 
     def load_setitem(self) -> None:
-        """Put one entry into a table."""
+        """Adds one entry to a table."""
         value, name = self.stack.pop(), self.stack.pop()
         self._put(self.stack[-1], [name, value])
 
     def load_setitems(self) -> None:
-        """Put entries into a table."""
+        """Adds entries to a table."""
         entries = self.pop_mark()  # type: ignore[attr-defined]
         self._put(self.stack[-1], entries)
 
     def _put(self, table: Any, entries: list[Any]) -> None:
-        # Hashing tuples of tuples, each of them twice in the next one, takes as long as the file likes.
+        # Only strings: hashing nested tuples, each twice in the next one, takes exponential time.
         if not isinstance(table, dict) or not all(isinstance(name, str) for name in entries[::2]):
             raise CheckpointError("asks for a table of something else than names")
         table.update(zip(entries[::2], entries[1::2], strict=True))
 
     def load_unknown(self) -> None:
-        """Refuse an operation that no table of arrays needs."""
+        """Rejects an operation that no table of arrays needs."""
         raise CheckpointError("asks for an operation that makes no array")
 
     def _latin1(self, text: Any, encoding: Any) -> bytes:
-        """Older protocols spell bytes so; any other codec could do anything, and each text is spelt once."""
+        """Encodes text to bytes, as older protocols need, up to the file's size in total; rejects unsafe codecs."""
         if encoding != "latin1" or not isinstance(text, str):
             raise CheckpointError("asks for a codec other than 'latin1'")
         self._bytes_to_encode -= len(text)
@@ -203,7 +202,7 @@ class _ArraysOnly(pickle._Unpickler):
 
 
 def _operations() -> dict[int, Any]:
-    """All 256 by opcode; those that are not listed here are refused."""
+    """Returns the handlers of all 256 opcodes; opcodes not listed here are rejected."""
     table: dict[int, Any] = dict.fromkeys(range(256), _ArraysOnly.load_unknown)
     known: Any = pickle._Unpickler.dispatch
     for name in PLAIN_OPERATIONS.split():

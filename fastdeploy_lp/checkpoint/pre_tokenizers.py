@@ -1,4 +1,4 @@
-"""How text is cut into pieces before byte-pair merging, under the names that GGUF gives to it."""
+"""Pre-tokenization (splitting of text before byte-pair merging), by GGUF's names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 class PreTokenization:
     """One value of `tokenizer.ggml.pre`.
 
-    split: makes the pre-tokenizer. normalize: makes the normalizer, if there is one. ignore_merges: a piece that is a
-    token as a whole stays whole. add_bos: whether a text starts with the BOS token where the GGUF does not say.
+    split: makes the pre-tokenizer. normalize: makes the normalizer, if any. ignore_merges: a piece that is a token
+    stays whole. add_bos: default for starting a text with the BOS token, if the GGUF does not specify it.
     """
 
     split: Callable[[], PreTokenizer]
@@ -33,7 +33,7 @@ def _single_digits() -> PreTokenizer:
 
 
 def _digit_groups(digits: str) -> Callable[[], PreTokenizer]:
-    """The splitting of Llama 3 and Qwen 2, which differ in how many digits stay together."""
+    """Returns the splitting of Llama 3 and Qwen 2, which differ in how many digits stay together."""
     pattern = "|".join(
         (
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",

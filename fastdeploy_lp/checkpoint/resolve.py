@@ -1,4 +1,4 @@
-"""From what the user typed to the files of a model."""
+"""Resolves the user's model argument to the files of a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastdeploy_lp.checkpoint.files import ModelFiles, read_model_files
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that an installable Python package carries.
+    """A GGUF file in an installable Python package.
 
-    distribution: what to install. module: its import name. file: the GGUF inside the module's directory.
+    distribution: the package to install. module: its import name. file: the GGUF inside the module's directory.
     """
 
     distribution: str
@@ -23,7 +23,7 @@ class PackagedModel:
     file: str
 
 
-# What a converted directory of PaddleNLP has, the tokenizer only where one is needed.
+# Files of a converted PaddleNLP directory; the tokenizer only if one is needed.
 PADDLE_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 NAMED_MODELS: dict[str, PackagedModel] = {
@@ -32,22 +32,22 @@ NAMED_MODELS: dict[str, PackagedModel] = {
 
 
 def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: bool = True) -> ModelFiles:
-    """Find the files of `model`; nothing is downloaded.
+    """Finds the files of `model`; downloads nothing.
 
     model: a name of NAMED_MODELS (in any case; write `./name` for a directory of that name), a directory in Hugging
         Face layout (used as it is), one that PaddleNLP wrote, or a GGUF file. The last two are converted to a Hugging
-        Face directory the first time and found in the cache after that.
-    show_progress: draw a progress bar on stderr during a conversion.
-    need_tokenizer: refuse a directory without tokenizer.json.
+        Face directory the first time and read from the cache afterwards.
+    show_progress: show a progress bar on stderr during a conversion.
+    need_tokenizer: reject a directory without tokenizer.json.
 
-    Raises CheckpointError when there is no such model or it cannot be used.
+    Raises CheckpointError if the model does not exist or cannot be used.
     """
     packaged = NAMED_MODELS.get(model.lower())
     if packaged is not None:
         return _from_gguf(packaged_gguf(packaged), show_progress)
     path = Path(model).expanduser()
     try:
-        # Path("") is the working directory, which nobody means by an empty name.
+        # Path("") is the working directory, which an empty name never means.
         if model.strip() and path.is_dir():
             return _from_directory(path, need_tokenizer=need_tokenizer)
         if path.is_file() and path.suffix.lower() == ".gguf":
@@ -59,11 +59,11 @@ def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: boo
 
 
 def packaged_gguf(packaged: PackagedModel) -> Path:
-    """The path of a packaged GGUF, without importing the package that carries it.
+    """Returns the path of a packaged GGUF, without importing its package.
 
-    Raises CheckpointError with the command that installs the package when it, or the file, is not there.
+    Raises CheckpointError with the package's install command if the package or the file is missing.
     """
-    # Importing the package would pull in llama.cpp, which is not needed to read the file beside it.
+    # Importing the package would load llama.cpp, which is not needed to read the file beside it.
     spec = importlib.util.find_spec(packaged.module)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / packaged.file).is_file():
@@ -76,7 +76,7 @@ def packaged_gguf(packaged: PackagedModel) -> Path:
 
 def _from_gguf(source: Path, show_progress: bool) -> ModelFiles:
     def convert(directory: Path) -> None:
-        # Imported late: gguf and tokenizers are only needed by the one conversion, not by every start.
+        # Imported late: only a conversion needs gguf and tokenizers, not every start.
         from fastdeploy_lp.checkpoint.convert import convert_gguf
 
         convert_gguf(source, directory, show_progress=show_progress)

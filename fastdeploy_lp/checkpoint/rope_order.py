@@ -1,4 +1,4 @@
-"""The two orders in which the coordinates of rotary pairs stand in query and key projections."""
+"""The two orders of rotary pairs in query and key projections."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 def undo_rope_interleaving(rows: NDArray[_Number], heads: int) -> NDArray[_Number]:
-    """Reorder query or key rows [heads * head_dim, …] from interleaved to half-rotating rotary embedding.
+    """Reorders query or key rows [heads * head_dim, …] from interleaved to half-rotating rotary embedding.
 
-    Interleaved, the two coordinates of a rotated pair stand next to each other; rotate-half wants all first ones, then
-    all second ones. Queries and keys reordered alike give the same scores.
+    Interleaved, the two coordinates of a rotated pair are adjacent; rotate-half needs all first coordinates, then all
+    second ones. Scores are unchanged if queries and keys are reordered alike.
     """
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

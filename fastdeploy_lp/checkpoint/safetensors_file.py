@@ -1,4 +1,4 @@
-"""Safetensors files without tensors in memory: written one tensor at a time, and measured by their headers."""
+"""Safetensors files without tensors in memory: writes one tensor at a time, and reads headers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class TensorHeader:
 
 
 def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces: Iterable[NDArray[np.float32]]) -> None:
-    """Write float32 tensors under the names of `shapes`, in the same order.
+    """Writes float32 tensors under the names of `shapes`, in the same order.
 
-    pieces: each tensor whole, or its rows in several arrays one after another.
-    Raises ValueError when they do not add up to these shapes, OSError when `path` cannot be written.
+    pieces: each tensor whole, or its rows in several consecutive arrays.
+    Raises ValueError if they do not add up to these shapes, OSError if `path` cannot be written.
     """
     with path.open("wb") as stream:
         stream.write(_header(shapes))
@@ -54,7 +54,7 @@ def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces:
                 stream.write(np.ascontiguousarray(piece, dtype="<f4").data)
         if next(rest, None) is not None:
             raise ValueError("there are more arrays than shapes")
-        # The directory is renamed into place next: after a power cut the name must not outlive the contents.
+        # The directory is renamed next; after a power failure its name must not exist without its contents.
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -75,12 +75,12 @@ def _pieces_of(name: str, shape: tuple[int, ...], rest: Iterator[NDArray[np.floa
 
 
 def num_parameters(files: Iterable[Path]) -> int:
-    """Elements of all tensors in safetensors files; raises CheckpointError for a file that is none."""
+    """Counts the elements of all tensors in safetensors files; raises CheckpointError for any other file."""
     return sum(prod(tensor.shape) for path in files for tensor in read_header(path).values())
 
 
 def require_whole(files: Sequence[Path]) -> None:
-    """Raise CheckpointError unless every file is as long as its header says and no tensor stands in two of them."""
+    """Raises CheckpointError if a file's length differs from its header, or a tensor is in two files."""
     found: dict[str, Path] = {}
     for path in files:
         for name in read_header(path):
@@ -90,23 +90,23 @@ def require_whole(files: Sequence[Path]) -> None:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of a safetensors file by name; their bytes are not read.
+    """Returns the tensors of a safetensors file by name; their bytes are not read.
 
-    Raises CheckpointError for a file that cannot be read, for a header that is damaged, and unless the tensors fill the
-    file from the header to its end without gaps.
+    Raises CheckpointError for a file that cannot be read, for a damaged header, and unless the tensors fill the file
+    from the header to its end without gaps.
     """
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            # Looked at before it is read: a damaged length may be any number.
+            # Checked before reading: a damaged length may be any number.
             if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
                 raise ValueError(f"a header of {length} bytes does not fit a file of {size} bytes")
             table = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
         if not isinstance(table, dict):
             raise ValueError("its header is no JSON object")
         table.pop("__metadata__", None)
-        # Offsets in a header count from its end.
+        # Offsets in a header are relative to its end.
         start = _LENGTH_BYTES + length
         tensors = {name: _tensor_header(name, entry, start) for name, entry in table.items()}
         _require_no_gaps(tensors, start, size)
@@ -118,7 +118,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 
 
 def read_format(path: Path) -> str | None:
-    """Which framework a safetensors file says that it is for, "pt" or "pd"; None where it says nothing readable."""
+    """Returns the framework that a safetensors file declares, "pt" or "pd"; None if it declares none readable."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -173,7 +173,7 @@ def _require_no_gaps(tensors: Mapping[str, TensorHeader], start: int, size: int)
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    # Some readers refuse a file that does not say which framework wrote it.
+    # Some readers reject a file that does not declare its framework.
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():

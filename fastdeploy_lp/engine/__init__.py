@@ -1,1 +1,1 @@
-"""The API process's half: the worker's client and supervisor, tokenizer, chat template and detokenizer."""
+"""The API process's part: client and supervisor of the worker, tokenizer, chat template and detokenizer."""

@@ -1,4 +1,4 @@
-"""The size of answers that have numbers for every token of a prompt, known before the prompt is computed."""
+"""Sizes of responses with numbers for every prompt token, computed before the prompt runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.pooling_params import TOKEN_EMBED
 from fastdeploy_lp.request_limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 
-# A token id, a rank and a logprob; a number.
+# Bytes of a token id, rank and logprob together, and of one number.
 LOGPROB_BYTES = 12
 NUMBER_BYTES = 4
 
 
 def prompt_logprobs_bytes(requests: Sequence[EngineRequest], field: str) -> int:
-    """Bytes of the prompts' logprobs; raises InvalidRequestError for `field` if one request asks for too many."""
+    """Returns the bytes of the prompts' logprobs; raises InvalidRequestError for `field` if there are too many."""
     count = sum(
         len(each.prompt.token_ids) * (each.settled.params.prompt_logprobs + 1)
         for each in requests
@@ -29,7 +29,7 @@ def prompt_logprobs_bytes(requests: Sequence[EngineRequest], field: str) -> int:
 
 
 def token_vectors_bytes(requests: Sequence[PoolingRequest], hidden_size: int) -> int:
-    """Bytes of the vectors of all tokens; raises InvalidRequestError if one request asks for too many."""
+    """Returns the bytes of the vectors of all tokens; raises InvalidRequestError if there are too many."""
     tokens = sum(len(each.prompt.token_ids) for each in requests if each.params.task == TOKEN_EMBED)
     if tokens * hidden_size > MAX_POOLED_NUMBERS:
         reason = f"vectors of {tokens} tokens with {hidden_size} numbers each are too many to answer with"

@@ -1,4 +1,4 @@
-"""The validator of requests for a served model, in the API process and in the processes of `Trials`."""
+"""The request validator of a served model, used in the API process and in the processes of `Trials`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidat
 
 
 def served_tokenizer(fd_config: FDConfig) -> Tokenizer:
-    """The model's tokenizer, or `NoTokenizer`."""
+    """Returns the model's tokenizer, or a `NoTokenizer`."""
     if fd_config.model_config.skip_tokenizer_init:
         return NoTokenizer()
     return Tokenizer(Path(fd_config.model_config.directory), chat_template=fd_config.chat_config.chat_template)
@@ -22,7 +22,7 @@ def served_tokenizer(fd_config: FDConfig) -> Tokenizer:
 def args_validator(
     fd_config: FDConfig, declared: Sequence[DeclaredProcessor], tokenizer: Tokenizer
 ) -> RequestArgsValidator:
-    """A validator for the declared chain; phrases are tokenized by `tokenizer` if it handles text."""
+    """Returns a validator for the declared chain; `tokenizer` encodes phrases if it handles text."""
     vocab_size = fd_config.model_config.vocab_size
     encode = partial(_phrase, tokenizer, vocab_size) if tokenizer.handles_text else None
     shadow = fd_config.structured_outputs_config.shadow
@@ -30,7 +30,7 @@ def args_validator(
 
 
 def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:
-    """Token ids of a piece of text; raises ValueError for a token that the model does not have."""
+    """Returns the token ids of a phrase; raises ValueError for a token outside the model's vocabulary."""
     ids = tokenizer.encode_phrase(text)
     if max(ids, default=0) >= vocab_size:
         raise ValueError(f"{text!r} has the token {max(ids)}; this model's are 0 to {vocab_size - 1}")

@@ -1,4 +1,4 @@
-"""A conversation as chat templates read it."""
+"""Converts a conversation to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI's messages in the form that templates are written for; raises InvalidRequestError naming the field.
+    """Converts OpenAI messages to the form that chat templates expect; raises InvalidRequestError naming the field.
 
-    Text parts are joined, the newer name for the system role is put back, the arguments of tool calls are objects and
-    not JSON, and a message of nothing but tool calls has an empty content.
+    Text parts are joined, the role `developer` becomes `system`, the arguments of tool calls become objects instead of
+    JSON text, and a message with only tool calls gets empty content.
     """
     return [_message(message, f"messages.{index}") for index, message in enumerate(messages)]
 
@@ -45,7 +45,7 @@ def _tool_call(call: Any, path: str) -> dict[str, Any]:
 
 def _parsed(arguments: str, path: str) -> dict[str, Any]:
     try:
-        # An empty string is what a call without arguments looks like to some clients.
+        # Some clients send an empty string for a call without arguments.
         parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(path, f"must be a JSON object in a string: {error}") from None

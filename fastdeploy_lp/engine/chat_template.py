@@ -1,4 +1,4 @@
-"""Renders conversations with a jinja template, in a sandbox."""
+"""Renders conversations with a sandboxed jinja template."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.request_limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
 
 STEPS = "__steps"
-# What a template gets under a name of the server's own.
+# Template variables set by the server.
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a conversation becomes a prompt.
+    """Options for rendering a conversation as a prompt.
 
     tools: function tools in OpenAI's shape, for templates that show them to the model.
-    chat_template: a jinja template to use instead of the model's own; one that a client sent belongs into a
+    chat_template: a jinja template to use instead of the model's; render a template sent by a client in a
         `TemplateSandbox`.
-    chat_template_kwargs: further variables of the template.
-    continue_final_message: end within the last message, so that the model goes on with it. add_generation_prompt: end
-    with the beginning of an answer; None does unless the last message is continued, and both together are refused.
+    chat_template_kwargs: further template variables.
+    continue_final_message: end the prompt within the last message, so that the model continues it.
+    add_generation_prompt: end the prompt with the beginning of an assistant message; None means True unless the last
+    message is continued. Setting both is refused.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -41,7 +42,7 @@ class ChatOptions:
 
     @property
     def begins_answer(self) -> bool:
-        """`add_generation_prompt`, settled."""
+        """`add_generation_prompt` with None resolved."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
@@ -53,7 +54,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
-        """The prompt for these messages; raises InvalidRequestError naming the field that the template refuses."""
+        """Returns the prompt; raises InvalidRequestError naming the field that the template refuses."""
         options = options or ChatOptions()
         _check(options, messages)
         text = self._render(messages, options, options.tools)
@@ -80,10 +81,10 @@ class ChatTemplate:
             raise InvalidRequestError(param, f"the chat template refuses them: {_reason(error)}") from None
 
     def _cut_after_final_message(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Without what the template writes behind the last message's content."""
+        """Cuts what the template writes after the last message's content."""
         content = messages[-1].get("content")
         whole = content if isinstance(content, str) else ""
-        # Templates may strip what they show.
+        # Templates may strip the content.
         for shown in (whole, whole.rstrip(), whole.strip()):
             at = text.rfind(shown) if shown else -1
             if at >= 0:
@@ -94,7 +95,7 @@ class ChatTemplate:
 
 
 def compiled(source: str, special_tokens: Mapping[str, str], param: str) -> ChatTemplate:
-    """A template that came from outside; raises InvalidRequestError naming `param` if it does not compile."""
+    """Compiles an external template; raises InvalidRequestError naming `param` if that fails."""
     try:
         return ChatTemplate(source, special_tokens)
     except (TemplateSyntaxError, RecursionError, UnicodeError, MemoryError) as error:
@@ -115,7 +116,7 @@ def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses Python's internals, changes of what it was given, and work without end."""
+    """A sandbox that refuses access to Python internals, changes of its inputs, and unbounded work."""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -124,13 +125,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, callable_: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every call, macros included, is a step; a macro may call itself twice."""
+        """Counts every call, including macro calls, as a step: a macro may call itself twice."""
         context[STEPS].take()
         return super().call(context, callable_, *args, **kwargs)
 
 
 class _Steps:
-    """What is left of the work that one rendering may take."""
+    """The remaining step budget of one rendering."""
 
     def __init__(self) -> None:
         self._left = MAX_TEMPLATE_STEPS
@@ -165,7 +166,7 @@ def _reason(error: Exception) -> str:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    # Unlike jinja2's own filter, this one does not escape for HTML: the result is a prompt.
+    # Unlike jinja2's filter, this one does not escape for HTML: the result is a prompt.
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

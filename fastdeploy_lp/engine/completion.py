@@ -1,4 +1,4 @@
-"""One completion as the API process sees it: tokens become text, and text may hit a stop string."""
+"""One completion in the API process: detokenizes its tokens and checks stop strings."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from fastdeploy_lp.trace import ShadowReport, TokenTrace
 
 
 class ReplayError(Exception):
-    """A request that runs again does not repeat the tokens its caller was told."""
+    """A restarted request did not repeat the tokens already sent to its caller."""
 
     def __init__(self) -> None:
         super().__init__("the worker ended in the middle of this answer, and the answer of the next one differs")
 
 
 class Completion:
-    """Collects the tokens of one of a request's `n` completions and gives out what is new.
+    """Collects the tokens of one of a request's `n` completions and returns them as deltas.
 
-    Text that could still turn out to be the beginning of a stop string is held back. Stop strings that end before the
-    `min_tokens`-th token does are text like any other. With `logprobs`, each token comes with its own; with `trace`,
-    with its trace as far as the worker tells of it.
-    `num_cached_tokens` are the tokens of the prompt that this completion found in the prefix cache. What ends the
-    output, a stop string or the text of a stop token, is cut off unless `include_stop`.
+    Text that may be the beginning of a stop string is held back. A stop string that ends before the `min_tokens`-th
+    token does is ordinary text. `logprobs` adds the log probabilities of each token; `trace` adds the traces that the
+    worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache. The stop
+    string or the text of the stop token at the end of the output is cut off unless `include_stop`.
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class Completion:
         self._begin()
 
     def begin_again(self) -> None:
-        """Forget what was fed, as before the first token: another worker computes it once more.
+        """Resets to the state before the first token: another worker computes the completion again.
 
-        Tokens that a delta has told of have to come again as they were, and are not told again.
+        Tokens already sent in deltas must repeat exactly; they are not sent again.
         """
         if len(self._token_ids) >= self._sent_tokens:
             self._told_token_ids = self._token_ids[: self._sent_tokens]
@@ -80,22 +79,22 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens taken so far."""
+        """Tokens received so far."""
         return len(self._token_ids)
 
     @property
     def num_told_tokens(self) -> int:
-        """Tokens that deltas have told of."""
+        """Tokens sent in deltas."""
         return self._sent_tokens
 
     @property
     def num_untold_tokens(self) -> int:
-        """Tokens that no delta has told of."""
+        """Tokens not yet sent in a delta."""
         return max(len(self._token_ids) - self._sent_tokens, 0)
 
     @property
     def token_ids(self) -> list[int]:
-        """A copy of the tokens taken so far."""
+        """A copy of the tokens received so far."""
         return list(self._token_ids)
 
     def feed(
@@ -108,9 +107,10 @@ class Completion:
         trace: Sequence[Sequence[StageTrace]] | None = None,
         shadows: Sequence[ShadowTokens] | None = None,
     ) -> None:
-        """Take what a step sampled, all else being one entry a token; tokens behind a stop string are dropped.
+        """Adds the tokens that a step sampled; tokens after a stop string are dropped.
 
-        Raises ReplayError if a completion that began again does not repeat the tokens it has told of.
+        The other sequences have one entry per token. Raises ReplayError if a restarted completion does not repeat the
+        tokens already sent.
         """
         self._take(token_ids, finish_reason, stop_reason, logprobs, trace, shadows)
         if self.finish_reason is not None and len(self._token_ids) < len(self._told_token_ids):
@@ -138,21 +138,21 @@ class Completion:
             if self._trace is not None and trace is not None:
                 shadow = None if shadows is None else shadows[place]
                 self._trace.append(spelled_trace(token_id, trace[place], shadow, self._tokenizer))
-            # The worker says so of the last token only.
+            # The stop reason applies to the last token only.
             if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
                 self._extend_text(self._decoder.push(token_id))
         if self.finish_reason is None and finish_reason is not None:
             self._flush_text(self._token_ids if stop_reason is None or self._include_stop else self._token_ids[:-1])
-            # Only now may the flushed rest complete a stop string; otherwise the worker's reason stands.
+            # The flushed rest may complete a stop string; otherwise the worker's reason applies.
             if self.finish_reason is None:
                 self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def take_delta(self) -> CompletionDelta | None:
-        """What is new since the last call; None when there is nothing to tell yet."""
+        """Returns what is new since the last call, or None if there is nothing to send yet."""
         finished = self.finish_reason is not None
         end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
-        # Tokens wait for the text that they belong to, unless there never is any.
+        # Tokens wait for their text, unless there is no tokenizer.
         if not finished and not text and (self._tokenizer.handles_text or not token_ids):
             return None
         delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
@@ -160,7 +160,7 @@ class Completion:
             new = self._logprobs[self._sent_tokens :]
             delta.logprobs = SpelledLogprobs(new, self._tokenizer)
             delta.gained_logprob = sum(position.logprobs[0] for position in new)
-            # A token behind the stop string's beginning lies at the end of what is left of the text.
+            # A token after the beginning of a stop string gets the end of the remaining text as its offset.
             delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
         if self._trace is not None:
             delta.logits_processors_trace = self._trace[self._sent_tokens :]
@@ -181,7 +181,7 @@ class Completion:
         self._text += piece
         if len(self._token_ids) <= self._min_tokens:
             return
-        # A hit has to end in what is new.
+        # A match must end in the new text.
         hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]
         found = min(((at, stop) for at, stop in hits if at >= 0), default=None)
         if found is not None:
@@ -190,14 +190,14 @@ class Completion:
             self.finish_reason, self.stop_reason = "stop", stop
 
     def _flush_text(self, token_ids: Sequence[int]) -> None:
-        """Characters that never became whole are shown as the tokenizer shows them."""
+        """Adds characters that stayed incomplete, as the tokenizer decodes them."""
         whole = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         if whole.startswith(self._text):
             self._extend_text(whole[len(self._text) :])
 
 
 def completions_of(params: SamplingParams, tokenizer: Tokenizer) -> list[Completion]:
-    """The `n` completions of one prompt."""
+    """Returns the `n` completions of one prompt."""
     return [
         Completion(
             index,

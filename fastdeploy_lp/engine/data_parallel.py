@@ -1,4 +1,4 @@
-"""Several workers on one host behind one engine: `--data-parallel-size`."""
+"""One engine with several workers on one host: `--data-parallel-size`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def make_engine(
     *,
     fair_queue: bool = False,
 ) -> Engine:
-    """The engine that a configuration asks for; stat_loggers: one entry a worker, or none at all.
+    """Builds the engine of a configuration; stat_loggers: one entry per worker, or empty.
 
-    fair_queue: clients take turns, in the queue and in what a step computes of prompts.
+    fair_queue: clients take turns, in the queue and in each step's share of prompt tokens.
     """
     fd_config = replace(fd_config, scheduler_config=replace(fd_config.scheduler_config, fair_queue=fair_queue))
     if fd_config.parallel_config.data_parallel_size > 1:
@@ -51,10 +51,10 @@ def make_engine(
 
 
 class DataParallelClient:
-    """An `EngineClient` for each of `data_parallel_size` workers, all of which start and end together.
+    """One `EngineClient` for each of `data_parallel_size` workers, which start and end together.
 
-    A worker has its own queue, room, supervision and numbers, so that what happens to one is nothing to the others.
-    A request goes to one worker whole, with all of its completions, and stays there.
+    Each worker has its own queue, admission limit, supervision and statistics, so a failure of one does not affect the
+    others. A request goes to one worker with all of its completions, and stays there.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class DataParallelClient:
 
     @property
     def load(self) -> EngineLoad:
-        """Sequences that run and wait, of all workers."""
+        """Running and waiting sequences of all workers."""
         loads = [each.load for each in self.workers]
         return EngineLoad(sum(each.running for each in loads), sum(each.waiting for each in loads))
 
     @property
     def request_log(self) -> RequestLog | None:
-        """Where requests are recorded, those of all workers."""
+        """The request log of all workers."""
         return self.workers[0].request_log
 
     @request_log.setter
@@ -119,7 +119,7 @@ class DataParallelClient:
         return self.workers[0].worker_pid
 
     async def start(self) -> None:
-        """Start all workers at once; raises EngineStartError when one does not come up."""
+        """Starts all workers at once; raises EngineStartError if one does not start."""
         starting = [asyncio.create_task(each.start()) for each in self.workers]
         try:
             await asyncio.gather(*starting)
@@ -129,18 +129,18 @@ class DataParallelClient:
             await asyncio.gather(*starting, return_exceptions=True)
 
     def require_started(self) -> None:
-        """Raise EngineStartingError before all first workers are ready."""
+        """Raises EngineStartingError until every first worker is ready."""
         for each in self.workers:
             each.require_started()
 
     def require_alive(self) -> None:
-        """Raise what says that no request is taken, which is so when no worker takes any."""
+        """Raises as `EngineClient.require_alive` does if no worker accepts requests."""
         self.require_started()
         if not self._alive():
             self.workers[0].require_alive()
 
     def require_ready(self) -> None:
-        """Raise as `require_alive` does, and EngineRestartingError while no worker is there."""
+        """Raises as `require_alive` does, and EngineRestartingError while no worker is ready."""
         self.require_alive()
         for each in self._alive():
             if each.is_ready:
@@ -148,19 +148,19 @@ class DataParallelClient:
         raise EngineRestartingError("all workers are being started again; requests wait for them")
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
+        """Result of `inputs.settle`, with its grammar checked; raises as `RequestPreparation.settle` does."""
         return await self._preparation.settle(params, prompt, client)
 
     async def settle_each(
         self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
     ) -> list[Settled]:
-        """The same for all prompts of a request, which is checked once."""
+        """The same for all prompts of a request; the request is checked once."""
         return await self._preparation.settle_each(params, prompts, client, inside)
 
     def require_room(self, count: int, client: str) -> None:
-        """Raise as `require_alive` does, and QueueFullError when no worker has room for a single sequence.
+        """Raises as `require_alive` does, and QueueFullError when no worker has room for a single sequence.
 
-        Which one gets how many of a request is not known before its prompts are.
+        The split of a request among workers is not known before its prompts are.
         """
         self.require_alive()
         refusal = None
@@ -176,7 +176,7 @@ class DataParallelClient:
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
-        """Send each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
+        """Sends each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
         self.require_alive()
         candidates = [
             Candidate(each.prompt.token_ids, each.settled.params.n, each.settled.selection) for each in requests
@@ -188,7 +188,7 @@ class DataParallelClient:
         return await self._send(requests, self._choice.choose(candidates), send)
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Send each prompt that is pooled to a worker, all of them or none; raises as `generate` does."""
+        """Sends each pooling prompt to a worker, all of them or none; raises as `generate` does."""
         self.require_alive()
         candidates = [Candidate(each.prompt.token_ids) for each in requests]
 
@@ -198,18 +198,18 @@ class DataParallelClient:
         return await self._send(requests, self._choice.choose(candidates), send)
 
     async def reset_processor(self, name: str) -> None:
-        """Put a logits processor back into service in every worker; raises KeyError for one that is not declared."""
+        """Returns a logits processor to service in every worker; raises KeyError for one that is not declared."""
         for each in self.workers:
             await each.reset_processor(name)
 
     async def drain(self) -> None:
-        """Take no further requests, and wait until those in flight have ended."""
+        """Stops accepting requests and waits until the requests in flight have ended."""
         await asyncio.gather(*(each.drain() for each in self.workers))
 
     async def wait_dead(self) -> str:
-        """Wait until the engine has ended, and give the cause.
+        """Waits until the engine has ended, and returns the cause.
 
-        With `restart` it has when no worker is left, else when the first one has ended.
+        With `restart` the engine ends when no worker is left, otherwise when the first worker ends.
         """
         waiting = [asyncio.create_task(each.wait_dead()) for each in self.workers]
         first = not self.fd_config.supervision_config.restart
@@ -226,12 +226,12 @@ class DataParallelClient:
         return cause
 
     def end_requests(self, reason: str) -> None:
-        """End every request in flight with EngineDeadError, and take no further ones."""
+        """Ends every request in flight with EngineDeadError, and accepts no more."""
         for each in self.workers:
             each.end_requests(reason)
 
     async def shutdown(self) -> None:
-        """End all workers; requests still in flight end with EngineDeadError."""
+        """Ends all workers; requests still in flight end with EngineDeadError."""
         await asyncio.gather(*(each.shutdown() for each in self.workers))
 
     def _make_worker(self, rank: int, config: FDConfig) -> WorkerHandle:
@@ -247,7 +247,7 @@ class DataParallelClient:
         chosen: Sequence[int],
         send: Callable[[EngineClient, Sequence[Request]], Awaitable[list[Work]]],
     ) -> list[Work]:
-        """Each worker gets its part; when one refuses, what others were given is taken back."""
+        """Sends each worker its part; if one refuses, closes the parts already sent."""
         sent: dict[int, Work] = {}
         try:
             for index in dict.fromkeys(chosen):
@@ -262,7 +262,7 @@ class DataParallelClient:
 
 
 def config_of_rank(fd_config: FDConfig, rank: int) -> FDConfig:
-    """The configuration of one worker: ports are those of the first one and those that follow."""
+    """Returns the configuration of one worker: each port is the first worker's port plus `rank`."""
     parallel, cache = fd_config.parallel_config, fd_config.cache_config
     queue_port, events_port = parallel.engine_worker_queue_port, cache.cache_queue_port
     return replace(

@@ -1,4 +1,4 @@
-"""What entry points know of an engine, whether one worker runs it or several."""
+"""The engine interface that entry points use, with one worker or several."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to be continued, with parameters that `Engine.settle` has settled.
+    """A prompt to be continued, with parameters settled by `Engine.settle`.
 
-    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
     """
 
     request_id: str
@@ -36,26 +36,26 @@ class EngineRequest:
 
     @property
     def num_sequences(self) -> int:
-        """Completions of the prompt."""
+        """Number of completions of the prompt."""
         return self.settled.params.n
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How many sequences have a slot, and how many wait for one."""
+    """Numbers of sequences with a slot and of sequences waiting for one."""
 
     running: int = 0
     waiting: int = 0
 
 
 class EngineMetrics(Protocol):
-    """Where an engine's Prometheus metrics are."""
+    """Holder of an engine's Prometheus metrics."""
 
     registry: CollectorRegistry
 
 
 class Engine(Protocol):
-    """Requests in, deltas out; lives on one event loop."""
+    """Takes requests and returns deltas; used from one event loop."""
 
     fd_config: FDConfig
     tokenizer: Tokenizer
@@ -75,26 +75,26 @@ class Engine(Protocol):
 
     @property
     def load(self) -> EngineLoad:
-        """Sequences that run and wait."""
+        """Running and waiting sequences."""
 
     @property
     def worker_pid(self) -> int | None:
-        """The worker's process id, or the first worker's; None without one."""
+        """The process id of the worker or of the first worker; None without one."""
 
     async def start(self) -> None:
-        """Start what computes and wait until it is ready; raises EngineStartError."""
+        """Starts the workers and waits until they are ready; raises EngineStartError."""
 
     def require_started(self) -> None:
-        """Raise EngineStartingError before the first start is over."""
+        """Raises EngineStartingError until the first start is complete."""
 
     def require_alive(self) -> None:
-        """Raise what says that no request is taken: EngineStartingError, EngineDeadError or EngineDrainingError."""
+        """Raises EngineStartingError, EngineDeadError or EngineDrainingError while no requests are accepted."""
 
     def require_ready(self) -> None:
-        """Raise as `require_alive` does, and EngineRestartingError while there is no worker."""
+        """Raises as `require_alive` does, and EngineRestartingError while no worker is ready."""
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """What `inputs.settle` gives, with a grammar that can be used.
+        """Returns the result of `inputs.settle`, with its grammar checked.
 
         Clients take turns at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError, QueueFullError.
         """
@@ -102,33 +102,33 @@ class Engine(Protocol):
     async def settle_each(
         self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
     ) -> list[Settled]:
-        """The same for all prompts of a request, which is checked once; `inside` runs the steps of the check."""
+        """The same for all prompts of a request; it is checked once, and `inside` runs the steps of the check."""
 
     def require_room(self, count: int, client: str) -> None:
-        """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
+        """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
-        """Take requests, all of them or none; raises as `require_alive` does.
+        """Accepts requests, all of them or none; raises as `require_alive` does.
 
         Raises ProcessorUnavailableError for a logits processor in quarantine and, if `bounded`, QueueFullError.
         """
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Take prompts that are pooled, all of them or none; raises as `generate` does."""
+        """Accepts pooling prompts, all of them or none; raises as `generate` does."""
 
     async def reset_processor(self, name: str) -> None:
-        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
 
     async def drain(self) -> None:
-        """Take no further requests, and wait until those in flight have ended."""
+        """Stops accepting requests and waits until the requests in flight have ended."""
 
     async def wait_dead(self) -> str:
-        """Wait until no worker is left and none will follow; gives the cause."""
+        """Waits until no worker is left and none will follow; returns the cause."""
 
     def end_requests(self, reason: str) -> None:
-        """End every request in flight with EngineDeadError, and take no further ones."""
+        """Ends every request in flight with EngineDeadError, and accepts no more."""
 
     async def shutdown(self) -> None:
-        """End all of it; requests still in flight end with EngineDeadError."""
+        """Ends the engine; requests still in flight end with EngineDeadError."""

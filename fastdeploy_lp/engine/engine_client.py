@@ -1,4 +1,4 @@
-"""The API process's view of the engine: requests in, deltas out, and the worker behind it supervised."""
+"""The API process's client of one worker: sends requests, returns deltas, supervises the worker."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ Begun = TypeVar("Begun", Generation, Pooling)
 
 
 class EngineClient:
-    """Runs requests on one worker process at a time; lives on one event loop.
+    """Runs requests on one worker process at a time; used from one event loop.
 
-    make_worker: gives a worker that was not started, the engine's own unless another kind is given.
-    stat_loggers: by name; they are told what happens as the engine's own two are.
-    fair_queue: clients take turns, in place of first come, first served.
-    preparation: one that several clients share; by default its own.
+    make_worker: returns a worker that is not started; by default a `WorkerHandle`.
+    stat_loggers: by name; they record the same events as the engine's two built-in loggers.
+    fair_queue: clients take turns instead of first come, first served.
+    preparation: shared by several clients, or None for a separate one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class EngineClient:
         own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
         self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
         self._load = EngineLoad()
-        # Set by whoever wants requests recorded.
+        # Set by the caller that wants requests recorded.
         self.request_log: RequestLog | None = None
         self._declared = list(declared)
         make = make_worker or partial(WorkerHandle, fd_config)
@@ -119,8 +119,8 @@ class EngineClient:
         self._quiet = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the worker and wait until it is ready; raises EngineStartError."""
-        # Only classes given as objects travel; importable ones are found again by their SPEC.
+        """Starts the worker and waits until it is ready; raises EngineStartError."""
+        # Only classes given as objects are sent; the worker imports the others by their SPEC.
         objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
         ready = await self._supervisor.start(objects)
         logger.info("worker %s ready, model loaded in %.1f s", self.worker_pid, ready.load_seconds)
@@ -132,12 +132,12 @@ class EngineClient:
         self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
 
     def require_started(self) -> None:
-        """Raise EngineStartingError before the first worker is ready; it may be gone by now, too."""
+        """Raises EngineStartingError until the first worker is ready; that worker may have ended since."""
         if self._dead is None and self._supervising is None:
             raise EngineStartingError("the model is still being loaded; try again later")
 
     def require_alive(self) -> None:
-        """Raise what says that no request is taken: EngineStartingError, EngineDeadError or EngineDrainingError."""
+        """Raises EngineStartingError, EngineDeadError or EngineDrainingError while no requests are accepted."""
         self.require_started()
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -145,24 +145,24 @@ class EngineClient:
             raise EngineDrainingError("the server is shutting down; another one may take the request")
 
     def require_ready(self) -> None:
-        """Raise as `require_alive` does, and EngineRestartingError while there is no worker."""
+        """Raises as `require_alive` does, and EngineRestartingError while no worker is ready."""
         self.require_alive()
         if not self._outbox.is_open:
             raise EngineRestartingError("the worker is being started again; requests wait for it")
 
     @property
     def load(self) -> EngineLoad:
-        """Sequences that run and wait; all of them wait while there is no worker."""
+        """Running and waiting sequences; all of them wait while no worker is ready."""
         return self._load if self._outbox.is_open else EngineLoad(0, self.num_in_flight)
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are taken, if only to wait for a worker."""
+        """True if requests are accepted, even if they must wait for a worker."""
         return self._dead is None and not self._draining
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a worker that takes requests."""
+        """True if a worker accepts requests."""
         return self.is_alive and self._outbox.is_open
 
     @property
@@ -171,31 +171,31 @@ class EngineClient:
         return self._supervisor.pid
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """What `inputs.settle` gives, with a grammar that can be used; raises as `RequestPreparation.settle` does."""
+        """Result of `inputs.settle`, with its grammar checked; raises as `RequestPreparation.settle` does."""
         return await self._preparation.settle(params, prompt, client)
 
     async def settle_each(
         self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
     ) -> list[Settled]:
-        """The same for all prompts of a request, which is checked once."""
+        """The same for all prompts of a request; the request is checked once."""
         return await self._preparation.settle_each(params, prompts, client, inside)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
-        """Send requests to the worker, all of them or none.
+        """Sends requests to the worker, all of them or none.
 
-        Raises as `require_alive` does, ProcessorUnavailableError when a request asks for a logits processor that is in
-        quarantine and, if `bounded`, QueueFullError when too many sequences wait already.
+        Raises as `require_alive` does, ProcessorUnavailableError if a request uses a logits processor in quarantine
+        and, if `bounded`, QueueFullError if too many sequences already wait.
         """
         self.require_alive()
-        # Prompts of one body share theirs.
+        # Prompts of one request body share one selection.
         for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
             self.processors.require_in_service(selection)
         return await self._begin(requests, partial(self._made, stream=stream), self._send, bounded=bounded)
 
     async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Send prompts that are pooled to the worker, all of them or none; raises as `generate` does."""
+        """Sends pooling prompts to the worker, all of them or none; raises as `generate` does."""
         return await self._begin(requests, self._made_pooling, self._send_pooling, bounded=bounded)
 
     async def _begin(
@@ -206,14 +206,14 @@ class EngineClient:
         *,
         bounded: bool,
     ) -> list[Begun]:
-        """Take in all of the requests or none, in pieces that leave the loop to others."""
+        """Accepts all of the requests or none, and yields to the event loop between pieces."""
         self.require_alive()
         count = sum(each.num_sequences for each in requests)
         if bounded and requests:
             self.require_room(count, requests[0].client)
         pace, begun = Pace(), list[Begun]()
         with self._room.entry(count) as entry:
-            # All of them before the first is taken in: what cannot be made must leave nothing behind.
+            # Build all of them before sending the first, so that a failure to build one leaves nothing to undo.
             for request in requests:
                 begun.append(make(request))
                 await pace.rest()
@@ -231,24 +231,24 @@ class EngineClient:
         return begun
 
     async def reset_processor(self, name: str) -> None:
-        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
         self.processors.reset(name)
         if self._outbox.is_open:
             self._supervisor.send(ResetProcessor(name))
 
     async def drain(self) -> None:
-        """Take no further requests, and wait until those in flight have ended."""
+        """Stops accepting requests and waits until the requests in flight have ended."""
         self._draining = True
         self._note_quiet()
         await self._quiet.wait()
 
     async def wait_dead(self) -> str:
-        """Wait until no worker is left and none will follow; gives the cause."""
+        """Waits until no worker is left and none will follow; returns the cause."""
         await self._ended.wait()
         return self._dead or ""
 
     async def shutdown(self) -> None:
-        """End the worker; requests still in flight end with EngineDeadError."""
+        """Ends the worker; requests still in flight end with EngineDeadError."""
         self.end_requests("the server is shutting down")
         if self._supervising is not None:
             self._supervising.cancel()
@@ -258,7 +258,7 @@ class EngineClient:
         await self._supervisor.stop()
 
     def end_requests(self, reason: str) -> None:
-        """End every request in flight with EngineDeadError, and take no further ones."""
+        """Ends every request in flight with EngineDeadError, and accepts no more."""
         if self._dead is not None:
             return
         self._outbox.close()
@@ -272,27 +272,27 @@ class EngineClient:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker has sequences."""
+        """True if any sequences are in flight."""
         return bool(self._in_flight)
 
     @property
     def num_in_flight(self) -> int:
-        """Sequences that the worker has or that wait for it."""
+        """Number of sequences in the worker or waiting for it."""
         return len(self._in_flight)
 
     def worker_said(self, message: FromWorker) -> None:
-        """Take a message of the worker."""
+        """Handles a message of the worker."""
         if isinstance(message, StepOutputs):
             self._take(message)
 
     @property
     def quarantine(self) -> Quarantine:
-        """The processors that the next worker leaves out of service."""
+        """The processors that the next worker keeps out of service."""
         self._quarantine_at_start = self.processors.quarantine
         return self._quarantine_at_start
 
     def worker_lost(self, loss: WorkerLoss) -> None:
-        """The worker is gone: requests run again on the next one, but those that may have ended this one."""
+        """Handles the loss of the worker: requests run again on the next one, except possible causes of the crash."""
         self._outbox.close()
         self.processors.restart(loss)
         if not self.fd_config.supervision_config.restart:
@@ -307,7 +307,7 @@ class EngineClient:
         self.stats.died(ended, self.num_in_flight)
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """Another worker is there: it gets what the last one had, and what has come since."""
+        """Sends a new worker the previous worker's sequences and newer ones."""
         self.processors.set_argmax_invariant(ready.argmax_invariant)
         for name in self.processors.quarantine.lifted_since(self._quarantine_at_start):
             self._supervisor.send(ResetProcessor(name))
@@ -325,7 +325,7 @@ class EngineClient:
         self.end_requests(cause)
 
     def _may_have_run(self) -> list[Work]:
-        """Requests that may have had a slot: as many of the oldest as there are slots, since none overtakes."""
+        """Requests possibly running: the oldest `max_num_seqs` sequences, since admission is FIFO."""
         return self._in_flight.works_of(self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs])
 
     def _take(self, outputs: StepOutputs) -> None:
@@ -363,7 +363,7 @@ class EngineClient:
             return
         if completion.finish_reason is not None:
             iteration.finished_requests.append(completion_stats(generation, completion))
-            # Of a stop string the worker does not know.
+            # The worker knows no stop strings: abort there.
             self._end(step.request_id, runs_on=step.finish_reason is None)
         generation.notify()
 
@@ -394,7 +394,7 @@ class EngineClient:
         iteration.finished_requests.append(ended)
 
     def require_room(self, count: int, client: str) -> None:
-        """Raise as `require_alive` does, and QueueFullError unless so many further sequences have room."""
+        """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""
         self.require_alive()
         try:
             self._room.require(count, client, self.num_in_flight)
@@ -431,7 +431,7 @@ class EngineClient:
         for completion in generation.completions:
             await pace.rest()
             if self._in_flight.completion(sequence_id(generation, completion)) is None:
-                # It was ended meanwhile.
+                # Ended meanwhile.
                 continue
             own = self.inputs.sequence_params(settled, completion.index)
             name = sequence_id(generation, completion)
@@ -461,18 +461,18 @@ class EngineClient:
             work.fail(RequestTimeoutError("timeout: the time of the request is over, and its answer is not complete"))
 
     def _close(self, work: Work) -> None:
-        """The caller reads no more: what still runs is aborted."""
+        """Aborts what still runs: the caller has stopped reading."""
         if self.request_log is not None and isinstance(work, Generation):
             self.request_log.ended(work)
         self.stats.finished(self._forget(work, ABORT))
 
     def _end(self, name: str, *, runs_on: bool = False) -> None:
-        """A sequence has its answer; in the worker, too, unless it `runs_on`."""
+        """Removes a sequence that has ended; `runs_on`: the worker still runs it."""
         self._in_flight.remove(name)
         self._left([name], running=runs_on)
 
     def _forget(self, work: Work, reason: str) -> list[FinishedRequestStats]:
-        """Drop the sequences of a request that still run, here and in the worker; gives what is to be told of them."""
+        """Drops a request's running sequences, here and in the worker; returns their statistics."""
         if isinstance(work, Pooling):
             names = self._in_flight.remove_pooling(work)
             ended = [pooling_stats(work, reason) for _ in names]

@@ -1,4 +1,4 @@
-"""From what happens in the engine to what its stat loggers are told."""
+"""Turns engine events into the statistics that stat loggers record."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from fastdeploy_lp.stats import (
 
 
 class EngineStats:
-    """What one engine tells its loggers: once a message of the worker, and once for each event between two."""
+    """Statistics of one engine: recorded per worker message, and per event between two messages."""
 
     def __init__(self, processors: ProcessorStates, loggers: StatLoggers) -> None:
         self.loggers = loggers
         self._processors = processors
         self._last = SchedulerStats(processors=processors.stats)
-        # Whoever exports numbers has all of them from the first moment on.
+        # Exporters have all values from the start.
         loggers.record(self._last, None)
 
     def step(self, outputs: StepOutputs, iteration: IterationStats) -> None:
-        """A message of the worker has been taken in, which gave `iteration`."""
+        """Records a message of the worker; `iteration`: its statistics."""
         cache, before = outputs.cache, self._last.num_preemptions
         self._last = SchedulerStats(
             num_running_reqs=outputs.num_running,
@@ -45,23 +45,23 @@ class EngineStats:
             step_time=outputs.step_time,
             processors=self._processors.stats,
         )
-        # A worker that was started anew counts from nothing.
+        # A restarted worker counts from zero.
         iteration.num_preempted_reqs = cache.preemptions - (before if before <= cache.preemptions else 0)
         self.loggers.record(self._last, iteration)
 
     def arrived(self, prompt_tokens: int, n: int = 1, max_tokens: int | None = None) -> None:
-        """A request was taken in."""
+        """Records a new request."""
         request = ArrivedRequestStats(prompt_tokens, n, max_tokens)
         self.loggers.record(None, IterationStats(time.monotonic(), arrived_requests=[request]))
 
     def finished(self, requests: Sequence[FinishedRequestStats]) -> None:
-        """Sequences ended between two messages."""
+        """Records sequences that ended between two messages."""
         if requests:
             self.loggers.record(None, IterationStats(time.monotonic(), finished_requests=list(requests)))
 
     def died(self, requests: Sequence[FinishedRequestStats], num_waiting: int) -> None:
-        """The worker is gone, and these ended with it; so many others wait for the next one."""
-        # What its successor tells of counts from nothing, and so does this, in case there is none.
+        """Records the loss of the worker and of its sequences; `num_waiting` others wait for the next worker."""
+        # The next worker's counters start at zero; these do too, in case there is no next worker.
         self._last = SchedulerStats(
             num_waiting_reqs=num_waiting,
             kv_cache_blocks_total=self._last.kv_cache_blocks_total,
@@ -72,7 +72,7 @@ class EngineStats:
 
 
 def token_came(times: SequenceTimes, iteration: IterationStats) -> None:
-    """Write down the moment of a sequence's newest token, which is that of the message it came with."""
+    """Records the time of a sequence's newest token, which is the time of its message."""
     now = iteration.iteration_timestamp
     if times.last_token is None:
         times.first_token = now
@@ -85,7 +85,7 @@ def token_came(times: SequenceTimes, iteration: IterationStats) -> None:
 def completion_stats(
     generation: Generation, completion: Completion, finish_reason: str | None = None
 ) -> FinishedRequestStats:
-    """Of a completion that is over, for the reason that it has itself unless one is given."""
+    """Returns the statistics of an ended completion; `finish_reason` overrides the completion's reason."""
     times, num_tokens = generation.times[completion.index], completion.num_tokens
     return FinishedRequestStats(
         request_id=generation.request_id,
@@ -107,7 +107,7 @@ def completion_stats(
 
 
 def pooling_stats(pooling: Pooling, finish_reason: str, now: float | None = None) -> FinishedRequestStats:
-    """Of a prompt that is over; `now`: when its vector came, None if there is none."""
+    """Returns the statistics of an ended pooling prompt; `now`: when its vector arrived, None without a vector."""
     (times,) = pooling.times
     return FinishedRequestStats(
         request_id=pooling.request_id,

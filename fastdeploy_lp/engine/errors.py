@@ -1,52 +1,52 @@
-"""What can go wrong between a request and its answer."""
+"""Errors of the engine and of requests."""
 
 
 class EngineStartError(RuntimeError):
-    """The worker did not come up; the message says why in one line."""
+    """The worker did not start; the message is the reason in one line."""
 
 
 class EngineStartingError(RuntimeError):
-    """The worker is not ready yet; the same request will be taken later."""
+    """The worker is not ready yet; retry later."""
 
 
 class EngineDeadError(RuntimeError):
-    """The worker is gone; this request, and every other one in flight, ended with it."""
+    """The worker is gone; this and every other request in flight ended with it."""
 
 
 class RequestFailedError(RuntimeError):
-    """This request could not go on; others are not concerned."""
+    """This request failed; others are not affected."""
 
 
 class EngineRestartingError(RuntimeError):
-    """Another worker takes the place of one that has ended; requests that come meanwhile wait for it."""
+    """A new worker is replacing one that ended; new requests wait for it."""
 
 
 class EngineDrainingError(RuntimeError):
-    """The engine finishes what it has and takes no further requests."""
+    """The engine completes its requests and accepts no more."""
 
 
 class WorkerLostError(RequestFailedError):
-    """The worker ended while this request ran, and the request is not run again."""
+    """The worker ended while this request ran, and the request does not run again."""
 
 
 class RequestTimeoutError(RequestFailedError):
-    """The time that the request set itself has passed."""
+    """The request's deadline has passed."""
 
 
 class RequestImpossibleError(RequestFailedError):
-    """What the request asks for cannot be done, as was found out while it ran; to send it again is of no use."""
+    """The request turned out to be impossible while it ran; retrying is useless."""
 
 
 class RequestAbortedError(RequestFailedError):
-    """Somebody ended this request, and there is nothing to give of what it was to be."""
+    """The request was aborted and has no output."""
 
 
 class IOProcessorError(RequestFailedError):
-    """The IO processor failed at this request; the message names it, and the log has the cause."""
+    """The IO processor failed on this request; the message names it, and the log has the cause."""
 
 
 class QueueFullError(RuntimeError):
-    """As many sequences run and wait as the operator allows; the same request may be taken in `retry_after` seconds."""
+    """The operator's limit of running and waiting sequences is reached; retry in `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -54,11 +54,11 @@ class QueueFullError(RuntimeError):
 
 
 class ProcessorUnavailableError(RequestFailedError):
-    """The request asked for a logits processor that is in quarantine."""
+    """The request uses a logits processor that is in quarantine."""
 
 
 class InvalidRequestError(ValueError):
-    """A request that cannot be served as it is; `param` is the JSON path of the field at fault."""
+    """The request is invalid; `param` is the JSON path of the invalid field."""
 
     def __init__(self, param: str | None, reason: str, code: str = "invalid_value") -> None:
         super().__init__(f"{param}: {reason}" if param else reason)

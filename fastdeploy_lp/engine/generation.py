@@ -1,4 +1,4 @@
-"""A request in flight: its completions and the caller who waits for them."""
+"""A request in flight: its completions and their delivery to one caller."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastdeploy_lp.sampling_params import RequestOutputKind
 
 
 class Generation:
-    """What the engine feeds and one caller reads: as deltas, as outputs that grow, or as a whole (`result`).
+    """The output of one request, read by one caller as deltas, as growing outputs, or as a whole (`result`).
 
-    With `stream` False the caller is woken once, at the end. `serial` tells generations of one engine apart, `times`
-    has one entry a completion, `processors` names the logits processors that the request uses, and `max_tokens` is what
-    each completion may have. `lost_workers` counts workers that ended while it may have run.
+    With `stream` False the caller wakes once, at the end. `serial` is unique among generations of one engine, `times`
+    has one entry per completion, `processors` names the logits processors that the request uses, and `max_tokens` is
+    the limit of each completion. `lost_workers` counts workers that ended while the request may have run.
     """
 
     def __init__(
@@ -56,36 +56,36 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether every completion has ended."""
+        """True once every completion has ended."""
         return None not in self.finish_reasons
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache: by the first completion, which runs first."""
+        """Prompt tokens that the first completion, which runs first, found in the prefix cache."""
         return self.completions[0].num_cached_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that all completions have so far."""
+        """Tokens of all completions so far."""
         return sum(completion.num_tokens for completion in self.completions)
 
     @property
     def num_untold_tokens(self) -> int:
-        """Tokens that the caller has not asked for yet."""
+        """Tokens that the caller has not read yet."""
         return sum(completion.num_untold_tokens for completion in self.completions)
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One for each completion, None while it runs."""
+        """The finish reason of each completion, None while it runs."""
         return [completion.finish_reason for completion in self.completions]
 
     @property
     def error(self) -> EngineDeadError | RequestFailedError | None:
-        """Why it could not go on."""
+        """The error that ended the request, or None."""
         return self._error
 
     def notify(self) -> None:
-        """Completions were fed."""
+        """Wakes the caller after completions received tokens, if it streams or all have ended."""
         finished = self.finished
         if finished:
             self._ended = time.monotonic()
@@ -93,12 +93,12 @@ class Generation:
             self._wake()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
-        """End the request with an error."""
+        """Ends the request with an error."""
         self._error = error
         self._wake()
 
     def abort(self) -> None:
-        """End what still runs, with the reason "abort" for the reader."""
+        """Ends the running completions with the finish reason "abort"."""
         for completion in self.completions:
             completion.finish_reason = completion.finish_reason or "abort"
         self._ended = time.monotonic()
@@ -106,17 +106,17 @@ class Generation:
         self._wake()
 
     def close(self) -> None:
-        """Nobody reads any more: what still runs is aborted."""
+        """Aborts what still runs: the caller has stopped reading."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._on_close(self)
 
     def ends_at(self, deadline: asyncio.TimerHandle) -> None:
-        """What ends the request when its time is over; needed no longer when the request ends before."""
+        """Stores the timer that ends the request at its deadline; `close` cancels it."""
         self._deadline = deadline
 
     def begin_again(self) -> None:
-        """Completions that still run are fed from their first token again."""
+        """Resets the running completions to their first token: another worker computes them again."""
         for completion, times in zip(self.completions, self.times, strict=True):
             if completion.finish_reason is None:
                 completion.begin_again()
@@ -124,7 +124,7 @@ class Generation:
                     times.begin()
 
     async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
-        """What is new, as it comes; leaving early aborts the request. Raises what `fail` was given."""
+        """Yields new deltas as they arrive; closing early aborts the request. Raises the error passed to `fail`."""
         try:
             open_completions = list(self.completions)
             while open_completions:
@@ -143,9 +143,9 @@ class Generation:
     async def outputs(
         self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer as it grows, in copies of the caller's own; leaving early aborts. Raises as `deltas` does.
+        """Yields the growing output as separate copies; closing early aborts the request. Raises as `deltas` does.
 
-        Of kind DELTA, an output holds the completions that grew, each with what it gained.
+        With kind DELTA, an output holds the completions that grew, each with its new part only.
         """
         completions = [CompletionOutput(completion.index, "", []) for completion in self.completions]
         async with aclosing(self.deltas()) as batches:
@@ -161,13 +161,13 @@ class Generation:
                     yield self._output([each.snapshot() for each in completions], finished=False)
 
     async def result(self) -> RequestOutput:
-        """The whole answer; raises as `deltas` does."""
+        """Returns the whole output; raises as `deltas` does."""
         async with aclosing(self.outputs(RequestOutputKind.FINAL_ONLY)) as outputs:
             return await anext(outputs)
 
     @property
     def metrics(self) -> RequestMetrics:
-        """When the request came, began to answer and ended."""
+        """Times of the request's arrival, first token and end."""
 
         def since_1970(moment: float | None) -> float | None:
             return None if moment is None else self.arrival_time + (moment - self.times[0].arrival)
@@ -193,7 +193,7 @@ class Generation:
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        # A future of our own: asyncio.Event costs as much as all the rest that is done for a token here.
+        # A plain future: asyncio.Event would cost the same again as all other work per token here.
         if not self._news:
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -201,7 +201,7 @@ class Generation:
 
 
 def _gained(delta: CompletionDelta) -> CompletionOutput:
-    """What is new, as an output of its own."""
+    """Returns a delta as a separate output."""
     output = CompletionOutput(delta.index, "", [])
     output.extend(delta)
     return output

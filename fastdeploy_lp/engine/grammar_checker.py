@@ -1,4 +1,4 @@
-"""Whether grammars can be used, found out before a request is sent and outside this process."""
+"""Checks grammars in other processes before their requests are sent."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fastdeploy_lp.guided_decoding.grammar import Grammar
 
 @dataclass(eq=False)
 class _Check:
-    """A trial under way, and how many requests wait for it."""
+    """A running trial and the number of requests waiting for it."""
 
     trial: asyncio.Task[str | None]
     waiting: int = 0
 
 
 class GrammarChecker:
-    """Refuses what the worker could not compile or follow, with the reason; keeps the latest verdicts.
+    """Refuses grammars that the worker could not compile or follow, with the reason; caches the latest verdicts.
 
-    Requests that bring the same grammar share one trial, which ends when the last of them has gone.
+    Requests with the same grammar share one trial, which is cancelled when the last of them leaves.
     """
 
     def __init__(self, processes: GrammarProcesses, config: GuidedDecodingConfig) -> None:
         self._processes = processes
         self._config = config
         self._checks: dict[bytes, _Check] = {}
-        # Those that nobody waits for any more among them, which end their processes.
+        # Includes cancelled trials that are still ending their processes.
         self._trials: set[asyncio.Task[str | None]] = set()
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, grammar: Grammar, client: str = "") -> None:
-        """Raise InvalidRequestError that names the grammar's field if it is too large, too slow, or no grammar.
+        """Raises InvalidRequestError naming the grammar's field if the grammar is too large, too slow, or invalid.
 
-        client: whose turn it is. Raises QueueFullError while too many grammars are being tried.
+        client: takes turns with other clients. Raises QueueFullError while too many grammars are being tried.
         """
         content = grammar.text.encode(errors="surrogatepass")
         if len(content) > self._config.max_bytes:
@@ -49,7 +49,7 @@ class GrammarChecker:
             raise InvalidRequestError(grammar.field, refusal)
 
     async def close(self) -> None:
-        """End trials and processes."""
+        """Cancels trials and ends processes."""
         for trial in self._trials:
             trial.cancel()
         await asyncio.gather(*self._trials, return_exceptions=True)
@@ -71,7 +71,7 @@ class GrammarChecker:
         finally:
             check.waiting -= 1
             if not check.waiting and not check.trial.done():
-                # Those who come now begin anew.
+                # Later requests start a new trial.
                 self._checks.pop(name, None)
                 check.trial.cancel()
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class GrammarStart(msgspec.Struct):
-    """The model whose tokens grammars are tried with; `max_bytes` of the largest grammar."""
+    """The model whose vocabulary the trials use, and the size limit of grammars in bytes."""
 
     directory: str
     vocab_size: int
@@ -15,16 +15,16 @@ class GrammarStart(msgspec.Struct):
 
 
 class GrammarTrial(msgspec.Struct):
-    """Compile this grammar in at most `timeout` seconds of processor time, then follow it over some tokens."""
+    """A grammar to compile in at most `timeout` seconds of CPU time, and then to follow over some tokens."""
 
     text: str
     timeout: float
 
 
 class GrammarProgress(msgspec.Struct):
-    """A stage that has ended: the start, then of each trial its compilation and, if that worked, its masks.
+    """The end of a stage: the start, then for each trial the compilation and, if it succeeded, the masks.
 
-    refusal: why the grammar cannot be used, None if the stage went well.
+    refusal: why the grammar cannot be used, None if the stage succeeded.
     """
 
     refusal: str | None = None

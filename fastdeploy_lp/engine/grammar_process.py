@@ -1,7 +1,7 @@
-"""`python -m fastdeploy_lp.engine.grammar_process`: compiles grammars and computes their first masks, to try them.
+"""`python -m fastdeploy_lp.engine.grammar_process`: tries grammars by compiling them and computing their first masks.
 
-The library cannot be interrupted. A grammar that takes too much time or memory, or crashes it, ends this process alone.
-`GrammarProcesses` starts it.
+The library cannot be interrupted. A grammar that takes too much time or memory, or crashes the library, ends only this
+process. `GrammarProcesses` starts it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MEMORY_BYTES = 1 << 30
 
 
 def main() -> None:
-    """One `GrammarStart`, then the `GrammarProgress` of each `GrammarTrial`, until the other end closes the pipe."""
-    # Ctrl-C in a terminal reaches this process, too; the API process decides about it.
+    """Reads one `GrammarStart`, then answers each `GrammarTrial` with `GrammarProgress`, until the pipe closes."""
+    # Ctrl-C in a terminal also reaches this process; the API process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The timers of trials end the process.
+    # A trial's timer ends the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     frames: SimpleQueue[bytes] = SimpleQueue()
     start = msgspec.msgpack.decode(read_frame(sys.stdin.buffer) or b"", type=GrammarStart)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _work(start: GrammarStart, frames: SimpleQueue[bytes]) -> None:
-    """Try what arrives, in a thread with room for it, so that the main one notices the end of the other process."""
+    """Tries grammars in a thread with enough stack, so that the main thread notices the end of the other process."""
     try:
         compiler = GrammarCompiler(Path(start.directory), start.vocab_size, start.eos_token_ids, cache_size=1)
         compiler.prepare()
@@ -55,7 +55,7 @@ def _work(start: GrammarStart, frames: SimpleQueue[bytes]) -> None:
 def _try(compiler: GrammarCompiler, start: GrammarStart, trial: GrammarTrial) -> None:
     matcher: GrammarMatcher | None = None
     refusal: str | None = None
-    # Processor time: one that waits for a busy machine is not to blame. No handler has to run for it to end a process.
+    # CPU time, so that a busy machine causes no refusals. The default action ends the process without a handler.
     signal.setitimer(signal.ITIMER_PROF, trial.timeout)
     try:
         matcher = compiler.matcher(trial.text)
@@ -79,7 +79,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _limit_memory() -> None:
-    """Let the process grow by `MEMORY_BYTES`, where the system enforces that."""
+    """Limits the growth of the process to `MEMORY_BYTES`, if the system enforces it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY_BYTES

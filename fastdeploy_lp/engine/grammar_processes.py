@@ -1,4 +1,4 @@
-"""Trials of grammars in separate processes, where one that never ends harms nothing else."""
+"""Trials of grammars in separate processes, so that an endless one blocks nothing else."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.guided_decoding.probe import too_slow
 
 MODULE = "fastdeploy_lp.engine.grammar_process"
-# Trials that have just begun, and trials that take long, at a time.
+# Concurrent quick trials and concurrent slow trials.
 QUICK_PROCESSES = 2
 SLOW_PROCESSES = 2
-# A trial that takes more processor time leaves its turn to others.
+# A trial with more CPU time gives up its turn.
 QUICK_SECONDS = 0.1
-# A step of an engine on the same machine comes first.
+# Steps of an engine on the same machine have priority.
 NICENESS = 10
 SLOW_NICENESS = 19
-# To start Python and to read a large vocabulary on a busy machine.
+# Covers starting Python and reading a large vocabulary on a busy machine.
 START_SECONDS = 120.0
-# The timeout is processor time; seconds on the clock may be as many times more before the machine is too busy.
+# The timeout is CPU time; the wall-clock limit is this many times longer, for a busy machine.
 BUSY_FACTOR = 12.0
 
 
 class GrammarProcesses:
-    """Compiles grammars, computes their first masks, and tells why one cannot be used; lives on one event loop.
+    """Compiles grammars, computes their first masks, and returns the reasons of refusals; used from one event loop.
 
-    Two trials begin at a time, clients in turns. A trial that takes more than a tenth of a second continues beside them
-    at the lowest priority. Two may do so at a time, and a third is refused: slow grammars never hold up quick ones.
-    Processes start when they are first needed, and end with a trial that does not end in time.
+    Two quick trials run at a time, with clients taking turns. A trial that takes more than 0.1 s continues in parallel
+    at the lowest priority. At most two do so, and a third is refused: slow grammars never delay quick ones. Processes
+    start when they are first needed; a trial that exceeds its time limit ends its process.
 
-    timeout: seconds of processor time that compiling one may take. most: trials that may wait for a turn.
+    bounds: `timeout` is the CPU time limit of compiling a grammar, in seconds. most: limit of waiting trials.
     """
 
     def __init__(self, model: ModelConfig, bounds: GuidedDecodingConfig, most: int = MAX_WAITING) -> None:
@@ -52,15 +52,15 @@ class GrammarProcesses:
         self._pool = ProcessPool(self._started, turns, self._slow_places)
 
     async def refusal(self, text: str, client: str) -> str | None:
-        """Why the grammar cannot be used, None if it can; raises QueueFullError when there is no room to try it.
+        """Returns why the grammar cannot be used, None if it can; raises QueueFullError when too many trials wait.
 
-        A caller that is cancelled gives back its place at once.
+        A cancelled caller frees its place at once.
         """
         async with self._pool.process(client) as (process, lane):
             return await self._within_bounds(process, text, lane)
 
     async def close(self) -> None:
-        """End the processes that wait for work."""
+        """Ends the idle processes."""
         await self._pool.close()
 
     async def _within_bounds(self, process: FrameProcess, text: str, lane: Lane) -> str | None:
@@ -81,7 +81,7 @@ class GrammarProcesses:
                     await trial
 
     def _slow_down(self, process: FrameProcess, lane: Lane) -> None:
-        """Leave the turn to the next trial; raises QueueFullError if there is no place for a further slow one."""
+        """Gives up the turn for a slow place; raises QueueFullError if none is free."""
         if lane.is_slow:
             return
         if not lane.become_slow():
@@ -89,7 +89,7 @@ class GrammarProcesses:
             raise QueueFullError(
                 f"this request's grammar takes long to compile, as do {others} others; try again later"
             )
-        # It may have just ended.
+        # The process may have just ended.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICENESS)
 
@@ -100,7 +100,7 @@ class GrammarProcesses:
         return compiled.refusal if compiled.refusal is not None else (await _outcome(process, too_slow())).refusal
 
     async def _started(self) -> FrameProcess:
-        """A new process; raises QueueFullError if none starts."""
+        """Starts a process; raises QueueFullError if that fails."""
         process = await FrameProcess.start(MODULE, niceness=NICENESS, silent=True)
         try:
             await process.send(msgspec.msgpack.encode(self._start))
@@ -119,7 +119,7 @@ async def _progress(process: FrameProcess) -> GrammarProgress:
 
 
 async def _outcome(process: FrameProcess, too_long: str) -> GrammarProgress:
-    """How a stage of a trial ends; that of a process that its timer has ended is the refusal `too_long`."""
+    """Returns the result of a stage; the refusal is `too_long` if the timer ended the process."""
     try:
         return await _progress(process)
     except EOFError:

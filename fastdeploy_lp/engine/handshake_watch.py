@@ -1,4 +1,4 @@
-"""Tells the log of connections to the worker's socket that do not know its key, and when the one that does has come."""
+"""Logs connections to the worker's socket without its key, and reports the connection that has it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SUCCESS = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class HandshakeWatch:
-    """Counts the refused handshakes of a socket; `start` and `close` on one event loop.
+    """Counts the refused handshakes of a socket; call `start` and `close` on one event loop.
 
-    refused: handshakes that failed so far. The first is logged, then the second, the fourth and so on: whoever knocks
-    for ever must not fill the log. on_success: called when a handshake succeeds.
+    refused: failed handshakes so far. Failures 1, 2, 4, 8 and so on are logged, so that endless attempts do not fill
+    the log. on_success: called when a handshake succeeds.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], on_success: Callable[[], None] | None = None) -> None:
@@ -30,14 +30,14 @@ class HandshakeWatch:
         self.refused = 0
 
     def start(self) -> None:
-        """Listen to what the socket tells of itself."""
+        """Starts listening to the socket's events."""
         self._monitor = self._socket.get_monitor_socket(REFUSALS | SUCCESS)
         asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._drain)
-        # The file descriptor tells of changes only.
+        # The file descriptor signals changes only.
         self._drain()
 
     def close(self) -> None:
-        """Stop listening; before the socket itself is closed."""
+        """Stops listening; call it before closing the socket."""
         if self._monitor is None:
             return
         self._drain()

@@ -1,4 +1,4 @@
-"""Threads for the work that a request causes in the API process before and after the engine has it."""
+"""Threads for request work in the API process before and after the engine runs the request."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ THREADS = 2
 
 
 class Run(Protocol):
-    """Runs a piece of work: here (`run_here`), or in a thread (`HostThreads.run`)."""
+    """Runs a piece of work inline (`run_here`) or in a thread (`HostThreads.run`)."""
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
-        """The result of the work, or what it raises."""
+        """Returns the result of the work; raises what it raises."""
 
 
 async def run_here(work: Callable[[], Result]) -> Result:
-    """The result of work that is too little for a thread."""
+    """Runs work that is too small for a thread, and returns its result."""
     return work()
 
 
 class HostThreads:
-    """Runs each piece of work in a thread, so that the event loop it lives on serves others meanwhile.
+    """Runs work in threads, so that the event loop stays free.
 
-    Clients take turns, and work whose caller is cancelled before it begins is dropped. Work that runs continues, and
-    keeps its thread, until it returns: callers bound it beforehand. most: pieces of work that may wait.
+    Clients take turns, and work whose caller is cancelled before it begins is dropped. Running work keeps its thread
+    until it returns: callers bound it beforehand. most: limit of waiting pieces of work.
     """
 
     def __init__(self, most: int = MAX_WAITING) -> None:
@@ -42,13 +42,13 @@ class HostThreads:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="host-work")
 
     async def run(self, work: Callable[[], Result], client: str = "") -> Result:
-        """The result of the work, or what it raises; raises QueueFullError when too many callers wait."""
+        """Returns the result of the work; raises what it raises, and QueueFullError when too many callers wait."""
         switch_threads_quickly()
         await self._turns.take(client)
         loop = asyncio.get_running_loop()
 
         def ended(_: Future[Result]) -> None:
-            # The loop may be closed by now; then nobody waits for a turn.
+            # The loop may be closed by now; then no caller waits for a turn.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._turns.give_back)
 
@@ -57,21 +57,21 @@ class HostThreads:
         return await asyncio.wrap_future(running)
 
     def of(self, client: str) -> Run:
-        """`run` for one client's work."""
+        """Returns `run` bound to a client."""
         return _RunForClient(self, client)
 
     def close(self) -> None:
-        """Give back the threads; work that runs is not waited for."""
+        """Releases the threads without waiting for running work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
 class _RunForClient:
-    """`HostThreads.run` with the client given."""
+    """`HostThreads.run` bound to a client."""
 
     threads: HostThreads
     client: str
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
-        """The result of the work, or what it raises."""
+        """Returns the result of the work; raises what it raises."""
         return await self.threads.run(work, self.client)

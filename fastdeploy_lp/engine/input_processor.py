@@ -1,4 +1,4 @@
-"""Turns what a caller asks for into what the worker runs: tokens, and parameters with every default settled."""
+"""Turns a caller's request into worker input: tokens, and parameters with all defaults resolved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams, SettledParams
 from fastdeploy_lp.trace_params import TraceParams
 
-# What of a request's parameters the worker gets in another form.
+# Request parameters that the worker receives in another form.
 SENT_APART = (
     "logits_processors_args",
     "extra_args",
@@ -39,7 +39,7 @@ SENT_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name no
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenized prompt; `text` is None if it came as token ids."""
+    """A tokenized prompt; `text` is None for a prompt sent as token ids."""
 
     token_ids: list[int]
     text: str | None
@@ -47,9 +47,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Settled:
-    """Parameters with token limit and seed fixed, the validated choice of logits processors, and what outputs match.
+    """Parameters with token limit and seed fixed, the validated selection of logits processors, and the grammar.
 
-    Nobody has compiled the grammar yet.
+    The grammar is not compiled yet.
     """
 
     params: SamplingParams
@@ -58,7 +58,7 @@ class Settled:
 
 
 class InputProcessor:
-    """Tokenizes and validates; every refusal is an InvalidRequestError that names the field."""
+    """Tokenizes prompts and validates parameters; every refusal is an InvalidRequestError that names the field."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class InputProcessor:
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, *, room_for_output: int = 1
     ) -> Prompt:
-        """The conversation after the model's chat template, or after the template and variables of `options`.
+        """Renders a conversation with the model's chat template, or with the template and variables of `options`.
 
-        The context has to hold `room_for_output` more tokens.
+        The context must hold `room_for_output` more tokens.
         """
         self.require_text("messages")
         if not messages:
@@ -92,33 +92,33 @@ class InputProcessor:
         return self.rendered_prompt(rendered, room_for_output=room_for_output)
 
     def rendered_prompt(self, rendered: str, *, room_for_output: int = 1) -> Prompt:
-        """A conversation after its template."""
+        """Tokenizes a rendered conversation."""
         # The template writes the special tokens itself.
         tokens = self._encoded(rendered, "messages", add_special_tokens=False)
         return self._checked(tokens, rendered, "messages", room_for_output=room_for_output)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
-        """A text or token-id prompt; `param` is what errors call it."""
+        """Tokenizes a text prompt or checks a token-id prompt; `param`: its name in errors."""
         return self._checked(*self._tokenized(prompt, param, 1), param)
 
     def pooling_prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
-        """The same for a prompt that is pooled, which may fill the context and has text even if a token is added."""
+        """The same for a pooling prompt: it may fill the context; special tokens do not make an empty one valid."""
         if not prompt:
             raise InvalidRequestError(param, "the prompt is empty")
         return self._checked(*self._tokenized(prompt, param, 0), param, room_for_output=0)
 
     @property
     def handles_text(self) -> bool:
-        """Whether there is a tokenizer."""
+        """True if the server has a tokenizer."""
         return self._tokenizer.handles_text
 
     def require_text(self, param: str) -> None:
-        """Raise InvalidRequestError for `param`, which needs a tokenizer, on a server that has none."""
+        """Raises InvalidRequestError for `param` if the server has no tokenizer."""
         if not self.handles_text:
             raise InvalidRequestError(param, f"{NO_TOKENIZER}; send token ids and read token ids")
 
     def settle_pooling(self, params: PoolingParams) -> PoolingParams:
-        """What is left open filled in, and `dimensions` held against the model."""
+        """Returns the parameters with defaults filled in; checks `dimensions` against the model."""
         hidden_size = int(self._config.hf_config["hidden_size"])
         if params.dimensions is not None and params.dimensions > hidden_size:
             raise InvalidRequestError(
@@ -129,23 +129,23 @@ class InputProcessor:
         return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
 
     def require_few_values(self, params: SamplingParams, num_prompts: int) -> None:
-        """Raise InvalidRequestError for lists and arguments that are too much for all sequences of a request.
+        """Raises InvalidRequestError if lists and arguments are too large for all sequences of a request together.
 
-        Quick beside what follows it: before prompts and words are tokenized.
+        A quick check, called before prompts and words are tokenized.
         """
         require_few_values(params, num_prompts)
 
     def settle(self, params: SamplingParams, prompt: Prompt) -> Settled:
-        """What the worker gets, with nothing left open; processors' own checks run in this thread."""
+        """Returns fully resolved parameters for the worker; processors' own checks run in this thread."""
         return self.settle_each(params, [prompt])[0]
 
     def settle_each(self, params: SamplingParams, prompts: Sequence[Prompt]) -> list[Settled]:
-        """The same for all prompts of a request; what depends on the parameters alone is checked and tokenized once."""
+        """The same for all prompts of a request; parameters are checked and tokenized once."""
         self.require_valid(params, prompts)
         return self.settle_chosen(params, prompts, self.chosen(params))
 
     def require_valid(self, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
-        """Raise InvalidRequestError for numbers and token ids that this model or a prompt has no room for."""
+        """Raises InvalidRequestError for numbers and token ids that do not fit this model or a prompt."""
         require_few_values(params, len(prompts))
         for prompt in prompts:
             self._require_room(params, prompt)
@@ -156,14 +156,14 @@ class InputProcessor:
             raise InvalidRequestError("allowed_token_ids", reason)
 
     def chosen(self, params: SamplingParams) -> Selection:
-        """The validated choice of logits processors."""
+        """Returns the validated selection of logits processors."""
         try:
             return self._args_validator.validate(params)
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
 
     def settle_chosen(self, params: SamplingParams, prompts: Sequence[Prompt], selection: Selection) -> list[Settled]:
-        """What `settle_each` returns, for parameters that `require_valid` accepts and a choice that was validated."""
+        """Returns the result of `settle_each`, for parameters accepted by `require_valid` and a validated selection."""
         shared = copy.copy(params)
         shared.bad_words, shared.bad_words_token_ids = None, self._bad_words_token_ids(params)
         require_few_values(shared, len(prompts))
@@ -189,8 +189,8 @@ class InputProcessor:
         return self._config.max_model_len - len(prompt.token_ids)
 
     def _for_prompt(self, shared: SamplingParams, prompt: Prompt) -> SamplingParams:
-        """The parameters of one prompt; it shares lists with the others."""
-        # A copy is not checked again, as one by `structs.replace` is.
+        """Returns the parameters of one prompt, which share their lists with other prompts."""
+        # A copy skips the checks that `structs.replace` repeats.
         settled, room = copy.copy(shared), self._room(prompt)
         settled.max_tokens = shared.max_tokens or room
         settled.seed = shared.seed if shared.seed is not None else secrets.randbits(64)
@@ -198,22 +198,22 @@ class InputProcessor:
         return settled
 
     def sequence_params(self, settled: Settled, index: int) -> SettledParams:
-        """The parameters of the `index`-th of `n` completions: one sequence, a seed of its own."""
+        """Returns the parameters of the `index`-th of `n` completions: one sequence with its own seed."""
         seed = ((settled.params.seed or 0) + index) & MAX_SEED
         fields = {name: getattr(settled.params, name) for name in SENT_FIELDS}
-        # The prompt is the same for all of them.
+        # All completions share the prompt.
         fields["prompt_logprobs"] = settled.params.prompt_logprobs if index == 0 else None
         return SettledParams(**fields | {"n": 1, "stop": None, "seed": seed})
 
     def _trace(self, params: SamplingParams, room: int) -> TraceParams | None:
-        """With the number of tokens that are traced of each completion."""
+        """Returns the trace parameters with the number of traced tokens per completion."""
         asked, most = params.trace, self._max_trace_tokens
         if asked is None:
             return None
         field = "logits_processors_trace"
         if not most:
             raise InvalidRequestError(field, "this server traces nothing; it was started with --max-trace-tokens 0")
-        # A request that leaves its length open is not refused for what it may come to.
+        # A request without a length limit is not refused for its possible length.
         open_ended = asked.max_tokens is None and params.max_tokens is None
         wanted = most // params.n if open_ended else asked.max_tokens or params.max_tokens or room
         wanted = min(wanted, params.max_tokens or room)
@@ -222,7 +222,7 @@ class InputProcessor:
         return msgspec.structs.replace(asked, max_tokens=wanted)
 
     def require_traceable(self, settled: Sequence[Settled]) -> None:
-        """Raise InvalidRequestError if the prompts of one request have more to trace together than is allowed."""
+        """Raises InvalidRequestError if the prompts of one request together exceed the limit of traced tokens."""
         traced = [(each.params.trace, each.params.n) for each in settled]
         total = sum(trace.max_tokens * n for trace, n in traced if trace is not None and trace.max_tokens is not None)
         if total > self._max_trace_tokens:
@@ -284,7 +284,7 @@ class InputProcessor:
             raise InvalidRequestError(param, reason + for_output, TOO_LONG)
 
     def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]] | None:
-        """Every bad word as it may begin a text and as it may follow a space."""
+        """Returns the tokens of every bad word, at the beginning of a text and after a space."""
         found = [list(tokens) for tokens in params.bad_words_token_ids or []]
         for index, word in enumerate(params.bad_words or []):
             path = f"bad_words.{index}"
@@ -293,7 +293,7 @@ class InputProcessor:
             if not plain:
                 raise InvalidRequestError(path, "a text without tokens")
             found.append(plain)
-            # Where the space is a token of its own, the plain form is ruled out behind it anyway.
+            # If the space is a separate token, the plain form is ruled out after it anyway.
             if spaced[-len(plain) :] != plain:
                 found.append(spaced)
         if len(found) > MAX_BAD_WORD_LISTS:
@@ -304,7 +304,7 @@ class InputProcessor:
         return found or None
 
     def _require_something_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
-        """Of the allowed tokens one has to be left where bad words and the minimum length rule others out."""
+        """Requires at least one allowed token that bad words and the minimum length do not rule out."""
         if params.allowed_token_ids is None:
             return
         left = set(params.allowed_token_ids) - {tokens[0] for tokens in bad_words if len(tokens) == 1}
@@ -324,8 +324,8 @@ class InputProcessor:
             self.require_tokens(f"bad_words_token_ids.{index}", tokens)
 
     def require_tokens(self, param: str, tokens: list[int]) -> None:
-        """Raise InvalidRequestError for the first that is no token id of the model."""
-        # Looked at one by one only where one of them is wrong.
+        """Raises InvalidRequestError for the first value that is not a token id of the model."""
+        # Fast path; the loop finds the first wrong value.
         if tokens and set(map(type, tokens)) == {int} and 0 <= min(tokens) <= max(tokens) < self._config.vocab_size:
             return
         for index, token in enumerate(tokens):

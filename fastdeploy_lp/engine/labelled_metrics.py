@@ -1,4 +1,4 @@
-"""The metrics of several workers under one roof, told apart by a label."""
+"""Metrics of several workers in one registry, distinguished by a label."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LABEL = "engine"
 
 
 class LabelledRegistries(Collector):
-    """What each of these registries has, one family a name, with the registry's index as the label `engine`."""
+    """The metrics of several registries, one family per name, with the registry's index as the label `engine`."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = list(registries)
 
     def collect(self) -> Iterator[Metric]:
-        """One family a name."""
+        """Yields one family per name."""
         families: dict[str, Metric] = {}
         for index, registry in enumerate(self._registries):
             for found in registry.collect():
@@ -31,7 +31,7 @@ class LabelledRegistries(Collector):
 
 
 class MetricsOfAll:
-    """One registry with those of all workers in it, to which what is the server's own can be added."""
+    """One registry with the metrics of all workers; the server can add its own."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self.registry = CollectorRegistry()

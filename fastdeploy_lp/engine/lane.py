@@ -1,4 +1,4 @@
-"""The place of a piece of work in a process: a turn at first, then one of the few places of slow work."""
+"""Admission of work to processes: a turn at first, then one of the few places for slow work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastdeploy_lp.engine.turns import Turns
 
 
 class SlowPlaces:
-    """Places for work that takes long: `most` in all, `most_each` for one kind."""
+    """Places for slow work: `most` in all, `most_each` per kind."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -21,19 +21,19 @@ class SlowPlaces:
         return self._taken.total()
 
     def take(self, kind: str) -> bool:
-        """Take a place; False if there is none left."""
+        """Takes a place; returns False if none is left."""
         if self.num_taken >= self._most or self._taken[kind] >= self._most_each:
             return False
         self._taken[kind] += 1
         return True
 
     def give_back(self, kind: str) -> None:
-        """Leave a place of this kind."""
+        """Frees a place of this kind."""
         self._taken[kind] -= 1
 
 
 class Lane:
-    """The turn of a caller, which it leaves to others for a slow place when its work takes long."""
+    """A caller's turn, exchanged for a slow place when its work takes long."""
 
     def __init__(self, turns: Turns, slow_places: SlowPlaces) -> None:
         self._turns = turns
@@ -42,11 +42,11 @@ class Lane:
 
     @property
     def is_slow(self) -> bool:
-        """True once the turn is left."""
+        """True once the turn is exchanged."""
         return self._kind is not None
 
     def become_slow(self, kind: str = "") -> bool:
-        """Leave the turn to the next caller, once; False if there is no place for further slow work of this kind."""
+        """Exchanges the turn for a slow place of this kind, once; returns False if none is free."""
         if self.is_slow:
             return True
         if not self._slow_places.take(kind):
@@ -56,7 +56,7 @@ class Lane:
         return True
 
     def leave(self) -> None:
-        """Give back the turn or the place."""
+        """Releases the turn or the place."""
         if self._kind is None:
             self._turns.give_back()
         else:

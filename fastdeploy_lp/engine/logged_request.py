@@ -1,4 +1,4 @@
-"""The lines of a request log: what an engine was, and what became of each of its requests."""
+"""Lines of a request log: engines, and their requests with outputs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.version import __version__
 
 FORMAT = 1
-# Of weights, head and tail: to hash gigabytes at every start would be slow.
+# Bytes hashed at the head and the tail of each file of weights: hashing gigabytes at every start would be slow.
 SAMPLE_BYTES = 1 << 20
 
 
 class LogFormatError(ValueError):
-    """A line of a request log that cannot be read; the message says why."""
+    """A request log line is unreadable; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class LoggedEngine:
-    """What the tokens of a request depend on besides the request.
+    """An engine's properties that affect the tokens of its requests.
 
-    model_digest: of config.json, and of size, head and tail of each file with weights. settings: the parts of the
-    configuration that change tokens.
+    model_digest: digest of config.json, and of the size, head and tail of each file of weights. settings: the parts of
+    the configuration that change tokens.
     """
 
     version: str
@@ -38,7 +38,7 @@ class LoggedEngine:
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> LoggedEngine:
-        """The engine of a configuration; reads the model's directory."""
+        """Returns the record of a configuration's engine; reads the model's directory."""
         config, chain = fd_config.model_config, fd_config.structured_outputs_config
         settings = {
             "max_model_len": config.max_model_len,
@@ -53,11 +53,11 @@ class LoggedEngine:
 
     @property
     def id(self) -> str:
-        """The same for engines that are alike."""
+        """A hash of all fields, equal for equal engines."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: LoggedEngine) -> list[str]:
-        """What is not the same, in words: `quantization: None, now 'w8a8'`."""
+        """Returns the differences as text: `quantization: None, now 'w8a8'`."""
         before, now = self._facts(), other._facts()
         names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
         return [f"{name}: {before.get(name)!r}, now {now.get(name)!r}" for name in names]
@@ -72,7 +72,7 @@ class LoggedEngine:
 
 @dataclass(frozen=True)
 class LoggedOutput:
-    """One of a request's completions; `finish_reason` is "abort" when nobody waited for its end."""
+    """One of a request's completions; `finish_reason` is "abort" if its caller left before the end."""
 
     index: int
     token_ids: list[int]
@@ -82,10 +82,10 @@ class LoggedOutput:
 
 @dataclass(frozen=True)
 class LoggedRequest:
-    """A request as it was settled, with seed and token limit fixed, and its outputs.
+    """A settled request, with seed and token limit fixed, and its outputs.
 
-    time: its arrival, in seconds since 1970. engine: the `id` of the `LoggedEngine` that ran it. error: why it could
-    not go on, None if it could.
+    time: its arrival, in seconds since 1970. engine: the `id` of the `LoggedEngine` that ran it. error: why the request
+    failed, None if it did not.
     """
 
     time: float
@@ -104,7 +104,7 @@ class LoggedRequest:
 
 
 def read_line(line: bytes) -> LoggedEngine | LoggedRequest:
-    """A line of a request log; raises LogFormatError."""
+    """Parses a line of a request log; raises LogFormatError."""
     try:
         content = json.loads(line)
         kind = content.pop("kind")
@@ -125,7 +125,7 @@ def read_line(line: bytes) -> LoggedEngine | LoggedRequest:
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    # Not msgspec, which writes infinity as null; ASCII, so that no character of a client's can end the line.
+    # Not msgspec, which writes infinity as null; ASCII, so that no character from a client can end the line.
     return json.dumps(content).encode() + b"\n"
 
 

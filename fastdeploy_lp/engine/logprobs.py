@@ -1,4 +1,4 @@
-"""The worker's log probabilities with their tokens spelled out."""
+"""The worker's log probabilities with the text of their tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Position = TypeVar("Position", bound=dict[int, Logprob] | None)
 
 
 class SpelledPositions(Sequence[Position]):
-    """What is known of the tokens at some positions; compares and pickles as a list of that.
+    """Token data by position; compares and pickles as a list.
 
-    A position becomes a dict when it is read: those of a long text at once would hold up the event loop.
+    A position becomes a dict only when it is read: converting a long text at once would block the event loop.
     """
 
     @abstractmethod
     def read(self, place: int) -> Position:
-        """The position at this place, from 0 on."""
+        """Returns the data at this position, counted from 0."""
 
     @overload
     def __getitem__(self, index: int) -> Position: ...
@@ -49,7 +49,7 @@ class SpelledPositions(Sequence[Position]):
 
 
 class SpelledLogprobs(SpelledPositions[dict[int, Logprob]]):
-    """By token id at each position of an output."""
+    """Log probabilities by token id at each position of an output."""
 
     def __init__(self, positions: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> None:
         self._positions = positions
@@ -64,7 +64,7 @@ class SpelledLogprobs(SpelledPositions[dict[int, Logprob]]):
 
 
 def spelled_out(position: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """By token id: the token that stands there first, then the most likely ones that are not this one."""
+    """Returns log probabilities by token id: the actual token first, then the other most likely ones."""
     found = {position.token_ids[0]: (position.logprobs[0], position.rank)}
     for rank, token in enumerate(position.token_ids[1:], start=1):
         found.setdefault(token, (position.logprobs[rank], rank))

@@ -1,4 +1,4 @@
-"""A loopback port that is open until the one peer it is for has come."""
+"""A loopback port that accepts connections until its one peer has connected."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import zmq
 
 HOST = "127.0.0.1"
 BACKLOG = 16
-# Linux only, and not among the names of Python's module.
+# Linux only; Python's socket module has no name for it.
 SO_ATTACH_FILTER = 26
-# One instruction of the classic packet filter: return 0, which is to keep no byte of a packet.
+# One classic BPF instruction: return 0, which keeps no byte of a packet.
 DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 class LoopbackListener:
-    """Listens for a ZeroMQ socket, which would take any number of connections of any user, each an open file.
+    """A listener for a ZeroMQ socket, which alone would accept unlimited connections of any user, each an open file.
 
-    Raises OSError when it cannot listen on `port`.
+    Raises OSError if it cannot listen on `port`.
     """
 
     def __init__(self, port: int) -> None:
@@ -40,14 +40,14 @@ class LoopbackListener:
         return f"tcp://{HOST}:{self._socket.getsockname()[1]}"
 
     def hand_to(self, peer: zmq.Socket[bytes]) -> None:
-        """Let a ZeroMQ socket accept the connections; it closes its own descriptor of this listener."""
+        """Lets a ZeroMQ socket accept the connections; the socket closes its own descriptor of this listener."""
         peer.setsockopt(zmq.USE_FD, os.dup(self._socket.fileno()))
         peer.bind(self.endpoint)
 
     def refuse_further(self) -> None:
-        """Drop what comes for the listener, in the kernel; connections that are there stay.
+        """Drops new connection attempts in the kernel; existing connections stay.
 
-        ZeroMQ can only stop listening together with its connections.
+        ZeroMQ cannot stop listening without closing its connections.
         """
         code = ctypes.create_string_buffer(DROP)
         program = struct.pack("HL", 1, ctypes.addressof(code))
@@ -55,5 +55,5 @@ class LoopbackListener:
             self._socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Closes the port."""
         self._socket.close()

@@ -1,12 +1,12 @@
-"""A marker in text that comes piece by piece."""
+"""Finds a marker in text that arrives in pieces."""
 
 from __future__ import annotations
 
 
 def cut_at(text: str, marker: str) -> tuple[str, bool, str]:
-    """What stands before the marker, whether it is there, and what stands behind it.
+    """Splits a text at a marker: returns the text before it, True if it is there, and the text after it.
 
-    If it is not there, the third part is the text's end that may yet turn out to be its beginning.
+    Without the marker, the third part is the end of the text that may be the marker's beginning.
     """
     before, found, behind = text.partition(marker)
     if found:
@@ -16,6 +16,6 @@ def cut_at(text: str, marker: str) -> tuple[str, bool, str]:
 
 
 def beginning_at_end(text: str, marker: str) -> int:
-    """How many characters at the end of the text are the beginning of the marker."""
+    """Returns the number of characters at the end of the text that are the beginning of the marker."""
     longest = min(len(text), len(marker) - 1)
     return next((size for size in range(longest, 0, -1) if marker.startswith(text[-size:])), 0)

@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Merges several streams into one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Item = TypeVar("Item")
 
 
 async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Items of all streams as they come, each with the index of its stream; raises what the first failing one raises.
+    """Yields items of all streams as they arrive, each with its stream's index; raises the first stream error.
 
-    Leaving closes all of them. A slow reader holds back the streams themselves: one item at a time waits here.
+    Closing it closes all streams. A slow reader slows the streams down: only one item waits here.
     """
     queue: asyncio.Queue[tuple[int, Item] | None] = asyncio.Queue(maxsize=1)
 
@@ -28,7 +28,7 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
             await asyncio.gather(*readers)
         except Exception as raised:  # noqa: BLE001 - the reader gets it
             error = raised
-        # Not when cancelled: nobody reads any more then, and a full queue would never take it.
+        # Skipped when cancelled: there is no reader then, and a full queue would block forever.
         await queue.put(None)
         return error
 

@@ -1,4 +1,4 @@
-"""From the text of a chat's completion to a message: reasoning, answer and tool calls."""
+"""Parses a chat completion's text into a message: reasoning, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy_lp.engine.tool_parsers.base import ParsedText
 
 @dataclass
 class ToolCall:
-    """A call that the model asks for; `arguments` is JSON as the model wrote it, valid or not."""
+    """A tool call by the model; `arguments` is JSON as the model wrote it, valid or not."""
 
     name: str
     arguments: str = ""
@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass
 class Message:
-    """A completion's text, read; the parts without their markers."""
+    """A parsed completion; the parts exclude their markers."""
 
     content: str = ""
     reasoning_content: str = ""
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass(frozen=True)
 class MessageDelta:
-    """What a message gained."""
+    """An addition to a message."""
 
     content: str = ""
     reasoning_content: str = ""
@@ -37,12 +37,12 @@ class MessageDelta:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """True if there is nothing to send."""
         return not (self.content or self.reasoning_content or self.tool_calls)
 
 
 class MessageParser:
-    """Reads one completion as it comes, reasoning first; with `parallel` False calls after the first are dropped."""
+    """Parses one completion incrementally, reasoning first; with `parallel` False, drops calls after the first."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, parallel: bool = True) -> None:
         self._reasoning = reasoning
@@ -56,7 +56,7 @@ class MessageParser:
         return self._reasoning.length if self._reasoning is not None else 0
 
     def push(self, text: str, *, finished: bool = False) -> MessageDelta:
-        """What is certain with this piece of text, and all the rest if it is the last one."""
+        """Returns what is certain after this piece of text, and everything else if it is the last piece."""
         reasoning, content = "", text
         if self._reasoning is not None:
             split = self._reasoning.push(text)
@@ -75,7 +75,7 @@ class MessageParser:
         return MessageDelta(parsed.content, reasoning, calls)
 
     def read(self, text: str) -> Message:
-        """A whole text."""
+        """Parses a whole text."""
         delta = self.push(text, finished=True)
         message = Message(delta.content, delta.reasoning_content)
         for call in delta.tool_calls:
@@ -86,7 +86,7 @@ class MessageParser:
 
 
 class MessageParsers:
-    """What a server is set up to read; raises ValueError for a parser that does not exist."""
+    """The parsers that a server is configured with; raises ValueError for an unknown parser."""
 
     def __init__(self, config: ChatConfig, chat_template: str | None) -> None:
         named = find_tool_parser(config.tool_call_parser) if config.tool_call_parser is not None else None
@@ -95,23 +95,23 @@ class MessageParsers:
 
     @property
     def reads_tools(self) -> bool:
-        """Whether tool calls can be read."""
+        """True if tool calls can be parsed."""
         return self._tools is not None
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told from the answer."""
+        """True if reasoning is separated from the answer."""
         return self._reasoning is not None
 
     @property
     def tool_parser(self) -> type[ToolParser] | None:
-        """What reads tool calls."""
+        """The tool call parser, or None."""
         return self._tools
 
     def new(self, *, tools: bool, parallel: bool = True, reasoning: bool = True) -> MessageParser | None:
-        """A parser for one completion; None if all of its text is the answer.
+        """Returns a parser for one completion; None if all of its text is the answer.
 
-        reasoning: False for an answer that can not have any.
+        reasoning: False for an answer that cannot contain reasoning.
         """
         reasoning_parser = self._reasoning() if reasoning and self._reasoning is not None else None
         tool_parser = self._tools() if tools and self._tools is not None else None

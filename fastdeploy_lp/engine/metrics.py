@@ -30,9 +30,9 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 
 
 class PrometheusStatLogger(StatLoggerBase):
-    """The engine's own stat logger for Prometheus, in a registry of its own.
+    """The engine's built-in stat logger for Prometheus, with its own registry.
 
-    Everything is counted once a request, a sequence or a step, but for the time between two tokens.
+    Every metric is updated once per request, sequence or step, except the time between two tokens.
     """
 
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -79,7 +79,7 @@ class PrometheusStatLogger(StatLoggerBase):
         iteration_stats: IterationStats | None,
         engine_idx: int = 0,  # noqa: ARG002 - there is one
     ) -> None:
-        """Count what happened."""
+        """Counts the events."""
         if scheduler_stats is not None:
             self._scheduler.stats = scheduler_stats
             self._running.set(scheduler_stats.num_running_reqs)
@@ -97,11 +97,11 @@ class PrometheusStatLogger(StatLoggerBase):
             self._count_finished(finished)
 
     def log_engine_initialized(self) -> None:
-        """Nothing is counted for it."""
+        """Does nothing: no metric counts it."""
 
     @property
     def scheduler_stats(self) -> SchedulerStats:
-        """The worker's last account of itself."""
+        """The worker's latest statistics."""
         return self._scheduler.stats
 
     def _count_arrived(self, request: ArrivedRequestStats) -> None:
@@ -113,7 +113,7 @@ class PrometheusStatLogger(StatLoggerBase):
             self._max_tokens.observe(request.max_tokens)
 
     def _count_finished(self, request: FinishedRequestStats) -> None:
-        """Lengths and latencies are those of completions that ended by themselves."""
+        """Counts an ended sequence; lengths and latencies exclude aborted and failed ones."""
         if request.finish_reason == ABORT:
             self._aborted.inc()
             return
@@ -123,7 +123,7 @@ class PrometheusStatLogger(StatLoggerBase):
         self._requests.labels(request.finish_reason).inc()
         if request.e2e_latency is not None:
             self._e2e_latency.observe(request.e2e_latency)
-        if not request.num_generation_tokens:  # a prompt that was pooled
+        if not request.num_generation_tokens:  # a pooling prompt
             return
         self._output_lengths.observe(request.num_generation_tokens)
         for histogram, seconds in (
@@ -147,7 +147,7 @@ class PrometheusStatLogger(StatLoggerBase):
 
 
 class SchedulerCollector(Collector):
-    """The worker's account of its KV cache and of each logits processor, read when somebody looks."""
+    """The worker's statistics of its KV cache and of each logits processor, collected on each scrape."""
 
     COUNTERS: ClassVar[dict[str, str]] = {
         "seconds": "Seconds spent in a logits processor",
@@ -170,7 +170,7 @@ class SchedulerCollector(Collector):
         self.stats = SchedulerStats()
 
     def collect(self) -> Iterator[Metric]:
-        """One family a number."""
+        """Yields one family per value."""
         yield from self._cache()
         yield from self._processors()
 
@@ -179,7 +179,7 @@ class SchedulerCollector(Collector):
         for name, text, value in (
             ("kv_cache_blocks", "Blocks of the KV cache", stats.kv_cache_blocks_total),
             ("kv_cache_blocks_used", "Blocks of the KV cache that running sequences hold", stats.kv_cache_blocks_used),
-            # On a CPU, too: dashboards for the upstream server look for this name.
+            # Also on a CPU: dashboards for the upstream server use this name.
             ("gpu_cache_usage_perc", "Share of the KV cache in use, 0 to 1", stats.kv_cache_usage),
             (
                 "hit_token_rate",
@@ -196,7 +196,7 @@ class SchedulerCollector(Collector):
             yield CounterMetricFamily(f"{PREFIX}{name}", text, value)
 
     def _processors(self) -> Iterator[Metric]:
-        """One sample a processor."""
+        """Yields one sample per processor."""
         processors = self.stats.processors
         for field, text in self.COUNTERS.items():
             family = CounterMetricFamily(f"{PREFIX}logits_processor_{field}", text, labels=["processor"])

@@ -1,4 +1,4 @@
-"""What stands in for the tokenizer of a server that deals in token ids alone."""
+"""The tokenizer replacement of a server that handles token ids only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON = "this server has no tokenizer (--skip-tokenizer-init)"
 
 
 class NoTokenizer(Tokenizer):
-    """Tokens have no text; whatever would need one is refused, by `InputProcessor` with the name of its field."""
+    """A tokenizer without text; `InputProcessor` refuses fields that need text, naming the field."""
 
     handles_text = False
 
@@ -32,17 +32,17 @@ class NoTokenizer(Tokenizer):
 
     @override
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """No text."""
+        """Returns an empty text."""
         return ""
 
     @override
     def token_text(self, token_id: int) -> str:
-        """The id, for log probabilities, whose entries are told apart by it."""
+        """Returns the id as text, so that entries of log probabilities are distinct."""
         return f"token_id:{token_id}"
 
     @override
     def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
-        """A decoder that gives no text."""
+        """Returns a decoder without text."""
         return _NoDecoder()
 
     @override

@@ -1,4 +1,4 @@
-"""What goes to the worker, and what waits until it can."""
+"""Sequences sent to the worker and sequences waiting to be sent."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, Message, WaitingQueue
 from fastdeploy_lp.messages import SequenceStep
 
-# Sequences after those in the slots, so that one that becomes free is taken in the next step.
+# Extra sequences in the worker, as slots divided by this, so that a freed slot refills in the next step.
 READY_SHARE = 4
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A sequence that the worker has, as it was told of it, and whose it is."""
+    """A sequence sent to the worker: its message and its client."""
 
     message: Message
     client: str
 
 
 class Outbox:
-    """Sequences in flight: those that were sent and those that wait, because there is no worker or not their turn.
+    """Sequences in flight: sent to the worker, or waiting for a worker or for their turn.
 
-    limit: how many the worker has at a time; None for any number. The worker takes sequences in the order in
+    limit: maximum number of sequences in the worker; None for no limit. The worker admits sequences in the order in
     which they are sent.
-    prompt_tokens: a client's next sequence waits while the worker has so many tokens of prompts of that client, of
-    which no step has told an end; None for any number. So long prompts of one client delay no other's by more than one.
+    prompt_tokens: a client's next sequence waits while the worker has this many of the client's prompt tokens without
+    a step that reports them computed; None for no limit. So one client's long prompts delay another client's by at
+    most one prompt.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Outbox:
         self._queue = queue
         self._limit = limit
         self._prompt_tokens = prompt_tokens
-        # Of sequences that were sent, the tokens of prompts that are not known to be computed.
+        # Prompt tokens of sent sequences that are not known to be computed.
         self._uncomputed: dict[str, int] = {}
         self._uncomputed_of: Counter[str] = Counter()
         self._open = False
@@ -52,43 +53,43 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a worker that takes sequences."""
+        """True if a worker accepts sequences."""
         return self._open
 
     @property
     def sent(self) -> list[str]:
-        """The ids of the sequences that the worker has, or had when it ended, oldest first."""
+        """Ids of the sequences in the worker, or in it when it ended, oldest first."""
         return list(self._sent)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that were not sent yet."""
+        """Number of sequences not sent yet."""
         return len(self._queue)
 
     def held_by(self, client: str) -> int:
-        """Sequences of a client, sent or not."""
+        """Returns the number of a client's sequences, sent or not."""
         return self._held[client]
 
     def open(self) -> None:
-        """A worker is ready: it gets what the last one had, and then what waits."""
+        """Sends a new worker the previous worker's sequences, then the waiting ones."""
         self._open = True
         for sent in self._sent.values():
             self._send(sent.message)
         self._send_waiting()
 
     def close(self) -> None:
-        """The worker is gone; what it had stays here."""
+        """Stops sending: the worker is gone. Its sequences stay here."""
         self._open = False
 
     def add(self, message: Message, client: str) -> None:
-        """Send a sequence as soon as it can be."""
+        """Adds a sequence and sends it as soon as possible."""
         self._owners[message.request_id] = client
         self._held[client] += 1
         self._queue.push(message, client)
         self._send_waiting()
 
     def remove(self, names: Iterable[str]) -> list[str]:
-        """Forget sequences that ended or that nobody waits for; gives those of them that the worker has."""
+        """Removes ended or abandoned sequences; returns the ones in the worker."""
         known = []
         for name in names:
             owner = self._owners.pop(name, None)
@@ -106,7 +107,7 @@ class Outbox:
         return known
 
     def charge(self, steps: Iterable[SequenceStep]) -> None:
-        """Sequences were given tokens, which count where clients take turns."""
+        """Charges clients for new tokens, which count for fair scheduling."""
         for step in steps:
             sent = self._sent.get(step.request_id)
             if sent is not None:
@@ -129,7 +130,7 @@ class Outbox:
 
     @property
     def _held_back(self) -> set[str]:
-        """Clients whose prompts the worker has enough of."""
+        """Clients at the limit of uncomputed prompt tokens."""
         most = self._prompt_tokens
         return set() if most is None else {each for each, tokens in self._uncomputed_of.items() if tokens >= most}
 
@@ -142,7 +143,7 @@ class Outbox:
 
 
 def make_outbox(send: Callable[[Message], None], config: SchedulerConfig, *, fair: bool) -> Outbox:
-    """The outbox of a worker; `fair`: clients take turns."""
+    """Returns the outbox of a worker; `fair`: clients take turns."""
     if not fair:
         return Outbox(send, ArrivalQueue())
     slots = config.max_num_seqs

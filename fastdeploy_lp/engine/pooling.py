@@ -1,4 +1,4 @@
-"""A prompt in flight whose pooled hidden states somebody waits for, and what becomes of them."""
+"""A pooling request in flight, and its result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
-# Numbers of so many bytes are cut and normalized on the event loop; more of them in a thread.
+# Up to this many bytes are cut and normalized on the event loop, more in a thread.
 SHORT_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """A prompt to be pooled, with parameters that `InputProcessor.settle_pooling` has settled.
+    """A prompt to be pooled, with parameters settled by `InputProcessor.settle_pooling`.
 
-    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
+    client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
     """
 
     request_id: str
@@ -41,10 +41,10 @@ class PoolingRequest:
 
 
 class Pooling:
-    """What the engine answers once and one caller waits for.
+    """The single result of a pooling request, awaited by one caller.
 
-    `serial` tells requests of one engine apart. `times` has one entry and `processors` none: nothing is sampled.
-    `lost_workers` counts workers that ended while it may have run.
+    `serial` is unique among requests of one engine. `times` has one entry and `processors` none: nothing is sampled.
+    `lost_workers` counts workers that ended while the request may have run.
     """
 
     def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
@@ -64,52 +64,52 @@ class Pooling:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a vector or an error."""
+        """True once there is a vector or an error."""
         return self._ended.is_set()
 
     @property
     def num_output_tokens(self) -> int:
-        """Nothing is generated."""
+        """Always 0: nothing is generated."""
         return 0
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One entry: the reason is "stop" once there is a vector, None before."""
+        """One entry: "stop" once there is a vector, None before."""
         return [None if self._pooled is None else "stop"]
 
     def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
-        """The worker's vector [hidden_size], or those of all tokens [tokens, hidden_size]; little-endian float32."""
+        """Stores the worker's vector [hidden_size], or one per token [tokens, hidden_size]; little-endian float32."""
         self.num_cached_tokens = num_cached_tokens
         self._pooled = pooled
         self._ended.set()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
-        """End the request with an error."""
+        """Ends the request with an error."""
         self._error = error
         self._ended.set()
 
     def abort(self) -> None:
-        """End the request; who waits for it gets a RequestAbortedError."""
+        """Ends the request; its caller gets a RequestAbortedError."""
         if not self._ended.is_set():
             self.fail(RequestAbortedError("the request was aborted"))
         self._on_close(self)
 
     def close(self) -> None:
-        """Nobody waits any more: a request that still runs is aborted."""
+        """Aborts the request if it still runs: its caller has left."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._on_close(self)
 
     def ends_at(self, deadline: asyncio.TimerHandle) -> None:
-        """What ends the request when its time is over; needed no longer when the request ends before."""
+        """Stores the timer that ends the request at its deadline; `close` cancels it."""
         self._deadline = deadline
 
     def begin_again(self) -> None:
-        """The prompt is computed once more."""
+        """Resets the times: another worker computes the prompt again."""
         self.times[0].begin()
 
     async def result(self) -> PoolingRequestOutput:
-        """The answer; leaving early aborts the request. Raises what `fail` was given."""
+        """Returns the output; cancelling aborts the request. Raises the error passed to `fail`."""
         try:
             await self._ended.wait()
         finally:
@@ -131,26 +131,26 @@ class Pooling:
 
 
 class PoolingsOfOneRequest(list[Pooling]):
-    """The prompts that one request was made into, which end together."""
+    """The pooling prompts of one request, which end together."""
 
     def abort(self) -> None:
-        """End all of them; who waits gets a RequestAbortedError."""
+        """Ends all of them; their caller gets a RequestAbortedError."""
         for each in self:
             each.abort()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Closes all of them: their caller has left."""
         for each in self:
             each.close()
 
 
 def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
-    """The first `dimensions` numbers of a vector [hidden_size], at length 1 if `normalize`; zeros stay zeros."""
+    """Returns the first `dimensions` numbers of a vector [hidden_size], at length 1 if `normalize`; zeros stay."""
     cut = vector[: params.dimensions]
     if not params.normalize:
         return cut
     exact = cut.astype(np.float64)
-    # Its sum is exact, so that no machine's order of adding shows.
+    # An exact sum, so that the result does not depend on a machine's order of addition.
     length = math.sqrt(math.fsum((exact * exact).tolist()))
     return (exact / length).astype(np.float32) if length else cut
 
@@ -161,6 +161,6 @@ def cut_and_normalized_rows(vectors: NDArray[np.float32], params: PoolingParams)
     if not params.normalize:
         return cut
     exact = cut.astype(np.float64)
-    # Squares of float32 are exact in float64, and there are too many of them for an exact sum.
+    # Squares of float32 are exact in float64; there are too many of them for an exact sum.
     lengths = np.sqrt(np.square(exact).sum(axis=1, keepdims=True))
     return (exact / np.where(lengths, lengths, 1.0)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What is done with a request before any worker hears of it."""
+"""Preparation of requests before they reach a worker."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class RequestPreparation:
-    """Tokenizer, parsers, checks and grammars of one model; however many workers run it, they are needed once."""
+    """Tokenizer, parsers, checks and grammars of one model, shared by all of its workers."""
 
     def __init__(self, fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> None:
         config = fd_config.model_config
-        # Numbers of requests, by which they are told apart whoever runs them.
+        # Request serial numbers, unique across workers.
         self.serials = itertools.count()
         self.tokenizer = served_tokenizer(fd_config)
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
@@ -40,7 +40,7 @@ class RequestPreparation:
             any_whitespace=guided.any_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
         )
-        # No more can wait here than the operator lets wait for slots.
+        # No more requests wait here than may wait for slots.
         waiting = fd_config.scheduler_config.max_waiting_requests
         most = min(waiting, MAX_WAITING)
         self._grammars = GrammarChecker(GrammarProcesses(config, guided, most), guided)
@@ -49,27 +49,27 @@ class RequestPreparation:
         self.host = HostThreads(waiting)
 
     def start(self) -> None:
-        """Start what requests will need; calling this again does nothing."""
+        """Starts the processes that requests need; repeated calls do nothing."""
         self._trials.start()
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
-        """The only result of `settle_each`; raises as it does."""
+        """Returns the single result of `settle_each`; raises as it does."""
         (settled,) = await self.settle_each(params, [prompt], client)
         return settled
 
     async def settle_each(
         self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
     ) -> list[Settled]:
-        """Prompts of one request, settled as by `InputProcessor.settle_each`, with a grammar that can be used.
+        """Settles the prompts of one request as `InputProcessor.settle_each` does, and checks the grammar.
 
-        `inside` runs this server's own checks, and separate processes those of processors' authors; clients take turns
+        `inside` runs this server's checks; separate processes run the checks of processors' authors. Clients take turns
         at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError for a processor whose check does
         not return in time, and QueueFullError while too many requests wait for their checks.
         """
         await inside(partial(self.inputs.require_valid, params, prompts))
         selection = await self._selection(params, client, inside)
         settled = await inside(partial(self.inputs.settle_chosen, params, prompts, selection))
-        # All prompts have the same one.
+        # All prompts share one grammar.
         if settled and settled[0].grammar is not None:
             await self._grammars.check(settled[0].grammar, client)
         return settled
@@ -88,7 +88,7 @@ class RequestPreparation:
         return await inside(partial(self.inputs.chosen, params))
 
     async def close(self) -> None:
-        """Give back threads and processes; calling this again does nothing."""
+        """Releases threads and processes; repeated calls do nothing."""
         await self._grammars.close()
         self.host.close()
         await self._trials.close()

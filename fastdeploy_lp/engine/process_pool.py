@@ -1,4 +1,4 @@
-"""Child processes for work of requests that may crash, hang or take long."""
+"""A pool of child processes for request work that may crash, hang or take long."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fastdeploy_lp.engine.frame_process import FrameProcess
 from fastdeploy_lp.engine.lane import Lane, SlowPlaces
 from fastdeploy_lp.engine.turns import Turns
 
-# A process that nobody has needed for so long ends, unless it is the last.
+# A process idle for this long ends, unless it is the last idle one.
 IDLE_SECONDS = 10.0
 
 
 class ProcessPool:
-    """Lends processes to callers, who wait for `turns` and leave theirs to others while their work is slow.
+    """Lends processes to callers, who wait for `turns` and give up their turn while their work is slow.
 
-    Processes start when a caller needs one. Of those that wait for a caller, the last one stays. A process whose caller
-    raised an exception, or was cancelled, ends. Lives on one event loop.
+    Processes start when a caller needs one. The last idle process stays. A process ends if its caller raises an
+    exception or is cancelled. Used from one event loop.
 
     start: returns a process that is ready.
     """
@@ -39,12 +39,12 @@ class ProcessPool:
 
     @property
     def idle(self) -> tuple[FrameProcess, ...]:
-        """Processes that wait for a caller."""
+        """The idle processes."""
         return tuple(self._idle)
 
     @asynccontextmanager
     async def process(self, client: str) -> AsyncIterator[tuple[FrameProcess, Lane]]:
-        """A process and the place in which its caller works; raises QueueFullError, and what `start` raises."""
+        """Lends a process with its caller's lane; raises QueueFullError, and what `start` raises."""
         await self._turns.take(client)
         lane = Lane(self._turns, self._slow_places)
         try:
@@ -59,12 +59,12 @@ class ProcessPool:
             lane.leave()
 
     def take_back(self, process: FrameProcess) -> None:
-        """Keep a process for the next caller."""
+        """Keeps a process for the next caller."""
         loop = asyncio.get_running_loop()
         self._idle[process] = loop.call_later(self._idle_seconds, self._end_if_others_are_idle, process)
 
     async def close(self) -> None:
-        """End the processes that wait for a caller."""
+        """Ends the idle processes."""
         while self._idle:
             await self._pop().end()
         await asyncio.gather(*self._ending)
@@ -82,7 +82,7 @@ class ProcessPool:
         return process
 
     async def _ready(self) -> FrameProcess:
-        """An idle process, or a new one: what an earlier caller left in a process may have ended it meanwhile."""
+        """Returns a live idle process, or a new one: leftovers of an earlier caller may have ended an idle process."""
         while self._idle:
             process = self._pop()
             if process.runs:

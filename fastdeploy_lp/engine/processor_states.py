@@ -1,4 +1,4 @@
-"""What the API process knows of the declared logits processors: their descriptions, and their state in the worker."""
+"""The declared logits processors in the API process: descriptions, and state in the worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, Quarantine, Sh
 
 @dataclass(frozen=True)
 class ProcessorInfo:
-    """One declared processor, as `GET /v1/logits_processors` and `LLM.logits_processors` tell of it.
+    """One declared processor, as listed by `GET /v1/logits_processors` and `LLM.logits_processors`.
 
-    order: its place in the chain, from 0. parameters: JSON Schema of its arguments, None if the server does not know
-    them. argmax_invariant: None until the worker has built it. mandatory: no request can leave it out.
+    order: its position in the chain, from 0. parameters: JSON Schema of its arguments, None if unknown.
+    argmax_invariant: None until the worker has built it. mandatory: no request can leave it out.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ProcessorInfo:
 
 
 class ProcessorStates:
-    """The declared processors in chain order, with the last counters that the worker sent."""
+    """The declared processors in chain order, with the latest counters from the worker."""
 
     def __init__(self, declared: Sequence[DeclaredProcessor]) -> None:
         self._declared = list(declared)
@@ -47,11 +47,11 @@ class ProcessorStates:
         return list(self._stats.values())
 
     def update(self, stats: Sequence[ProcessorStats]) -> None:
-        """Take newer counters."""
+        """Stores newer counters."""
         self._stats |= {each.name: each for each in stats}
 
     def restart(self, loss: WorkerLoss) -> None:
-        """The worker has ended: the next one counts anew, and leaves out what was in quarantine or ended this one."""
+        """Resets the counters after a worker's end; the quarantine stays, and the culprits join it."""
         quarantine = Quarantine.of(self.stats)
         self._stats = {processor.name: ProcessorStats(processor.name) for processor in self._declared}
         for culprit in loss.culprits:
@@ -65,11 +65,11 @@ class ProcessorStates:
         return Quarantine.of(self.stats)
 
     def set_argmax_invariant(self, by_name: dict[str, bool]) -> None:
-        """What the processors said of themselves when the worker built them, which leaves out some in quarantine."""
+        """Stores the `argmax_invariant` of each processor that the worker built; some in quarantine are not built."""
         self._argmax_invariant |= by_name
 
     def describe(self) -> list[ProcessorInfo]:
-        """All of them, in chain order."""
+        """Describes all processors, in chain order."""
         return [
             ProcessorInfo(
                 name=processor.name,
@@ -87,11 +87,11 @@ class ProcessorStates:
         ]
 
     def used_by(self, selection: Selection) -> list[str]:
-        """The names of the processors that a request is meant for, and of mandatory ones, in chain order."""
+        """Returns the names of the processors that a request uses, mandatory ones included, in chain order."""
         return [processor.name for processor in self._declared if processor.is_used_by(selection)]
 
     def require_in_service(self, selection: Selection) -> None:
-        """Raise ProcessorUnavailableError if the request needs a processor that is in quarantine."""
+        """Raises ProcessorUnavailableError if the request uses a processor that is in quarantine."""
         for processor in self._declared:
             stats = self._stats[processor.name]
             if stats.state == QUARANTINED and processor.is_used_by(selection):
@@ -99,13 +99,13 @@ class ProcessorStates:
                 raise ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
 
     def reset(self, name: str) -> None:
-        """Take a processor to be in service again; raises KeyError for a name that is not declared."""
+        """Marks a processor as in service; raises KeyError for a name that is not declared."""
         self._stats[name].state = OK
         self._stats[name].shadow.state = OK
 
 
 class ProcessorStatesOfAll(ProcessorStates):
-    """Those of several workers as one: counters are added up, and what one has in quarantine is told to be there."""
+    """States of several workers as one: adds up counters; a processor is in quarantine if any worker has it there."""
 
     def __init__(self, declared: Sequence[DeclaredProcessor], parts: Sequence[ProcessorStates]) -> None:
         super().__init__(declared)
@@ -117,7 +117,7 @@ class ProcessorStatesOfAll(ProcessorStates):
         return [_added_up(each) for each in zip(*(part.stats for part in self._parts), strict=True)]
 
     def describe(self) -> list[ProcessorInfo]:
-        """All of them, in chain order."""
+        """Describes all processors, in chain order."""
         self.update(self.stats)
         for part in self._parts:
             self._argmax_invariant |= part._argmax_invariant
@@ -130,7 +130,7 @@ def _added_up(stats: Sequence[ProcessorStats]) -> ProcessorStats:
 
 
 def _sums(stats: Sequence[ProcessorStats | ShadowStats]) -> dict[str, Any]:
-    """Every number summed up; the state is the worst, the last error that of whoever has one."""
+    """Returns the sum of every number, the worst state, and a last error if there is one."""
     numbers = [name for name in stats[0].__struct_fields__ if isinstance(getattr(stats[0], name), (int, float))]
     sums: dict[str, Any] = {name: sum(getattr(each, name) for each in stats) for name in numbers}
     worst = next((each for each in stats if each.state != OK), stats[0])

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt, kept as the arrays that the worker sends."""
+"""Log probabilities of a prompt, stored as the arrays from the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy_lp.outputs import Logprob
 
 
 class PromptLogprobs(SpelledPositions[dict[int, Logprob] | None]):
-    """By token id at each position of the prompt, None at the first."""
+    """Log probabilities by token id at each position of the prompt, None at the first."""
 
     def __init__(self, packed: PackedLogprobs, tokenizer: Tokenizer) -> None:
         self._token_ids = np.frombuffer(packed.token_ids, "<i4").reshape(-1, packed.width)

@@ -1,4 +1,4 @@
-"""Text that may become a prompt: Unicode that the context can hold."""
+"""Tokenizes prompt text; requires valid Unicode that fits the context."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 
 TOO_LONG = "context_length_exceeded"
-# Normalization may make a text shorter before it is cut into tokens, though hardly by so much.
+# Normalization may shorten a text before tokenization, but hardly by this factor.
 NORMALIZATION = 4
-# Characters. Below this, counting tokens is quick and takes little memory.
+# Characters. Shorter texts are tokenized quickly and with little memory.
 SHORT_TEXT = 65_536
-# Characters of ordinary text that a token stands for, at most.
+# Upper bound of characters per token in ordinary text.
 CHARACTERS_A_TOKEN = 8
-# Tokens that a text may seem to have more when it is cut: the words at the cuts.
+# Tokens that a cut may add, from the words at the cut.
 TOKENS_AT_A_CUT = 64
 
 
 class PromptText:
-    """Tokenizes texts for a context of `max_model_len` tokens; refuses those that cannot fit as early as it can."""
+    """Tokenizes texts for a context of `max_model_len` tokens; refuses texts that cannot fit as early as possible."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self._tokenizer = tokenizer
@@ -26,7 +26,7 @@ class PromptText:
         self._piece = max(SHORT_TEXT, CHARACTERS_A_TOKEN * max_model_len)
 
     def tokens(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids; raises InvalidRequestError that names `param`, also for most texts that are too long."""
+        """Returns token ids; raises InvalidRequestError naming `param`, also for most texts that are too long."""
         if len(text) > max(self._most_characters, SHORT_TEXT):
             raise InvalidRequestError(
                 param,
@@ -40,7 +40,7 @@ class PromptText:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _require_few_tokens(self, text: str, param: str) -> None:
-        """Count the tokens piece by piece: those of a whole text take 200 bytes of memory each while it is cut."""
+        """Counts tokens piece by piece: tokenizing a whole text takes 200 bytes of memory per token."""
         count = 0
         for begin in range(0, len(text), self._piece):
             count += len(self._tokenizer.encode(text[begin : begin + self._piece], add_special_tokens=False))
@@ -54,7 +54,7 @@ class PromptText:
 
 
 def require_unicode(text: str, param: str) -> str:
-    """The text; raises InvalidRequestError for half a surrogate pair, which can stand in a JSON string."""
+    """Returns the text; raises InvalidRequestError for half a surrogate pair, which a JSON string can contain."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

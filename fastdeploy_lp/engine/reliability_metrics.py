@@ -1,4 +1,4 @@
-"""Prometheus metrics of what went wrong around requests, and what was done about it."""
+"""Prometheus metrics of failures around requests, and of recoveries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastdeploy_lp.engine.metrics import PREFIX
 
 
 class ReliabilityMetrics:
-    """Counters in the engine's registry."""
+    """Reliability counters in the engine's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.worker_restarts = Counter(

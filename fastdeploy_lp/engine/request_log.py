@@ -1,4 +1,4 @@
-"""The file that requests are recorded in, so that they can be run again."""
+"""The file that records requests for replay."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ABORTED = "abort"
 
 
 class RequestLog:
-    """Appends a line for each request that ends, from a thread of its own; nobody ever waits for the file.
+    """Appends a line for each ended request in a separate thread; requests never wait for the file.
 
-    A file of more than `max_bytes` is renamed to `FILE.1`, in the place of an earlier one, and a new one begun. When
-    the disk is slower than the requests, records are dropped and counted. `recorded` and `dropped` count records.
+    A file of more than `max_bytes` is renamed to `FILE.1`, replacing an earlier one, and a new file is created. If the
+    disk is slower than the requests, records are dropped and counted. `recorded` and `dropped` count records.
 
-    Raises ValueError naming the option for a file that cannot be written, that is no plain file, or that another
-    server writes to.
+    Raises ValueError naming the option for a file that cannot be written, is not a plain file, or is in use by another
+    server.
     """
 
     def __init__(self, path: Path, engine: LoggedEngine, max_bytes: int) -> None:
@@ -48,11 +48,11 @@ class RequestLog:
         self._thread.start()
 
     def began(self, generation: Generation, params: SamplingParams) -> None:
-        """A request was taken in, with these parameters."""
+        """Notes a new request with its parameters."""
         self._open[generation.serial] = params
 
     def ended(self, generation: Generation) -> None:
-        """Nothing more comes of a request; what is told again of one that has ended is left alone."""
+        """Records an ended request; repeated calls do nothing."""
         params = self._open.pop(generation.serial, None)
         if params is None:
             return
@@ -71,7 +71,7 @@ class RequestLog:
             self._drop("the disk is slower than the requests")
 
     def close(self) -> None:
-        """Write what waits, for a while at most, and close the file."""
+        """Writes the queued records, for a limited time, and closes the file."""
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
@@ -90,12 +90,12 @@ class RequestLog:
     def _record(self, line: bytes) -> None:
         if self._size + len(line) > self._max_bytes:
             self._rotate()
-        # A disk that was full for a while may have taken half of a line.
+        # A disk that was full may have stored only part of the last line.
         self._write(b"\n" * self._is_torn() + line)
         self.recorded += 1
 
     def _rotate(self) -> None:
-        # Without a file of this name: somebody moved it away, or it could not be opened anew the last time.
+        # The file may be missing: moved away, or not created after the previous rotation.
         with contextlib.suppress(FileNotFoundError):
             os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
         full, self._file = self._file, self._opened()
@@ -111,7 +111,7 @@ class RequestLog:
 
     def _drop(self, reason: str) -> None:
         self.dropped += 1
-        # The first, then the second, the fourth and so on.
+        # Log losses 1, 2, 4, 8 and so on.
         if self.dropped.bit_count() == 1:
             logger.error(
                 "records of the request log are lost", extra={"fields": {"reason": reason, "lost": self.dropped}}
@@ -135,7 +135,7 @@ class RequestLog:
             raise ValueError(f"request_log: {self._path} is no plain file")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # It was there before, perhaps for everybody to read.
+            # An existing file may be readable by other users.
             os.fchmod(file, OWNER_ONLY)
         except BlockingIOError:
             raise ValueError(f"request_log: another server writes to {self._path}") from None
@@ -143,5 +143,5 @@ class RequestLog:
             raise ValueError(f"request_log: cannot protect {self._path}: {error.strerror}") from None
 
     def _is_torn(self) -> bool:
-        """Whether the last line has no end: its writer was killed."""
+        """Returns True if the last line is incomplete: its writer was killed."""
         return self._size > 0 and os.pread(self._file, 1, self._size - 1) != b"\n"

@@ -1,4 +1,4 @@
-"""When a worker that ended gets a successor."""
+"""Restart policy for workers that ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
 
 class RestartPolicy:
-    """Counts failures: more than `max_restarts` within a minute, or three starts in a row that failed, are the end.
+    """Counts failures; gives up after more than `max_restarts` in a minute, or three failed starts in a row.
 
-    A failure for which a processor is known counts for neither: its quarantine prevents the next one.
+    A failure caused by a known processor does not count: the processor's quarantine prevents the next one.
     """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,9 +24,9 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def delay(self, *, was_ready: bool, explained: bool = False) -> float | None:
-        """Seconds to wait after a worker has failed, `was_ready` or not; None when there is to be no other one.
+        """Returns the seconds to wait before the next start; None to give up.
 
-        explained: a processor ended it.
+        was_ready: the failed worker had been ready. explained: a processor ended it.
         """
         if explained:
             return 0.0
@@ -37,6 +37,6 @@ class RestartPolicy:
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         if len(self._failures) > self._max_restarts or self._failed_starts >= MAX_FAILED_STARTS:
             return None
-        # The first one is replaced at once: most of what ends a worker does not end the next one.
+        # Replace at once after the first failure: most causes do not recur.
         again = len(self._failures) - 2
         return 0.0 if again < 0 else min(FIRST_DELAY * 2**again, LONGEST_DELAY)

@@ -1,4 +1,4 @@
-"""When a request that was refused should come again."""
+"""Retry-After times of refused requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DEFAULT_SECONDS = 1
 
 
 class RetryAfter:
-    """Gives each refused request a place of its own in the line of those that come again.
+    """Assigns each refused request a separate place in the order of retries.
 
-    Places become free at the pace at which sequences have ended lately, so that clients that keep to what they are
-    told do not come all at once.
+    Places become free at the recent rate of ended sequences, so that clients that respect Retry-After do not retry all
+    at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,11 +25,11 @@ class RetryAfter:
         self._promised = 0.0
 
     def ended(self) -> None:
-        """A sequence has left."""
+        """Records the end of a sequence."""
         self._ends.append(self._clock())
 
     def seconds(self, places: int) -> int:
-        """Whole seconds, 1 to 60, until so many places are likely to be free, behind all that were refused before."""
+        """Returns whole seconds, 1 to 60, until `places` are probably free, after all earlier refusals."""
         now = self._clock()
         if len(self._ends) < 2 or now <= self._ends[0]:
             return DEFAULT_SECONDS

@@ -1,4 +1,4 @@
-"""Which of several workers a request goes to: the one place where this is chosen."""
+"""Chooses a worker for each request by load and cached prefix; no other code makes this choice."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
-# Of its slots, by which a worker that knows a whole prompt may be busier than the others and still be chosen.
+# A worker that has a whole prompt cached may be busier than the others by its slots divided by this.
 AFFINITY_SHARE = 4
 
 
 class GivenPrefixes:
-    """The beginnings of prompts that one worker was given, in blocks; the least recently used are forgotten.
+    """Prompt prefixes sent to one worker, in blocks; the least recently used are evicted.
 
-    block_size: tokens of a block. capacity: blocks that are remembered, as many as the worker's cache holds.
+    block_size: tokens per block. capacity: number of blocks remembered, equal to the worker's cache.
     """
 
     def __init__(self, block_size: int, capacity: int) -> None:
@@ -25,13 +25,13 @@ class GivenPrefixes:
         return len(self._known)
 
     def known_share(self, chain: Sequence[int]) -> float:
-        """The share of a prompt's blocks, from the first on, that are known; 0 for a prompt without a full block."""
+        """Returns the share of a prompt's leading blocks that are known; 0 for a prompt without a full block."""
         known = sum(1 for _ in itertools.takewhile(self._known.__contains__, chain))
         return known / len(chain) if chain else 0.0
 
     def add(self, chain: Sequence[int]) -> None:
-        """The worker is given these blocks."""
-        # From the end, so that the beginnings, without which the others are of no use, are forgotten last.
+        """Adds blocks sent to the worker."""
+        # In reverse order, so that first blocks are evicted last: later blocks are useless without them.
         for name in reversed(chain):
             self._known[name] = None
             self._known.move_to_end(name)
@@ -39,15 +39,15 @@ class GivenPrefixes:
             self._known.popitem(last=False)
 
     def clear(self) -> None:
-        """The worker knows nothing any more."""
+        """Forgets all blocks: the worker's cache is empty."""
         self._known.clear()
 
 
 class Router:
-    """Least loaded, but a worker that was given the beginning of a prompt before may be somewhat busier.
+    """Chooses the least loaded worker, but accepts a somewhat busier one that has a prefix of the prompt.
 
-    num_workers: how many there are. num_slots: of each. block_size, num_blocks: of each worker's cache. Without
-    `prefix_affine` the load alone counts. Of equals the one that was chosen longest ago is taken.
+    num_slots: slots of each worker. block_size, num_blocks: of each worker's cache. Without `prefix_affine` only the
+    load counts. Among equals, the worker chosen longest ago is next.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Router:
         self._turn = itertools.count(1)
 
     def choose(self, token_ids: Sequence[int], loads: Sequence[int | None]) -> int:
-        """The index of the worker for a prompt, which counts as given to it.
+        """Returns the index of the worker for a prompt, and remembers the prompt as sent to it.
 
-        loads: each worker's sequences in flight, None for one that takes none. Raises ValueError when none takes any.
+        loads: each worker's sequences in flight, None for one that accepts none. Raises ValueError if none accepts any.
         """
         open_workers = [index for index, load in enumerate(loads) if load is not None]
         if not open_workers:
@@ -80,20 +80,20 @@ class Router:
         return best
 
     def forget(self, index: int) -> None:
-        """A worker has been started, and has an empty cache."""
+        """Forgets a worker's prefixes: a new worker has an empty cache."""
         self._given[index].clear()
 
 
 def cost_of(load: int, known_share: float, num_slots: int) -> tuple[bool, float]:
-    """What speaks against a worker with so many sequences that knows this share of a prompt; the smaller, the better.
+    """Returns the cost of a worker with this load and cached prefix share; lower is better.
 
-    Whoever has no slot comes last: computing a prompt again takes less time than the wait for one.
+    Workers without a free slot are last: computing a prompt again takes less time than waiting for a slot.
     """
     return load >= num_slots, load - max(num_slots / AFFINITY_SHARE, 1.0) * known_share
 
 
 def chain_of(prompt: Sequence[Hashable], block_size: int) -> Iterator[int]:
-    """A name for each full block of a prompt, tokens or text, and all that is before it; of this process alone."""
+    """Yields a hash of each full block of a prompt (tokens or text) with its prefix; valid in this process only."""
     name = 0
     for end in range(block_size, len(prompt) + 1, block_size):
         name = hash((name, *prompt[end - block_size : end]))

@@ -1,4 +1,4 @@
-"""When a sequence came to what, on the monotonic clock that all processes of a machine share."""
+"""Lifecycle timestamps of a sequence (host-wide monotonic clock)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Moments in seconds; None before the sequence has come to that.
+    """Timestamps in seconds; None before the event.
 
-    `scheduled` is when it was first given a slot, as the worker says.
+    `scheduled` is the time of the sequence's first slot, as the worker reports it.
     """
 
     arrival: float
@@ -18,7 +18,7 @@ class SequenceTimes:
     last_token: float | None = None
 
     def begin(self) -> None:
-        """The sequence has come to nothing yet but its arrival."""
+        """Clears all timestamps except the arrival."""
         self.scheduled = self.first_token = self.last_token = None
 
     @property
@@ -47,7 +47,7 @@ class SequenceTimes:
         return _between(self.scheduled, self.last_token)
 
     def time_per_output_token(self, num_tokens: int) -> float | None:
-        """Mean seconds between `num_tokens` tokens; None for fewer than two."""
+        """Returns the mean seconds between `num_tokens` tokens; None for fewer than two."""
         decode = self.decode
         return None if decode is None or num_tokens < 2 else decode / (num_tokens - 1)
 

@@ -10,15 +10,15 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "fastdeploy_lp-w-"
-# Short, since a path of a unix socket has no more than 107 bytes, most of which may be the temporary folder's.
+# Short: the path of a unix socket is limited to 107 bytes, and the temporary folder may use most of them.
 SOCKET_NAME = "ipc"
 
 
 class SocketFolder:
     """A private folder that exists until the worker has connected, since the connection outlives the socket's name.
 
-    It is locked while its process lives. So whoever makes the next one knows the folders of processes that were killed
-    before their worker had connected, and removes them.
+    The folder is locked while its process lives. The next server removes unlocked folders, left by processes that were
+    killed before their worker had connected.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class SocketFolder:
         return self._path / SOCKET_NAME
 
     def remove(self) -> None:
-        """Remove the folder and the socket's name; calling it again does nothing."""
+        """Removes the folder and the socket's name; repeated calls do nothing."""
         if self._lock is None:
             return
         shutil.rmtree(self._path, ignore_errors=True)
@@ -45,7 +45,7 @@ def _locked_folder() -> tuple[Path, int | None]:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another server has just taken it for an abandoned one
+        except BlockingIOError:  # another server is removing it as abandoned
             os.close(lock)
         else:
             return path, lock

@@ -1,4 +1,4 @@
-"""The engine's own stat logger for the log: one line every few seconds in which something happened."""
+"""The engine's built-in stat logger for the log: one line per interval with activity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("fastdeploy_lp.stats")
 
 
 class LoggingStatLogger(StatLoggerBase):
-    """Rates are those since the last line; nothing is written about time in which nothing happened."""
+    """Logs rates since the last line; idle time is not logged."""
 
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:
         self._fd_config = fd_config
@@ -27,7 +27,7 @@ class LoggingStatLogger(StatLoggerBase):
         iteration_stats: IterationStats | None,
         engine_idx: int = 0,  # noqa: ARG002 - there is one
     ) -> None:
-        """Add up what happened."""
+        """Adds up the events."""
         if scheduler_stats is not None:
             self._scheduler = scheduler_stats
         if iteration_stats is None:
@@ -38,7 +38,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._finished += len(iteration_stats.finished_requests)
 
     def log(self) -> None:
-        """Write the line."""
+        """Logs the line."""
         if not self._happened:
             self._began = time.monotonic()
             return
@@ -60,7 +60,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._begin()
 
     def log_engine_initialized(self) -> None:
-        """Write down what there is to run requests in."""
+        """Logs the engine's capacity."""
         config = self._fd_config
         fields = {
             "slots": config.scheduler_config.max_num_seqs,

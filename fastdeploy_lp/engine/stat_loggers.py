@@ -1,4 +1,4 @@
-"""The stat loggers of one engine: all of them are told, and one that fails is left out from then on."""
+"""The stat loggers of one engine; a logger that fails is removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatLoggers:
-    """Stat loggers by name, told in this order of the worker with this index."""
+    """Stat loggers by name, called in this order with the worker's index."""
 
     def __init__(self, loggers: Iterable[tuple[str, StatLoggerBase]], engine_index: int = 0) -> None:
         self._loggers = list(loggers)
@@ -22,24 +22,24 @@ class StatLoggers:
 
     @property
     def names(self) -> list[str]:
-        """Those that are still told."""
+        """Names of the active loggers."""
         return [name for name, _ in self._loggers]
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
-        """Tell what happened; never raises."""
+        """Records statistics; never raises."""
         self._tell(lambda each: each.record(scheduler_stats, iteration_stats, engine_idx=self._engine_index))
 
     def log_engine_initialized(self) -> None:
-        """Tell that the engine takes requests; never raises."""
+        """Reports that the engine accepts requests; never raises."""
         self._tell(lambda each: each.log_engine_initialized())
 
     def start(self, interval: float) -> None:
-        """Have `log` called every `interval` seconds on the running loop; never for 0."""
+        """Calls `log` every `interval` seconds on the running loop; never for 0."""
         if interval and self._timer is None:
             self._timer = asyncio.create_task(self._log_every(interval))
 
     async def stop(self) -> None:
-        """The last call of `log`, unless there was to be none; calling this again does nothing."""
+        """Stops the timer and calls `log` a last time; does nothing without a timer."""
         if self._timer is None:
             return
         timer, self._timer = self._timer, None
@@ -60,7 +60,7 @@ class StatLoggers:
             name, each = named
             try:
                 call(each)
-            # An author's code may raise anything, and none of it may end the event loop.
+            # An author's code may raise anything; it must not end the event loop.
             except (Exception, SystemExit):
                 logger.exception("stat logger %s failed; it is told nothing from now on", name)
                 self._loggers.remove(named)

@@ -1,4 +1,4 @@
-"""The error of a request whose sequence the worker has ended."""
+"""The error of a request whose sequence the worker ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastdeploy_lp.messages import SequenceStep
 
 
 def failure_of(step: SequenceStep) -> RequestFailedError:
-    """The error of the kind that the step states."""
+    """Returns the error of the kind that the step reports."""
     kind: type[RequestFailedError] = RequestFailedError
     if step.unavailable:
         kind = ProcessorUnavailableError

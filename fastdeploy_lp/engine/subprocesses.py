@@ -1,4 +1,4 @@
-"""The start of child processes on an event loop."""
+"""Starts child processes on an event loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 async def start_whole(*command: str, **options: Any) -> asyncio.subprocess.Process:
-    """`asyncio.create_subprocess_exec`, which a cancellation does not break off half-way: its pipes would stay open.
+    """`asyncio.create_subprocess_exec` that a cancellation does not interrupt: otherwise its pipes would stay open.
 
-    A process whose caller was cancelled meanwhile is ended.
+    If the caller is cancelled meanwhile, the process is killed.
     """
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
     try:

@@ -1,4 +1,4 @@
-"""Keeps a worker running: notices its end and its silence, and starts another in its place."""
+"""Keeps a worker running: detects its end or silence, and starts a new one."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ WATCH_SECONDS = 0.5
 
 
 class WorkerEvents(Protocol):
-    """What the supervisor tells of."""
+    """Events and state that the supervisor exchanges with its client."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker has work, and so owes a message."""
+        """True if the worker has work, and so must send a message."""
 
     def worker_said(self, message: FromWorker) -> None:
-        """A message came."""
+        """Handles a message of the worker."""
 
     @property
     def quarantine(self) -> Quarantine:
-        """The processors that the next worker leaves out of service."""
+        """The processors that the next worker keeps out of service."""
 
     def worker_lost(self, loss: WorkerLoss) -> None:
-        """The worker is gone, or did not get ready; another one may follow."""
+        """Handles a worker that is gone or failed to start; another one may follow."""
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """Another worker is there."""
+        """Handles a new worker."""
 
 
 class WorkerSupervisor:
-    """Runs one worker at a time, each of them made by `make`; lives on one event loop.
+    """Runs one worker at a time, created by `make`; used from one event loop.
 
-    processors: the names of the declared logits processors, in their order.
+    processors: the names of the declared logits processors, in order.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WorkerSupervisor:
         return None if self._worker is None else self._worker.pid
 
     async def start(self, pickled_processors: dict[str, bytes]) -> WorkerReady:
-        """Start the first worker and wait until it is ready; raises EngineStartError."""
+        """Starts the first worker and waits until it is ready; raises EngineStartError."""
         self._pickled_processors = pickled_processors
         try:
             return await self._start()
@@ -79,13 +79,13 @@ class WorkerSupervisor:
             raise EngineStartError(self._loss_of(str(error)).cause) from error
 
     def send(self, message: ToWorker) -> None:
-        """Send a message to the worker that is there."""
+        """Sends a message to the current worker."""
         if self._worker is not None:
             self._watchdog.sent()
             self._worker.send(message)
 
     async def run(self) -> str:
-        """Watch over the worker and its successors until there is to be none; gives the cause in one line."""
+        """Supervises the worker and its successors until there are no more; returns the cause in one line."""
         while True:
             loss = await self._until_lost()
             logger.error("the worker is lost: %s", loss.cause)
@@ -95,7 +95,7 @@ class WorkerSupervisor:
                 return end
 
     async def stop(self) -> None:
-        """End the worker."""
+        """Ends the worker."""
         if self._worker is not None:
             await self._worker.stop()
 
@@ -108,7 +108,7 @@ class WorkerSupervisor:
         return WorkerLoss(how, () if self._worker is None else self._worker.culprits(self._processors))
 
     async def _replace(self, loss: WorkerLoss) -> str | None:
-        """None when there is another worker, else why there is none."""
+        """Starts another worker; returns None, or the reason why there is none."""
         was_ready = True
         while True:
             delay = self._policy.delay(was_ready=was_ready, explained=bool(loss.culprits))
@@ -130,7 +130,7 @@ class WorkerSupervisor:
             return None
 
     async def _until_lost(self) -> WorkerLoss:
-        """Hand on what the worker says until it is gone."""
+        """Forwards the worker's messages until the worker is gone."""
         worker = self._worker
         if worker is None:
             raise RuntimeError("no worker was started")
@@ -142,7 +142,7 @@ class WorkerSupervisor:
                     return WorkerLoss(message.message)
                 self._events.worker_said(message)
                 self._watchdog.heard(busy=self._events.is_busy)
-                # Messages may lie ready one behind the other; callers have to get their turn between them.
+                # Several messages may be ready; let other tasks run between them.
                 await asyncio.sleep(0)
             return self._loss_of(watch.result() if watch.done() else worker.how_it_ended)
         finally:
@@ -150,13 +150,13 @@ class WorkerSupervisor:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _watch(self, worker: WorkerHandle) -> str:
-        """Ends a worker that hangs, and says why."""
+        """Kills a worker that hangs, and returns the reason."""
         limit = self._config.step_timeout
         while True:
             asked = time.monotonic()
             await asyncio.sleep(WATCH_SECONDS)
             if time.monotonic() - asked > 2 * WATCH_SECONDS:
-                # This process stood still itself, and may not have read what the worker said meanwhile.
+                # This process itself was stopped, and may have unread messages of the worker.
                 self._watchdog.heard(busy=self._events.is_busy)
             if limit and self._watchdog.silence > limit:
                 worker.kill()

@@ -1,7 +1,7 @@
 """`python -m fastdeploy_lp.engine.template_process SECONDS`: renders a chat template of a request, and ends.
 
-Whatever the template does, it does to this process alone: it has no environment, can open no file or socket, and may
-take so much memory and so many seconds of a processor, after which the kernel ends it. `TemplateSandbox` starts it.
+The template affects only this process: it has no environment, cannot open files or sockets, and the kernel limits its
+memory and CPU time. `TemplateSandbox` starts it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES
 
 
 def main() -> None:
-    """One job from standard input, one result to standard output, both JSON."""
+    """Reads one job from standard input and writes one result to standard output, both JSON."""
     _load_what_is_loaded_late()
     _give_up_resources(float(sys.argv[1]))
     json.dump(_result(json.load(sys.stdin)), sys.stdout)
 
 
 def _load_what_is_loaded_late() -> None:
-    """No file can be opened after this: codecs, jinja's account of errors, its words for fillers, time formats."""
+    """Loads codecs, jinja's error reporting, its filler words and time formats, before opening files is disabled."""
     for source in ("{{ '\\u00e9' ~ strftime_now('%c') ~ lipsum(n=1) }}", "{{ nothing.at.all }}", "{% for %}"):
         with contextlib.suppress(InvalidRequestError):
             compiled(source, {}, "chat_template").render([])
@@ -42,7 +42,7 @@ def _give_up_resources(seconds: float) -> None:
     }
     for kind, most in limits.items():
         resource.setrlimit(kind, (most, most))
-    # At the first the kernel says what it ends the process for, at the second it does not.
+    # The soft limit ends the process with SIGXCPU, which names the reason; the hard limit does not.
     cpu = math.ceil(time.process_time() + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
 

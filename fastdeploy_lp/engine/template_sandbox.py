@@ -1,4 +1,4 @@
-"""Chat templates that came with requests, rendered where they can do no harm."""
+"""Renders chat templates sent with requests in isolated processes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
 
 MODULE = "fastdeploy_lp.engine.template_process"
-# At a time; each takes a core.
+# Concurrent processes; each uses a core.
 PROCESSES = 2
-# Times as long by the clock as on the processor, which a busy machine may need.
+# Wall-clock limit as a multiple of the CPU time limit, for a busy machine.
 PATIENCE = 10
 
 
 class TemplateSandbox:
-    """Renders each template in a process of its own, bounded in time and memory; lives on one event loop.
+    """Renders each template in a separate process with limited time and memory; used from one event loop.
 
-    jinja's sandbox keeps a template from Python's internals but not from expressions that compute without end, such as
-    a text repeated a billion times. Those end with their process.
+    jinja's sandbox blocks access to Python's internals but not endless expressions, such as a text repeated a billion
+    times. The limits of the process end these.
     """
 
     def __init__(self, special_tokens: Mapping[str, str], most: int = MAX_WAITING) -> None:
@@ -37,14 +37,14 @@ class TemplateSandbox:
 
     @property
     def num_waiting(self) -> int:
-        """Templates that wait for a process."""
+        """Number of templates waiting for a process."""
         return self._turns.num_waiting
 
     async def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions, client: str = "") -> str:
-        """The prompt by `options.chat_template`; raises InvalidRequestError, also for what takes too much.
+        """Renders the prompt with `options.chat_template`; raises InvalidRequestError, also for exceeded limits.
 
-        Clients take turns. A caller that is cancelled leaves the queue, or ends its process, at once. Raises
-        QueueFullError when too many wait.
+        Clients take turns. A cancelled caller leaves the queue, or ends its process, at once. Raises QueueFullError
+        when too many wait.
         """
         job = {
             "messages": list(messages),
@@ -73,7 +73,7 @@ async def _output_of_process(job: bytes) -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        # Nothing of this process's own environment, which may hold keys.
+        # Not this process's environment, which may contain keys.
         env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))},
     )
     try:

@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for, which need not be whole characters."""
+"""The bytes of single tokens, which may be incomplete characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD_START = "▁"
 
 
 class TokenBytes:
-    """Reads them off the vocabulary: byte-level BPE, or SentencePiece with bytes as a last resort."""
+    """Reads token bytes from the vocabulary: byte-level BPE, or SentencePiece with byte fallback."""
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,7 @@ class TokenBytes:
         self._byte_of = _byte_level_alphabet() if isinstance(tokenizer.decoder, ByteLevel) else None
 
     def __call__(self, token_id: int) -> bytes:
-        """The token's bytes, b"" for an id that the vocabulary does not have; special tokens are spelled out."""
+        """Returns the token's bytes, b"" for an unknown id, and the text of special tokens."""
         if token_id in self._added:
             return self._added[token_id].encode()
         piece = self._tokenizer.id_to_token(token_id)
@@ -34,7 +34,7 @@ class TokenBytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes printable bytes of Latin-1 as themselves, the others as characters from U+0100 on."""
+    """Returns the byte of each character: printable Latin-1 as itself, other bytes as characters from U+0100 on."""
     printable = set(chain(range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100)))
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template, read from its directory."""
+"""The model's tokenizer and chat template, loaded from its directory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fastdeploy_lp.engine.token_bytes import TokenBytes
 
 # Characters.
 SHORT_TEXT = 16_384
-# By name, since each extension that is written in Rust has a class of its own.
+# Compared by name, since each Rust extension has its own class.
 PANIC = "PanicException"
 
 
 class UnencodableTextError(ValueError):
-    """The tokenizer's file leads it into an error with a text."""
+    """The tokenizer fails on a text because of its file."""
 
 
 class Tokenizer:
-    """Text to token ids and back; `chat_template` replaces the model's own.
+    """Converts text to token ids and back; `chat_template` replaces the model's template.
 
     Raises CheckpointError (a ValueError) for a directory without a readable `tokenizer.json` or with a damaged
     `tokenizer_config.json`, and for a template that does not compile.
@@ -53,10 +53,10 @@ class Tokenizer:
         self._chat_template = self._compiled(self.chat_template_source) if self.chat_template_source else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of the text; raises UnencodableTextError if a damaged tokenizer fails on it."""
+        """Returns the token ids of a text; raises UnencodableTextError if a damaged tokenizer fails on it."""
         try:
             if len(text) > SHORT_TEXT:
-                # Leaves out where each token begins, which takes most of a long text's time.
+                # Without token offsets, which take most of the time of a long text.
                 (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             else:
                 found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -67,23 +67,23 @@ class Tokenizer:
         return ids
 
     def encode_phrase(self, text: str) -> list[int]:
-        """Token ids of a piece of text, with none that begin or end a whole one."""
+        """Returns the token ids of a phrase, without special tokens at its beginning and end."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the tokens, special ones left out unless told otherwise; incomplete UTF-8 shows as U+FFFD."""
+        """Returns the text of the tokens, by default without special tokens; incomplete UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What one token reads as, special ones too; U+FFFD where its bytes are no whole characters."""
+        """Returns the text of one token, special or not; U+FFFD replaces bytes of incomplete characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
-        """A decoder that takes one token at a time."""
+        """Returns a decoder that takes one token at a time."""
         return TokenDecoder(self._tokenizer, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
-        """The prompt for a conversation; raises InvalidRequestError if there is no chat template or it refuses them."""
+        """Renders a conversation as a prompt; raises InvalidRequestError without a chat template or if it refuses."""
         own = options.chat_template if options is not None else None
         template = self._chat_template if own is None else self._compiled(own)
         if template is None:
@@ -95,22 +95,22 @@ class Tokenizer:
 
 
 class TokenDecoder:
-    """Gives text as soon as it is whole characters."""
+    """Returns text as soon as its characters are complete."""
 
     def __init__(self, tokenizer: FastTokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stream = self._begun()
-        # Those that no text was given for yet.
+        # Tokens whose text was not returned yet.
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, "" while a character is incomplete."""
+        """Returns the text that this token completes, "" while a character is incomplete."""
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception:  # noqa: BLE001 - the library raises nothing more specific
-            # Bytes that are no character may change how the ones before them read, which were told already.
+            # Invalid bytes may change the text of the bytes before them, which was already returned.
             self._stream = self._begun()
             text = "".join(self._stream.step(self._tokenizer, each) or "" for each in self._pending)
         if text:
@@ -122,13 +122,13 @@ class TokenDecoder:
 
 
 def _require_library_error(error: BaseException) -> None:
-    """Raise anything else: the library raises no more specific exceptions, and panics are none of Python's."""
+    """Raises any other error again: the library raises plain `Exception`, and its panics are not Python exceptions."""
     if not isinstance(error, Exception) and type(error).__name__ != PANIC:
         raise error
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, the one named default."""
+    """Prefers `chat_template.jinja` to `tokenizer_config.json`; of several named templates, uses "default"."""
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
         try:
@@ -155,7 +155,7 @@ def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     for name in names:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
-        # Empty, as null is: the model has no such token.
+        # Empty or null: the model has no such token.
         if not value:
             continue
         if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Grammars that hold a model to the calls of its tools, in the format of the parser that reads them."""
+"""Grammars that restrict a model to valid tool calls, in the format of their parser."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fastdeploy_lp.guided_decoding.lark import Tagged, calls_only, free_text_wit
 
 @dataclass(frozen=True)
 class CallableTool:
-    """A function; `schema` is what its arguments are held to."""
+    """A function; `schema` is the JSON Schema of its arguments."""
 
     name: str
     schema: Mapping[str, Any]
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any] | None) -> CallableTool:
-        """Arguments are an object, whatever else `parameters` say of them."""
+        """Creates a tool; its arguments are an object, unless `parameters` has another `type`."""
         return cls(name, {"type": "object", **(parameters or {})})
 
 
 class ToolGrammar:
-    """Writes grammars for one parser; without `any_whitespace` the JSON in them has none."""
+    """Creates grammars for one parser; without `any_whitespace` their JSON has no whitespace."""
 
     def __init__(self, parser: type[ToolParser], *, any_whitespace: bool) -> None:
         self._parser = parser
         self._any_whitespace = any_whitespace
 
     def calls(self, tools: Sequence[CallableTool], *, several: bool, answer: Mapping[str, Any] | None = None) -> str:
-        """Nothing but calls, of which there are more only if `several`; or, if given, JSON of the schema `answer`."""
+        """Returns a grammar of one call, or more if `several`; or, if given, of JSON of the schema `answer`."""
         if answer is not None:
             answer = with_whitespace(answer, any_whitespace=self._any_whitespace)
         return calls_only(self._tags(tools), several=several, answer=answer)
 
     def text_with_calls(self, tools: Sequence[CallableTool]) -> str:
-        """Any text, in which what begins as a call is one."""
+        """Returns a grammar of any text in which everything that begins as a call is a valid call."""
         return free_text_with(self._tags(tools), [self._parser.marker])
 
     def _tags(self, tools: Sequence[CallableTool]) -> list[Tagged]:

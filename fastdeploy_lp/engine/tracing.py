@@ -1,4 +1,4 @@
-"""The worker's account of a token's way, with its tokens spelled out."""
+"""Traces of tokens from the worker, with the text of their tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_TOKEN = -1
 def spelled_trace(
     token_id: int, stages: Sequence[StageTrace], shadows: ShadowTokens | None, tokenizer: Tokenizer
 ) -> TokenTrace:
-    """What the worker tells of one sampled token, as its caller gets it."""
+    """Returns the worker's trace of one sampled token in the form sent to the caller."""
     told: list[TraceStage] = []
     before: StageNumbers | None = None
     for stage in stages:
@@ -31,7 +31,7 @@ def spelled_trace(
 
 
 def count_shadows(reports: dict[str, ShadowReport], token_id: int, shadows: Mapping[str, int | None]) -> None:
-    """Add what processors in shadow would have made of one token to a completion's counts."""
+    """Adds the effect that processors in shadow would have had on one token to a completion's counts."""
     for name, other in shadows.items():
         report = reports.setdefault(name, ShadowReport())
         if other is None:

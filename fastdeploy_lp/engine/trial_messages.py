@@ -1,4 +1,4 @@
-"""Messages between the API process and those that check requests: msgpack on their standard input and output."""
+"""Messages between the API process and request-checking processes: msgpack on their standard input and output."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.sampling_params import SamplingParams
 
-# Raised by the encoder for values that no message can hold.
+# Raised by the encoder for values that msgpack cannot represent.
 UNSENDABLE = (TypeError, OverflowError, UnicodeEncodeError)
 
 
 class TrialStart(msgspec.Struct):
-    """The chain to load.
+    """The chain of processors to load.
 
-    specs: in their order. mandatory: names. pickled_processors: by SPEC, of those given as objects.
+    specs: in chain order. mandatory: names. pickled_processors: by SPEC, processors given as objects.
     """
 
     fd_config: FDConfig
@@ -25,7 +25,7 @@ class TrialStart(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """Check this request."""
+    """A request to check."""
 
     params: SamplingParams
 
@@ -35,20 +35,20 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Entering(msgspec.Struct, tag=True):
-    """The code of this processor runs from now on; `path`: of what it checks in the request."""
+    """This processor's code is about to run; `path`: the request field that it checks."""
 
     processor: str
     path: str | None
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """The request's choice."""
+    """The request's validated selection."""
 
     selection: Selection
 
 
 class Refused(msgspec.Struct, tag=True):
-    """The reason and the JSON path of what the request cannot have."""
+    """A refusal: the reason and the JSON path of the invalid field."""
 
     path: str | None
     reason: str

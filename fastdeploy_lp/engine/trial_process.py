@@ -1,6 +1,6 @@
-"""`python -m fastdeploy_lp.engine.trial_process`: checks requests by the code of processors' authors.
+"""`python -m fastdeploy_lp.engine.trial_process`: checks requests with the code of processors' authors.
 
-A check that ends, stalls or crashes its process does so to this one alone. `Trials` starts it.
+A check that ends, stalls or crashes its process affects only this one. `Trials` starts it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from fastdeploy_lp.plugins import load_general_plugins
 
 
 class TrialProcess:
-    """Answers trials one after the other; `replies` is where they go."""
+    """Runs trials one after the other, and writes the replies to `replies`."""
 
     def __init__(self, start: TrialStart, replies: IO[bytes]) -> None:
         self._replies = replies
         self._validator = _validator(start)
-        # Everything is loaded: a process that is killed from now on leaves nothing.
+        # Everything is loaded: a process killed after this leaves no shared memory.
         shared_memory.remove_of(os.getpid())
         self._reply(Ready())
 
     def run(self, trial: Trial) -> None:
-        """Reply with each processor whose code begins to run, and with the result."""
+        """Checks a request; replies with each processor whose code is about to run, and with the result."""
         result: Reply
         try:
             result = Accepted(self._validator.validate(trial.params, self._entering))
@@ -61,10 +61,10 @@ class TrialProcess:
 
 
 def main() -> None:
-    """One `TrialStart`, then the replies to each `Trial`, until the other end closes the pipe."""
-    # Ctrl-C in a terminal reaches this process, too; the API process decides about it.
+    """Reads one `TrialStart`, then replies to each `Trial`, until the other end closes the pipe."""
+    # Ctrl-C in a terminal also reaches this process; the API process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Prints of processors go to the log, and not between replies.
+    # Output printed by processors goes to the log, not between replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     frames: SimpleQueue[bytes] = SimpleQueue()
@@ -89,9 +89,9 @@ def _validator(start: TrialStart) -> RequestArgsValidator:
 
 
 def _receive(pipe: IO[bytes], frames: SimpleQueue[bytes]) -> None:
-    """Queue the frames, and end the process with the one that sends them.
+    """Queues the frames, and ends this process when the sending process ends.
 
-    In a thread, so that its end is noticed while a check runs that never returns.
+    Runs in a thread, so that this works even while a check never returns.
     """
     while (content := read_frame(pipe)) is not None:
         frames.put(content)

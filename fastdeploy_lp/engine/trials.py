@@ -1,4 +1,4 @@
-"""Checks of requests by processors' own code, in processes where a crash or an endless call harms nothing else."""
+"""Request checks by processors' own code, in separate processes that isolate crashes and endless calls."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
 from fastdeploy_lp.sampling_params import SamplingParams
 
 MODULE = "fastdeploy_lp.engine.trial_process"
-# To import what the processors need, such as torch on a busy machine.
+# Covers the processors' imports, such as torch on a busy machine.
 START_SECONDS = 120.0
-# Requests whose check has just begun, at a time: one process, which has imported all that the processors need.
+# Concurrent new checks: one process, which has imported everything that the processors need.
 QUICK_PROCESSES = 1
-# Requests whose check takes long, in all and by the processor whose code it is.
+# Concurrent slow checks, in all and per processor whose code is slow.
 SLOW_PROCESSES = 6
 SLOW_PROCESSES_EACH = 3
-# A call that takes longer leaves its turn to others.
+# A call that takes longer gives up its turn.
 QUICK_SECONDS = 0.25
-# Steps of the worker come first where there are fewer cores than processes.
+# Steps of the worker have priority when there are fewer cores than processes.
 NICENESS = 10
 
 
 class UnsendableError(TypeError):
-    """Parameters that no message can hold; `RequestArgsValidator.validate` names the place."""
+    """The parameters cannot be encoded as a message; `RequestArgsValidator.validate` names the place."""
 
 
 class Trials:
-    """Checks requests whose check runs the code of processors' authors; lives on one loop.
+    """Checks requests with the code of processors' authors; used from one event loop.
 
-    A check that ends its process, or has one call that takes longer than `timeout` seconds (0 for no limit), concerns
-    its own request; the next one has another process. One check begins at a time, clients in turns. One that takes long
-    continues beside it; when there are several of them already it is given up, so that slow code of one processor
-    holds up no request without it.
+    A check that ends its process, or has a call longer than `timeout` seconds (0 for no limit), fails only its own
+    request; the next check gets another process. Checks start one at a time, with clients taking turns. A slow check
+    continues in parallel; if too many are slow already, it is given up, so that slow code of one processor does not
+    delay requests without it.
 
-    most: requests that may wait for a turn.
+    most: limit of requests waiting for a turn.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Trials:
         self._first: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start a process beside everything else if a request may need one, so that the first one need not wait."""
+        """Starts a process in the background if requests may need one, so that the first request does not wait."""
         if self._first is None and any(each.checks_with_own_code for each in self._declared):
             self._first = asyncio.create_task(self._start_first())
 
     async def _start_first(self) -> None:
-        # A request that finds none says so.
+        # The first request that needs a process reports the failure.
         with suppress(NotInTimeError):
             self._pool.take_back(await self._started())
 
     async def selection(self, params: SamplingParams, authors: Collection[str], client: str = "") -> Selection:
-        """The request's choice; `authors`: the processors whose own code may run.
+        """Returns the request's validated selection; `authors`: the processors whose own code may run.
 
         Raises RequestArgsError, UnsendableError, QueueFullError when too many wait for a turn, and NotInTimeError if a
-        call does not return in time or is slow beside too many others.
+        call does not return in time or is slow while too many others are slow.
         """
         try:
             trial = msgspec.msgpack.encode(Trial(params))
@@ -89,14 +89,14 @@ class Trials:
         return result.selection
 
     async def close(self) -> None:
-        """End the processes."""
+        """Ends the processes."""
         if self._first is not None:
             self._first.cancel()
             await asyncio.wait([self._first])
         await self._pool.close()
 
     async def _result(self, process: FrameProcess, lane: Lane, authors: str) -> Accepted | Refused:
-        """How the check ends; one that ends its process is refused. `authors`: to be named before code of any runs."""
+        """Returns the result of a check, a refusal if its process ended; `authors`: named until any code runs."""
         entered: Entering | None = None
         while True:
             try:
@@ -130,7 +130,7 @@ class Trials:
                     await reply
 
     async def _started(self) -> FrameProcess:
-        """A new process; raises NotInTimeError if it ends or takes too long before it is ready."""
+        """Starts a process; raises NotInTimeError if it ends or takes too long before it is ready."""
         process = await FrameProcess.start(MODULE, niceness=NICENESS)
         try:
             await process.send(msgspec.msgpack.encode(self._chain()))
@@ -154,6 +154,6 @@ class Trials:
 
 
 async def _reply(process: FrameProcess) -> Reply:
-    """The next message of the process; raises EOFError if it has ended."""
+    """Returns the next message of the process; raises EOFError if it has ended."""
     reply: Reply = msgspec.msgpack.decode(await process.receive(), type=Reply)
     return reply

@@ -1,4 +1,4 @@
-"""Turns at work that only a few may do at a time."""
+"""Limits the number of concurrent callers, with clients taking turns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import deque
 
 from fastdeploy_lp.engine.errors import QueueFullError
 
-# Callers that wait; each may hold a body.
+# Waiting callers; each may hold a request body in memory.
 MAX_WAITING = 256
-# One client's share of them.
+# One client's share of the waiting callers is one in this many.
 SHARE = 4
 
 
 class Turns:
-    """`at_once` callers have a turn; the others wait, and clients go one after the other. Lives on one event loop.
+    """`at_once` callers have a turn; the others wait, with clients served round-robin. Used from one event loop.
 
-    most: callers that wait, of which one client may have a quarter. what: what they wait for, in words.
+    most: limit of waiting callers; one client may have a quarter of it. what: the resource they wait for, for messages.
     A caller that is cancelled while it waits leaves the queue at once.
     """
 
@@ -30,11 +30,11 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        """Callers without a turn."""
+        """Number of callers without a turn."""
         return sum(map(len, self._waiting.values()))
 
     async def take(self, client: str) -> None:
-        """Wait for a turn, which `give_back` ends; raises QueueFullError when too many wait."""
+        """Waits for a turn, which `give_back` ends; raises QueueFullError when too many wait."""
         if self._free:
             self._free -= 1
             return
@@ -51,7 +51,7 @@ class Turns:
             raise
 
     def give_back(self) -> None:
-        """End a turn; the next client's oldest caller has it from now on."""
+        """Ends a turn, and passes it to the next client's oldest caller."""
         while self._waiting:
             turn = self._pop_next()
             # A caller that was cancelled stays in the queue until its task runs again.

@@ -1,4 +1,4 @@
-"""Who is sent to the worker next: in order of arrival, or in turns of the clients."""
+"""Queues of sequences for the worker: by arrival, or fair among clients."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ Message = AddRequest | AddPooling
 
 
 class WaitingQueue(Protocol):
-    """Sequences that the worker does not have yet, by their ids."""
+    """Sequences not yet sent to the worker, by id."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of sequences."""
 
     def push(self, message: Message, client: str) -> None:
-        """Take a sequence of a client."""
+        """Adds a sequence of a client."""
 
     def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
-        """The next one, and whose it is: of none of the clients `held_back`; raises KeyError when there is none."""
+        """Removes and returns the next sequence with its client, skipping clients in `held_back`.
+
+        Raises KeyError if there is none.
+        """
 
     def discard(self, name: str) -> None:
-        """Forget a sequence, if it is here."""
+        """Removes a sequence if it is in the queue."""
 
     def charge(self, client: str, tokens: int) -> None:
-        """A client's sequences were given output tokens."""
+        """Charges a client for tokens."""
 
 
 class ArrivalQueue:
@@ -39,30 +42,29 @@ class ArrivalQueue:
         return len(self._waiting)
 
     def push(self, message: Message, client: str) -> None:
-        """Take a sequence of a client."""
+        """Adds a sequence of a client."""
         self._waiting[message.request_id] = message, client
 
     def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
-        """The oldest one; raises KeyError when there is none."""
+        """Removes and returns the oldest sequence; raises KeyError if there is none."""
         for name, (_, client) in self._waiting.items():
             if client not in held_back:
                 return self._waiting.pop(name)
         raise KeyError("nobody waits")
 
     def discard(self, name: str) -> None:
-        """Forget a sequence, if it is here."""
+        """Removes a sequence if it is in the queue."""
         self._waiting.pop(name, None)
 
     def charge(self, client: str, tokens: int) -> None:
-        """Tokens do not matter here."""
+        """Does nothing: tokens do not matter here."""
 
 
 class FairQueue:
-    """The client that was given the fewest tokens goes next, with the oldest of its sequences.
+    """Serves the oldest sequence of the client with the fewest tokens.
 
-    Tokens are those of prompts that were sent to the worker and those that it generated. A client that comes back
-    after a pause begins where the least served one of those who wait is: nobody saves up tokens while it asks for
-    nothing. Of equals, the one that has waited for longer goes first.
+    Prompt tokens sent to the worker and generated tokens count. A returning client starts at the minimum of the waiting
+    clients; idling earns no credit. Among equals, the client that has waited longer is first.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class FairQueue:
         return len(self._owners)
 
     def push(self, message: Message, client: str) -> None:
-        """Take a sequence of a client."""
+        """Adds a sequence of a client."""
         if client not in self._waiting:
             self._tokens[client] = max(self._tokens.get(client, 0), self._floor())
             self._waiting[client] = {}
@@ -84,7 +86,10 @@ class FairQueue:
         self._owners[message.request_id] = client
 
     def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
-        """The next one, and whose it is: of none of the clients `held_back`; raises KeyError when there is none."""
+        """Removes and returns the next sequence with its client, skipping clients in `held_back`.
+
+        Raises KeyError if there is none.
+        """
         clients = [client for client in self._waiting if client not in held_back]
         if not clients:
             raise KeyError("nobody waits")
@@ -96,7 +101,7 @@ class FairQueue:
         return message, client
 
     def discard(self, name: str) -> None:
-        """Forget a sequence, if it is here."""
+        """Removes a sequence if it is in the queue."""
         client = self._owners.pop(name, None)
         if client is None:
             return
@@ -106,7 +111,7 @@ class FairQueue:
             self._last_left = client
 
     def charge(self, client: str, tokens: int) -> None:
-        """A client's sequences were given tokens."""
+        """Adds tokens to the client's count."""
         self._tokens[client] += tokens
 
     def _floor(self) -> int:

@@ -1,4 +1,4 @@
-"""How many sequences may run and wait, and what those are told who come when there is no room."""
+"""Admission limit, and Retry-After for refused requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.outbox import Outbox
 from fastdeploy_lp.engine.retry_after import RetryAfter
 
-# Of the room that is left, for one client's sequences.
+# Limit of one client's sequences as a multiple of the remaining room.
 FAIR_MULTIPLE = 4
 
 
 @dataclass(eq=False)
 class Entry:
-    """Sequences of a request that have room and are not in flight yet."""
+    """Sequences of an admitted request that are not in flight yet."""
 
     count: int
 
 
 class WaitingRoom:
-    """Bounds what is in flight.
+    """Limits the sequences in flight.
 
-    With `fair` no client may fill the room so that others do not come to their turns: each has at most a multiple of
-    what is left, which gives one alone four fifths, and two of them four ninths each.
+    With `fair` no client can fill the room and block others: each may have at most a multiple of the remaining room,
+    which is four fifths of the room for a single client, and four ninths each for two clients.
     """
 
     def __init__(self, config: SchedulerConfig, outbox: Outbox, *, fair: bool) -> None:
@@ -37,13 +37,13 @@ class WaitingRoom:
         self._entering: list[Entry] = []
 
     def left(self, count: int) -> None:
-        """So many sequences have ended."""
+        """Records the end of `count` sequences."""
         for _ in range(count):
             self._retry_after.ended()
 
     @contextmanager
     def entry(self, count: int) -> Iterator[Entry]:
-        """Room for sequences that come into flight piece by piece; `count` is lowered as they do."""
+        """Reserves room for sequences that start one by one; the caller lowers `count` as they do."""
         entry = Entry(count)
         self._entering.append(entry)
         try:
@@ -52,9 +52,9 @@ class WaitingRoom:
             self._entering.remove(entry)
 
     def require(self, count: int, client: str, in_flight: int) -> None:
-        """Raise QueueFullError unless a client's further sequences have room.
+        """Raises QueueFullError unless `count` more sequences of a client fit.
 
-        A request larger than all the room there is gets in when it is alone, or it never would.
+        A request larger than the whole room is admitted when nothing else is in flight; otherwise it never could be.
         """
         config = self._config
         room = config.max_num_seqs + config.max_waiting_requests

@@ -1,4 +1,4 @@
-"""How long a worker that has work has been silent."""
+"""Measures the silence of a worker that has work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Watchdog:
-    """Every step is a message, and so is the answer to every abort: a worker with work that says nothing hangs."""
+    """Detects hangs: each step and each abort causes a message, so a silent worker with work hangs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -15,14 +15,14 @@ class Watchdog:
 
     @property
     def silence(self) -> float:
-        """Seconds for which the worker has owed a message."""
+        """Seconds since the worker should have sent a message; 0 without work."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def sent(self) -> None:
-        """The worker was given work."""
+        """Notes a message with work for the worker."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def heard(self, *, busy: bool) -> None:
-        """The worker said something, and has work left if `busy`."""
+        """Notes a message from the worker; `busy`: it has work left."""
         self._waiting_since = self._clock() if busy else None

@@ -1,4 +1,4 @@
-"""Which of several workers takes a request."""
+"""Assigns requests to workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastdeploy_lp.logits_processor import Selection
 
 @dataclass(frozen=True)
 class Candidate:
-    """What of a request matters: its prompt, how many sequences it has, and the logits processors that it uses."""
+    """The relevant parts of a request: its prompt, its number of sequences, and the logits processors that it uses."""
 
     token_ids: Sequence[int]
     n: int = 1
@@ -22,7 +22,7 @@ class Candidate:
 
 
 class WorkerChoice:
-    """Asks the router, who knows prompts and loads alone, among the workers that can take a request at all."""
+    """Filters workers that can run a request; the router then chooses by prompt and load."""
 
     def __init__(self, fd_config: FDConfig, workers: Sequence[EngineClient], router: Router) -> None:
         self._restart = fd_config.supervision_config.restart
@@ -30,9 +30,9 @@ class WorkerChoice:
         self._router = router
 
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        """A worker's index for each request; they are sent together, and so count as load for each other.
+        """Returns a worker's index for each request; requests chosen together count as load for each other.
 
-        Raises what says that a request is not taken, as `Engine.generate` does.
+        Raises as `Engine.generate` does if a request is not accepted.
         """
         added = [0] * len(self._workers)
         chosen = []
@@ -48,7 +48,7 @@ class WorkerChoice:
         return chosen
 
     def _usable(self, selection: Selection | None) -> list[EngineClient]:
-        """Workers that have the processors in service: those that are ready, or all when none is."""
+        """Returns the ready workers that have the processors in service, or all such workers if none is ready."""
         if not self._restart:
             for each in self._workers:
                 each.require_alive()
@@ -59,7 +59,7 @@ class WorkerChoice:
 
 
 def _in_service(workers: Sequence[EngineClient], selection: Selection) -> list[EngineClient]:
-    """Those that have a request's processors in service; raises ProcessorUnavailableError when none has."""
+    """Returns the workers with a request's processors in service; raises ProcessorUnavailableError if none has them."""
     found, refusal = [], None
     for each in workers:
         try:

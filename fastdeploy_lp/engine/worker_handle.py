@@ -1,4 +1,4 @@
-"""Starts the worker process, talks to it and notices its end."""
+"""Starts the worker process, exchanges messages with it, and detects its end."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ HANDSHAKE_MILLISECONDS = 2000
 
 
 class WorkerHandle:
-    """One worker process and the socket to it.
+    """One worker process and its socket.
 
-    The socket speaks CURVE, and its public key reaches the worker through a private pipe only: nobody else on this
-    machine can read or inject requests, whether it is a unix socket or a loopback port. The process runs `module`.
+    The socket uses CURVE, and its public key reaches the worker through a private pipe only: no other process on this
+    machine can read or inject requests, on a unix socket or a loopback port. The process runs `module`.
     """
 
     def __init__(self, fd_config: FDConfig, module: str = "fastdeploy_lp.worker") -> None:
@@ -51,9 +51,9 @@ class WorkerHandle:
         self._folder: SocketFolder | None = None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        # What is under way is bounded where requests are admitted.
+        # No limit: admission of requests bounds the messages in flight.
         self._socket.sndhwm = 0
-        # Another user's connection that says nothing is an open file of this process meanwhile.
+        # A silent connection of another user occupies an open file of this process until it times out.
         self._socket.handshake_ivl = HANDSHAKE_MILLISECONDS
         self._listener: LoopbackListener | None = None
         self._handshakes = HandshakeWatch(self._socket, self._on_worker_connected)
@@ -63,7 +63,7 @@ class WorkerHandle:
         self._stirred = asyncio.Event()
 
     async def start(self, pickled_processors: dict[str, bytes], quarantine: Quarantine | None = None) -> WorkerReady:
-        """Start the process and wait until it is ready; raises EngineStartError, having cleaned up."""
+        """Starts the process and waits until it is ready; cleans up and raises EngineStartError on failure."""
         shared_memory.remove_of_the_dead()
         try:
             public_key, self._socket.curve_secretkey = zmq.curve_keypair()
@@ -77,12 +77,12 @@ class WorkerHandle:
             await self._spawn(WorkerStart(self._fd_config, endpoint, public_key, pickled_processors, calls, left))
             message = await self.receive()
             if isinstance(message, WorkerReady):
-                # Two processes that are killed at once from now on leave nothing, and nobody else can connect.
+                # If both processes are killed after this, no folder remains. No other process can connect.
                 self._remove_folder()
                 return message
             raise EngineStartError(self._why(message))
         except BaseException:
-            self.kill()  # while it loads the model it would not read a request to stop
+            self.kill()  # it reads no shutdown message while it loads the model
             await self.stop()
             raise
 
@@ -93,18 +93,18 @@ class WorkerHandle:
 
     @property
     def exit_status(self) -> int | None:
-        """None while the worker runs."""
+        """The exit status; None while the worker runs."""
         return self._process.returncode if self._process else None
 
     def send(self, message: ToWorker) -> None:
-        """Send one message. A worker that is gone does not get it: `receive` tells of that."""
+        """Sends one message; a worker that is gone does not receive it, and `receive` reports its end."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(message), zmq.NOBLOCK)
-        # Sending may have eaten the signal that something came in.
+        # Sending may have consumed the signal of an incoming message.
         self._stirred.set()
 
     async def receive(self) -> FromWorker | None:
-        """The next message; None once the worker has ended and its last words are read."""
+        """Returns the next message; None once the worker has ended and its last messages are read."""
         while self._ended is not None:
             if self._socket.poll(0):
                 message: FromWorker = self._inbox.decode(self._socket.recv())
@@ -117,7 +117,7 @@ class WorkerHandle:
         return None
 
     async def _comes_in(self, seconds: float) -> bool:
-        """Wait for a message; False when there is none for so long, whatever is sent meanwhile."""
+        """Waits for a message; returns False after `seconds` without one, even if messages are sent meanwhile."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not self._socket.poll(0):
@@ -131,7 +131,7 @@ class WorkerHandle:
 
     @property
     def how_it_ended(self) -> str:
-        """What is known of the end of the process."""
+        """Description of the process's end."""
         status = self.exit_status
         if status == RANK_LOST:
             return "a rank of the worker's tensor-parallel group ended, and the others with it; the log names it"
@@ -142,16 +142,16 @@ class WorkerHandle:
         return f"the worker process was ended by {name} (status {status}{memory})"
 
     def culprits(self, names: Sequence[str]) -> tuple[Culprit, ...]:
-        """The processors, of those declared under these names, that were running when the process ended by itself."""
+        """Returns the declared processors that were running when the process ended by itself."""
         return () if self.exit_status == RANK_LOST else self._running_calls.culprits(names)
 
     def kill(self) -> None:
-        """End the process by force; `receive` tells of it."""
+        """Kills the process; `receive` reports its end."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """End the worker, by force if it does not follow, and remove what it left."""
+        """Ends the worker, by force after `SHUTDOWN_SECONDS`, and removes what it left."""
         process = self._process
         if process is not None and process.returncode is None:
             self.send(Shutdown())
@@ -208,8 +208,8 @@ class WorkerHandle:
             self._module,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=() if start.running_calls_fd is None else (start.running_calls_fd,),
-            # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish. No session
-            # of its own: Linux divides processors among sessions first, and priorities count within one only.
+            # A terminal's Ctrl-C must not reach the worker before the API process has let requests finish. No separate
+            # session: Linux divides CPU time among sessions first, and priorities count only within a session.
             preexec_fn=os.setpgrp,
             env=_environment(self._fd_config.parallel_config),
         )
@@ -220,7 +220,7 @@ class WorkerHandle:
             raise EngineStartError("the worker process has no standard input")
         frame = encode(start)
         pipe.write(len(frame).to_bytes(8, "big") + frame)
-        with contextlib.suppress(ConnectionError):  # it ended at once; `receive` tells why
+        with contextlib.suppress(ConnectionError):  # it ended at once; `receive` reports its end
             await pipe.drain()
 
     def _why(self, message: FromWorker | None) -> str:
@@ -230,7 +230,7 @@ class WorkerHandle:
 
 
 def _environment(parallel: ParallelConfig) -> dict[str, str]:
-    """Ours, without the keys of clients and operators: processors run there, and whatever their authors print."""
+    """Returns this process's environment without the keys of clients and operators: processors run in the worker."""
     own = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     platform = current_platform()
     wanted = platform.worker_environment() | platform.rank_environment(parallel.tensor_parallel_size)
@@ -240,5 +240,5 @@ def _environment(parallel: ParallelConfig) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """The worker must find what this process found, such as processors next to the script that was started."""
+    """Returns this process's import path, so that the worker finds, for example, processors next to the main script."""
     return os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))

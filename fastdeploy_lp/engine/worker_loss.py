@@ -1,4 +1,4 @@
-"""The end of a worker: its cause, the processors that it points to, and the requests that do not run again."""
+"""The loss of a worker: its cause, the suspected processors, and the requests that do not run again."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fastdeploy_lp.engine.errors import ProcessorUnavailableError, RequestFailed
 from fastdeploy_lp.engine.in_flight import Work
 from fastdeploy_lp.logits_processor.running_calls import CallKind, Culprit
 
-# A request that ran on two workers that ended is likely to be what ended them.
+# A request present at two worker crashes probably caused them.
 MAX_LOST_WORKERS = 2
 
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """The end of a worker: `how`, in words, and the processors that were running then."""
+    """The loss of a worker: `how` it ended, as text, and the processors that were running then."""
 
     how: str
     culprits: tuple[Culprit, ...] = ()
 
     @property
     def cause(self) -> str:
-        """One line for logs and clients."""
+        """The cause in one line, for logs and clients."""
         if not self.culprits:
             return self.how
         doing = {CallKind.CHAIN: "ran", CallKind.SHADOW: "ran in shadow", CallKind.BUILD: "was being built"}
@@ -36,10 +36,10 @@ class WorkerLoss:
 
 
 def ended_by(loss: WorkerLoss, works: Sequence[Work], ran: Sequence[Work]) -> list[tuple[Work, RequestFailedError]]:
-    """The requests that do not run again, each with its error; `ran`: the requests that may have had a slot.
+    """Returns the requests that do not run again, each with its error; `ran`: the requests that may have had a slot.
 
-    With culprits, these are the requests that use one of them, and all others are beyond suspicion. Without, every
-    request that may have had a slot may have ended the worker, and gets one more try.
+    With culprits, only the requests that use one of them fail. Without, each request that may have had a slot may have
+    ended the worker, and gets one more try.
     """
     if loss.culprits:
         return [(work, error) for work in works if (error := _blamed(loss, work, work in ran)) is not None]

@@ -1,4 +1,4 @@
-"""The keys of the environment, for servers and for their clients."""
+"""API keys from the environment, for servers and their clients."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fastdeploy_lp.config import ADMIN_API_KEY_VARIABLE, API_KEY_VARIABLE
 
 
 def keys_of_environment() -> list[str]:
-    """What a server takes: all of them, which are separated by commas."""
+    """Returns the keys that a server accepts: all in the variable, separated by commas."""
     return _keys_in(API_KEY_VARIABLE)
 
 
 def admin_keys_of_environment() -> list[str]:
-    """The operators' keys that a server takes, which are separated by commas."""
+    """Returns the operators' keys that a server accepts, separated by commas in the variable."""
     return _keys_in(ADMIN_API_KEY_VARIABLE)
 
 
 def key_of_environment() -> str | None:
-    """What a client sends: the first of them; None where there is none."""
+    """Returns the key that a client sends: the first one, or None if the variable has none."""
     return next((key.strip() for key in keys_of_environment()), None)
 
 

@@ -1,4 +1,4 @@
-"""The engine inside an asyncio program, such as a web application of one's own."""
+"""The engine inside an asyncio program, such as a web application."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 
 class AsyncLLM:
-    """A model in a worker process of its own, for concurrent requests on one event loop.
+    """A model in a separate worker process, for concurrent requests on one event loop.
 
-    Takes the same arguments as `LLM`. The first request starts the worker, unless `start` did; call `shutdown` at the
-    end, or use it with `async with`.
+    Takes the same arguments as `LLM`. The first request starts the worker, unless `start` did. Call `shutdown` at the
+    end, or use `async with`.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLoggerFactory] = ()) -> AsyncLLM:
-        """From the options that the command line takes; `logits_processors` may hold classes as well."""
+        """Creates one from the command line's options; `logits_processors` may also hold classes."""
         options = vars(engine_args).copy()
         processors = options.pop("logits_processors")
         return cls(options.pop("model"), logits_processors=processors, stat_loggers=stat_loggers, **options)
 
     async def start(self) -> None:
-        """Start the worker and wait until the model is loaded; raises EngineStartError."""
+        """Starts the worker and waits until the model is loaded; raises EngineStartError."""
         async with self._starting:
             if self._engine is None:
                 setup = self._setup
@@ -66,7 +66,7 @@ class AsyncLLM:
                 try:
                     await engine.start()
                 except BaseException:
-                    # Of several workers some may be there.
+                    # Some of several workers may have started.
                     await engine.shutdown()
                     raise
                 self._engine = engine
@@ -77,14 +77,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The answer to a prompt as it grows; `sampling_params.output_kind` says what each output holds.
+        """Yields the answer to a prompt as it grows; `sampling_params.output_kind` selects the content of each output.
 
         prompt: a text, token ids, `{"prompt": …}`, `{"prompt_token_ids": …}`, or the messages of a chat.
-        request_id: a name for `abort`, None for one of its own.
+        request_id: a name for `abort`; None generates one.
 
-        Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for a request that
-        cannot be served, QueueFullError when `max_waiting_requests` wait already, RequestFailedError for one that could
-        not go on, EngineDeadError without a worker, and what `start` raises where this is the first request.
+        Leaving the iteration early aborts the request. Raises InvalidRequestError (a ValueError) for an invalid
+        request, QueueFullError when `max_waiting_requests` already wait, RequestFailedError for a request that fails
+        while running, EngineDeadError without a worker, and, on the first request, the exceptions of `start`.
         """
         inputs = (await self._started()).inputs
         chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
@@ -100,7 +100,7 @@ class AsyncLLM:
         request_id: str | None = None,
         **chat_options: Unpack[ChatKeywords],
     ) -> AsyncIterator[RequestOutput]:
-        """The answer to a conversation as `generate` gives it; `chat_options` are those of `LLM.chat`."""
+        """Yields the answer to a conversation, as `generate` does; takes the options of `LLM.chat`."""
         prompt = (await self._started()).inputs.chat_prompt(messages, ChatOptions(**chat_options))
         async with aclosing(self._answer(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
@@ -112,7 +112,7 @@ class AsyncLLM:
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
     ) -> EmbeddingRequestOutput:
-        """The embedding of a text or token-id prompt; a task that is cancelled aborts it. Raises as `generate` does."""
+        """Returns the embedding of a text or token-id prompt; cancellation aborts it. Raises as `generate` does."""
         tokens = (await self._started()).inputs.pooling_prompt(prompt)
         params = pooling_params or PoolingParams()
         require_one_vector(params)
@@ -124,9 +124,9 @@ class AsyncLLM:
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
     ) -> PoolingRequestOutput[Any]:
-        """What a prompt's hidden states come to, or the IO processor's answer to `{"data": …}`; see `LLM.encode`.
+        """Returns a prompt's pooled hidden states, or the IO processor's answer to `{"data": …}`; see `LLM.encode`.
 
-        A task that is cancelled aborts it. Raises as `generate` does.
+        Cancellation aborts the request. Raises as `generate` does.
         """
         inputs = (await self._started()).inputs
         if isinstance(prompt, Mapping) and DATA in prompt:
@@ -136,9 +136,9 @@ class AsyncLLM:
         return await self._pool(tokens, pooling_params or PoolingParams(), request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its iteration finishes with the reason "abort", `embed` and `encode` raise RequestFailedError.
+        """Ends a request: its iteration finishes with reason "abort"; `embed` and `encode` raise RequestFailedError.
 
-        One that is not running is left alone.
+        Does nothing for a request that is not running.
         """
         running = self._running.get(request_id)
         if running is not None:
@@ -146,15 +146,15 @@ class AsyncLLM:
 
     @property
     def logits_processors(self) -> list[ProcessorInfo]:
-        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        """The declared logits processors in execution order, with their parameters, state and counters."""
         return self._require_engine().processors.describe()
 
     async def reset_logits_processor(self, name: str) -> None:
-        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
         await self._require_engine().reset_processor(name)
 
     async def shutdown(self) -> None:
-        """End the worker, once it has started if that is under way; calling it again does nothing."""
+        """Ends the worker, after waiting for a start in progress; further calls do nothing."""
         async with self._starting:
             self._shut_down = True
             if self._engine is not None:
@@ -207,7 +207,7 @@ class AsyncLLM:
 
     @contextmanager
     def _named(self, request_id: str | None) -> Iterator[RunningRequest]:
-        """A request under its name for as long as it runs; raises InvalidRequestError for one that runs already."""
+        """Registers a request under its name while it runs; raises InvalidRequestError for a name already in use."""
         if request_id in self._running:
             raise InvalidRequestError("request_id", f"{request_id!r} is running already")
         running = RunningRequest(request_id)
@@ -218,9 +218,9 @@ class AsyncLLM:
             del self._running[running.name]
 
     async def _started(self) -> Engine:
-        """The engine, which the first caller starts and those beside it wait for; raises what `start` raises.
+        """Returns the engine; the first caller starts it, concurrent callers wait. Raises the exceptions of `start`.
 
-        A request that is cancelled meanwhile leaves the start to the others, and to `shutdown`.
+        A request cancelled while waiting does not cancel the start, which other requests and `shutdown` may await.
         """
         if self._engine is None:
             if self._shut_down:
@@ -238,13 +238,13 @@ class AsyncLLM:
 
 
 def _read_outcome(start: asyncio.Task[None]) -> None:
-    """A failure that no request waits for any more is no warning of asyncio's."""
+    """Reads the start's exception, so that asyncio logs no warning when no request awaits it any more."""
     if not start.cancelled():
         start.exception()
 
 
 class RunningRequest:
-    """A request from its admission on: `name` is the caller's for it, `unique_id` the engine's."""
+    """A registered request; the caller knows it as `name`, the engine as `unique_id`."""
 
     def __init__(self, request_id: str | None) -> None:
         self.unique_id = f"{request_id or 'async'}-{uuid.uuid4().hex}"
@@ -253,13 +253,13 @@ class RunningRequest:
         self._aborted = False
 
     def begin(self, work: Generation | Pooling | PoolingsOfOneRequest) -> None:
-        """It has been admitted."""
+        """Stores the admitted work; aborts it at once if `abort` was called before."""
         self._work = work
         if self._aborted:
             work.abort()
 
     def abort(self) -> None:
-        """End it, as soon as it is admitted if it is not yet."""
+        """Ends the request, or, before its admission, as soon as it is admitted."""
         self._aborted = True
         if self._work is not None:
             self._work.abort()

@@ -1,4 +1,4 @@
-"""Many requests, so many at a time."""
+"""Runs an action on many items with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 async def for_each(items: Iterator[Item], action: Callable[[Item], Awaitable[None]], concurrency: int) -> None:
-    """Run `action` on every item, taken in order; the first failure, or being cancelled, ends those under way."""
+    """Runs `action` on every item, taken in order; the first failure, or cancellation, cancels the running ones."""
 
     async def work() -> None:
         for item in items:

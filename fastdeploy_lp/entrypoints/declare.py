@@ -1,4 +1,4 @@
-"""From a program's arguments to a settled configuration and declared processors, for `LLM` and `AsyncLLM` alike."""
+"""Converts a program's arguments into a configuration and declared processors, for `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeclaredEngine:
-    """What an engine is built from; `stat_loggers` has those of each worker."""
+    """The parts that an engine is built from; `stat_loggers` has one list per worker."""
 
     fd_config: FDConfig
     declared: list[DeclaredProcessor]
@@ -38,7 +38,7 @@ def declare(
     options: dict[str, Any],
     stat_loggers: Sequence[StatLoggerFactory] = (),
 ) -> DeclaredEngine:
-    """Check everything that can be checked before a model is loaded; raises ValueError naming the option."""
+    """Runs all checks that do not require a loaded model; raises ValueError naming the option."""
     try:
         args = EngineArgs(model=model, logits_processors=logits_processors, **options)  # type: ignore[arg-type]
     except TypeError as error:
@@ -50,9 +50,9 @@ def declare(
 def declare_engine(
     args: EngineArgs, *, progress: bool = True, stat_loggers: Sequence[StatLoggerFactory] = ()
 ) -> DeclaredEngine:
-    """The same from `EngineArgs`; processors first, since finding the model may take a conversion.
+    """Does the same for `EngineArgs`; processors first, since resolving the model may require a conversion.
 
-    Plugins are loaded before anything is settled. Raises PluginError, a ValueError, for one that ends the start.
+    Loads plugins before resolving any setting. Raises PluginError, a ValueError, for a plugin that prevents the start.
     """
     if args.vllm_compat:
         vllm_compat.install()
@@ -60,7 +60,7 @@ def declare_engine(
         fastdeploy_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
-    current_platform()  # a plugin that ends the start does so now, not after a conversion
+    current_platform()  # a plugin that prevents the start raises here, not after a conversion
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors(
         args.processor_specs, objects, mandatory=args.mandatory, vllm_entry_points=args.vllm_compat
@@ -93,7 +93,7 @@ def _require_shadows(args: EngineArgs, declared: Sequence[DeclaredProcessor]) ->
 
 
 def _warn_of_idle(declared: Sequence[DeclaredProcessor]) -> None:
-    """A mandatory processor that waits for arguments may be no more than a mistake."""
+    """Warns of mandatory processors that change only requests with arguments, which may be a mistake."""
     for processor in declared:
         if processor.mandatory and getattr(processor.found, "only_with_args", False):
             logger.warning(

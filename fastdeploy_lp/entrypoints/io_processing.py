@@ -1,4 +1,4 @@
-"""Requests whose data an IO processor turns into prompts, and whose vectors it turns into an answer."""
+"""Requests for an IO processor, which converts their data into prompts and the pooled vectors into an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = Callable[[], Awaitable[PoolingRequestOutput]]
 
 
 class IOProcessing:
-    """Calls one IO processor; what it raises ends the request that it raised it for, with its name."""
+    """Calls one IO processor; an exception from it ends only the request concerned, with an error that names it."""
 
     def __init__(self, inputs: InputProcessor, named: NamedIOProcessor) -> None:
         self._inputs = inputs
@@ -38,10 +38,10 @@ class IOProcessing:
         self._processor = named.processor
 
     async def requests(self, data: Any, params: PoolingParams | None, request_id: str) -> list[PoolingRequest]:
-        """What the engine is to pool for `data`, at least one prompt.
+        """Returns the engine's pooling requests for `data`, at least one.
 
         Raises InvalidRequestError for data or parameters that the processor refuses and for text that does not fit,
-        and IOProcessorError for whatever else goes wrong in the processor.
+        and IOProcessorError for any other failure of the processor.
         """
         parsed = await self._parsed(data)
         settled = await self._params(params)
@@ -49,14 +49,14 @@ class IOProcessing:
             prompts = await self._processor.pre_process_async(parsed, request_id)
         except (Exception, SystemExit) as error:
             raise self._failed("pre_process", error) from error
-        # They may be long texts.
+        # In a thread, since prompts may be long texts.
         found = await in_thread(self._prompts, prompts)
         return [PoolingRequest(f"{request_id}-{index}", prompt, settled) for index, prompt in enumerate(found)]
 
     async def answer(self, results: Sequence[Result], request_id: str) -> Any:
-        """The processor's answer to what its prompts come to, each of which a call of one of `results` waits for.
+        """Returns the processor's answer to the outputs of its prompts; each call of one of `results` waits for one.
 
-        Raises IOProcessorError for the processor's failure, and what `results` raise for the engine's.
+        Raises IOProcessorError for a failure of the processor, and the exception of `results` for one of the engine.
         """
         failures: list[Exception] = []
 
@@ -78,7 +78,7 @@ class IOProcessing:
             raise self._failed("post_process", error) from error
 
     async def response(self, output: Any, envelope: Mapping[str, Any]) -> bytes:
-        """The processor's answer as JSON under `data`, beside what `envelope` holds; raises IOProcessorError."""
+        """Returns the fields of `envelope` and, as `data`, the processor's answer in JSON; raises IOProcessorError."""
 
         def encoded() -> bytes:
             found = self._processor.output_to_response(output)
@@ -128,7 +128,7 @@ class IOProcessing:
         try:
             return read_prompt(self._inputs, prompt, path, pooled=True)
         except InvalidRequestError as error:
-            # A text is the client's, and so is the length of anything; a wrong form is not.
+            # The client causes errors in a text and any excess length; the processor causes a wrong form.
             if isinstance(prompt, str) or error.code == TOO_LONG:
                 raise InvalidRequestError(DATA, f"made into {error}", error.code) from error
             raise self._failed("pre_process", error) from error
@@ -142,7 +142,7 @@ class IOProcessing:
 def data_processing(
     inputs: InputProcessor, io_processor: NamedIOProcessor | None, given: Mapping[str, Any]
 ) -> IOProcessing:
-    """For a program's `{"data": …}`; raises InvalidRequestError for other keys, or without an IO processor."""
+    """Returns an `IOProcessing`; raises InvalidRequestError for keys besides `data`, or without an IO processor."""
     unknown = sorted(map(str, given.keys() - {DATA}))
     if unknown:
         raise InvalidRequestError(unknown[0], f"is not allowed together with {DATA}")
@@ -152,7 +152,7 @@ def data_processing(
 
 
 def require_one_vector(params: PoolingParams) -> None:
-    """Raise InvalidRequestError for a task that gives a vector a token, which is no embedding."""
+    """Raises InvalidRequestError for a task that returns one vector per token, since an embedding is one vector."""
     if params.task != EMBED:
         raise InvalidRequestError("task", f"an embedding is one vector, {params.task} gives many; use encode")
 

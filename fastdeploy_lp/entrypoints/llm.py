@@ -1,4 +1,4 @@
-"""Offline inference: the same worker and the same engine client as the server, behind plain calls."""
+"""Offline inference through synchronous calls, with the server's worker and engine client."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ Progress: TypeAlias = bool | Callable[..., Any]
 
 
 class LLM:
-    """A model in a worker process of its own, for batches of prompts.
+    """A model in a separate worker process, for batches of prompts.
 
     model: directory, GGUF file or known name.
-    logits_processors: builtin names, `module.path:ClassName`, or classes themselves.
-    stat_loggers: classes derived from `StatLoggerBase`, or functions that make one of (fd_config, engine_index).
+    logits_processors: builtin names, `module.path:ClassName`, or classes.
+    stat_loggers: subclasses of `StatLoggerBase`, or functions that return an instance for (fd_config, engine_index).
     Every other keyword is a field of `EngineArgs`.
 
-    Raises ValueError for options that cannot be used and EngineStartError when the worker does not come up. Use it as a
-    context manager or call `shutdown`; at the interpreter's exit it ends by itself.
+    Raises ValueError for invalid options and EngineStartError when the worker does not start. Use it as a context
+    manager or call `shutdown`; the interpreter's exit also shuts it down.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class LLM:
         raise_on_error: bool = True,
         **chat_options: Unpack[ChatKeywords],
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Answer one conversation (a list of messages) or many (a list of such lists), as `generate` does.
+        """Answers one conversation (a list of messages) or many (a list of such lists), as `generate` does.
 
         tools: function tools in OpenAI's shape, for templates that show them to the model.
-        chat_template: a jinja template to use instead of the model's own; chat_template_kwargs: variables for it.
-        add_generation_prompt: end the prompt with the beginning of an answer, as it does by default.
-        continue_final_message: let the model go on with the last message instead.
+        chat_template: a jinja template to use instead of the model's; chat_template_kwargs: variables for it.
+        add_generation_prompt: end the prompt with the beginning of an answer (the default).
+        continue_final_message: let the model continue the last message instead.
         """
         conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = ChatOptions(**chat_options)
@@ -157,18 +157,18 @@ class LLM:
         use_tqdm: Progress = True,
         raise_on_error: bool = True,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Continue one prompt or many, each a text, token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`.
+        """Continues one prompt or many, each a text, token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`.
 
-        sampling_params: one for all prompts, or a list with one a prompt.
-        stream: False gives the answers in the order of the prompts. True gives an iterator over outputs that grow, as
-            they come: `prompt_index` says whose they are, `SamplingParams.output_kind` what they hold. Requests begin
-            with the first step of the iterator; closing it aborts what still runs.
-        use_tqdm: a progress bar on stderr, or a callable that is called as `tqdm` is and makes one; not with `stream`.
-        raise_on_error: what happens when a request cannot go on. True ends all requests of the call with its exception
-            (RequestFailedError, ProcessorUnavailableError, EngineDeadError); False gives it an output with
-            `error_msg` and `error_code`, and the others their answers.
+        sampling_params: one for all prompts, or a list with one per prompt.
+        stream: False returns the answers in the order of the prompts. True returns an iterator over growing outputs, in
+            order of arrival: `prompt_index` identifies the prompt, `SamplingParams.output_kind` selects the content.
+            Requests begin at the iterator's first step; closing it aborts the running ones.
+        use_tqdm: True for a progress bar on stderr, or a callable with the arguments of `tqdm`; unused with `stream`.
+        raise_on_error: handling of a request that fails. True ends all requests of the call with its exception
+            (RequestFailedError, ProcessorUnavailableError, EngineDeadError). False returns an output with `error_msg`
+            and `error_code` for it, and completes the others.
 
-        Raises InvalidRequestError (a ValueError) that names the field before anything runs, and RuntimeError after
+        Raises InvalidRequestError (a ValueError) that names the field, before any request runs, and RuntimeError after
         `shutdown`.
         """
         found = [read_prompt(self._engine.inputs, prompt, path) for path, prompt in listed(prompts)]
@@ -181,10 +181,10 @@ class LLM:
         *,
         use_tqdm: Progress = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The embeddings of one prompt or many, given as text or as token ids, in order.
+        """Returns the embeddings of one prompt or many, each text or token ids, in order.
 
-        Raises ValueError, before anything is computed, for a prompt or parameters that cannot be used, such as the task
-        "token_embed", which `encode` serves.
+        Raises ValueError, before any computation, for an invalid prompt or parameters, such as the task "token_embed",
+        which `encode` serves.
         """
         single, inputs = _is_single(prompts), self._engine.inputs
         many: Sequence[Any] = [prompts] if single else prompts
@@ -202,13 +202,13 @@ class LLM:
         *,
         use_tqdm: Progress = True,
     ) -> list[PoolingRequestOutput[Any]]:
-        """What the hidden states of prompts come to, in order: a vector, or one a token (`PoolingParams.task`).
+        """Returns the pooled hidden states of prompts, in order: one vector, or one per token (`PoolingParams.task`).
 
         prompts: one or many, in the forms that `generate` takes; or `{"data": …}` for the IO processor that the option
-            `io_processor_plugin` names, whose answer is then the only output's `outputs`.
+            `io_processor_plugin` names, whose answer is then `outputs` of the only output.
 
-        Raises ValueError, before anything is computed, for what cannot be used, and IOProcessorError when the IO
-        processor fails.
+        Raises ValueError, before any computation, for invalid arguments, and IOProcessorError when the IO processor
+        fails.
         """
         if isinstance(prompts, Mapping) and DATA in prompts:
             if isinstance(pooling_params, Sequence):
@@ -220,7 +220,7 @@ class LLM:
         return self._pool(self._pooling_requests(found, pooling_params), use_tqdm, "encoding")
 
     def shutdown(self) -> None:
-        """End the worker process; calling it again does nothing."""
+        """Ends the worker process; further calls do nothing."""
         self._finalizer()
 
     def __enter__(self) -> LLM:
@@ -231,11 +231,11 @@ class LLM:
 
     @property
     def logits_processors(self) -> list[ProcessorInfo]:
-        """The declared logits processors in the order of execution, with their parameters, state and counters."""
+        """The declared logits processors in execution order, with their parameters, state and counters."""
         return self._engine.processors.describe()
 
     def reset_logits_processor(self, name: str) -> None:
-        """Put a quarantined logits processor back into service; raises KeyError for a name that is not declared."""
+        """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
         self._loop.run(self._engine.reset_processor(name))
 
     @property
@@ -252,7 +252,7 @@ class LLM:
         raise_on_error: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
-        # All are settled before the first one is sent, so that a bad one does not leave the others running.
+        # Settles all requests before sending the first, so that an invalid one does not leave others running.
         settled = self._loop.run(self._settle_all(prompts, params))
         requests = [
             EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, each)
@@ -318,10 +318,10 @@ class LLM:
     async def _answer(
         self, request: EngineRequest, index: int, raise_on_error: bool, *, stream: bool
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request; the whole answer alone unless `stream`."""
+        """Yields the outputs of one request; only the complete answer unless `stream`."""
         kind = request.settled.params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         try:
-            # There may be more prompts than may wait: those that have no turn yet wait here.
+            # Prompts beyond the engine's limit of waiting requests wait here for a turn.
             async with self._turns:
                 wakes = kind is not RequestOutputKind.FINAL_ONLY
                 (generation,) = await self._engine.generate([request], stream=wakes, bounded=False)
@@ -340,8 +340,8 @@ async def _create(make: Callable[..., Result], *arguments: Any, **keywords: Any)
 
 
 def _shutdown(loop: LoopThread, engine: Engine) -> None:
-    if loop.is_current:  # the garbage collector may run in any thread, and this one must not wait for itself
-        # A thread that a daemon starts would be one, too, and the interpreter's exit waits for no daemon.
+    if loop.is_current:  # the garbage collector may run in any thread, and the loop's thread must not wait for itself
+        # Threads of a daemon thread are daemons by default, and the interpreter's exit does not wait for daemons.
         threading.Thread(target=_shutdown, args=(loop, engine), daemon=False).start()
         return
     loop.run(engine.shutdown())
@@ -368,7 +368,7 @@ def _progress(use_tqdm: Progress, total: int, what: str) -> Any:
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All of it at the same time; what still runs when one fails is cancelled."""
+    """Runs all coroutines concurrently and returns their results; a failure cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -379,7 +379,7 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Resu
 
 
 def _is_single(prompts: str | Sequence[Any]) -> bool:
-    """Whether this is one text or one list of token ids."""
+    """True if this is one text or one list of token ids."""
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 

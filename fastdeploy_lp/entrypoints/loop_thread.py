@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in a separate thread, for synchronous callers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines for a caller who waits; the thread is a daemon and so never holds up the interpreter's exit."""
+    """Runs coroutines for blocking callers; the thread is a daemon, so it never delays the interpreter's exit."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # What is handed over before the end is cancelled by it; what comes later would wait for ever.
-        # The garbage collector may close a generator in the middle of it.
+        # `close` cancels calls handed over before it; a later call would wait forever, so the lock orders the two.
+        # Reentrant, because the garbage collector may close a generator while the lock is held.
         self._handing_over = threading.RLock()
         self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="fastdeploy_lp-engine", daemon=True)
@@ -24,19 +24,19 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the loop's own thread, which must not wait for itself."""
+        """True in the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for it; an interrupt of the caller cancels it and lets it clean up.
+        """Runs a coroutine in the loop and waits for it; interrupting the caller cancels it and waits for its cleanup.
 
-        Raises RuntimeError once it is closed.
+        Raises RuntimeError after `close`.
         """
         ended = threading.Event()
         tasks: list[asyncio.Task[Result]] = []
 
         def note_end(task: asyncio.Task[Result]) -> None:
-            # Asked for, so that asyncio does not complain when an interrupted caller never does.
+            # Reads the exception, so that asyncio does not warn when an interrupted caller never reads it.
             if not task.cancelled():
                 task.exception()
             ended.set()
@@ -48,7 +48,7 @@ class LoopThread:
         def stop() -> None:
             if tasks:
                 tasks[0].cancel()
-            else:  # the interrupt came before `begin` was on its way
+            else:  # the interrupt arrived before `begin` was handed over
                 work.close()
                 ended.set()
 
@@ -67,9 +67,9 @@ class LoopThread:
         return tasks[0].result()
 
     def iterate(self, items: AsyncGenerator[Result, None]) -> Iterator[Result]:
-        """What the generator yields, each item computed there; closing the iterator closes the generator.
+        """Yields the generator's items, each computed in the loop; closing the iterator closes the generator.
 
-        Nothing begins before the first item is asked for.
+        Computation starts when the caller requests the first item.
         """
         try:
             while found := self.run(_next(items)):
@@ -78,7 +78,7 @@ class LoopThread:
             self._close_generator(items)
 
     def close(self) -> None:
-        """Stop the loop, whatever still runs there cancelled, and join its thread."""
+        """Cancels the running tasks, stops the loop and joins its thread."""
         with self._handing_over:
             self._closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -87,7 +87,7 @@ class LoopThread:
         self._loop.close()
 
     def _hand_over(self, call: Callable[[], None]) -> bool:
-        """Have the loop call this; False once it is closed."""
+        """Schedules a call in the loop; returns False after `close`."""
         with self._handing_over:
             if not self._closed:
                 self._loop.call_soon_threadsafe(call)
@@ -103,7 +103,7 @@ class LoopThread:
 
 
 async def _next(items: AsyncGenerator[Result, None]) -> tuple[Result, ...]:
-    """The next item alone in a tuple; an empty one at the end."""
+    """Returns the next item in a tuple, or an empty tuple at the end."""
     async for item in items:
         return (item,)
     return ()

@@ -1,4 +1,4 @@
-"""Command-line options from dataclass fields, so that CLI, YAML and keyword arguments can not drift apart."""
+"""Command-line options from dataclass fields, so that CLI, YAML and keyword arguments cannot diverge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ Options = TypeVar("Options")
 
 
 class OptionsParser(argparse.ArgumentParser):
-    """Parses the fields of dataclasses as `--field-name` options, with `--config FILE.yaml` underneath them.
+    """A parser for the fields of dataclasses as `--field-name` options, with defaults from `--config FILE.yaml`.
 
-    A field's metadata has its "help", and may have "choices", "secret" (no error shows its value), the "group" of the
-    help page that it stands in (else the first line of the dataclass's docstring) and "short" names beside the long
-    one. A "positional" field has no name on the command line.
-    What the command line says wins over the file; a key of the file that is no option is an error. `--field_name` is
-    `--field-name`, in the file as on the command line. `first` names the option whose value may come first without it.
+    A field's metadata has its "help", and may have "choices", "secret" (errors do not show its value), its "group" on
+    the help page (else the first line of the dataclass's docstring) and "short" names in addition to the long one. A
+    "positional" field has no name on the command line.
+    The command line overrides the file; an unknown key in the file is an error. `--field_name` is equivalent to
+    `--field-name`, in the file and on the command line. `first` names the option whose name may be omitted if its value
+    is the first argument.
     """
 
     def __init__(self, *groups: type[Any], first: str | None = None, **kwargs: Any) -> None:
@@ -47,14 +48,14 @@ class OptionsParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse's; every other way to parse leads here."""
+        """Parses as argparse does; all other parse methods call this one."""
         given = _with_hyphens(sys.argv[1:] if args is None else args)
         if self._first is not None and given and not given[0].startswith("-"):
             given = self._with_its_name(_flag(self._first), given)
         return super().parse_known_args(given, namespace)
 
     def parse_options(self, argv: Sequence[str] | None = None) -> list[Any]:
-        """One object of each dataclass; ends the process with status 2 and one line for anything wrong."""
+        """Returns one object of each dataclass; on an error, exits with status 2 and a one-line message."""
         given = {name: value for name, value in vars(self.parse_args(argv)).items() if value is not None}
         try:
             return self._build(self._read_config(given.pop("config", None)) | given)
@@ -62,7 +63,7 @@ class OptionsParser(argparse.ArgumentParser):
             self.error(str(error))
 
     def read_mapping(self, source: str, content: Any) -> list[Any]:
-        """The same from a mapping of options to values; raises ValueError that names the source and the option."""
+        """Does the same for a mapping of options to values; raises ValueError naming the source and the option."""
         return self._build(self._checked_mapping(source, content))
 
     def _build(self, values: dict[str, Any]) -> list[Any]:
@@ -114,14 +115,14 @@ class OptionsParser(argparse.ArgumentParser):
 
 
 def _place_of(error: yaml.YAMLError) -> str:
-    """Where it is wrong, but nothing of what stands there, which may be a key."""
+    """Returns the error with its position, but without the text there, which may be a key."""
     mark = getattr(error, "problem_mark", None)
     where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
     return f"no valid YAML{where}"
 
 
 def _first_line(group: type[Any]) -> str:
-    """What a dataclass says of itself, as a title."""
+    """Returns the first line of a dataclass's docstring, as a title."""
     return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".")
 
 
@@ -131,7 +132,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _with_hyphens(argv: Sequence[str]) -> list[str]:
-    """The arguments with `--like_this` spelled `--like-this`; values stay as they are, and so does all after `--`."""
+    """Returns the arguments with `--like_this` spelled `--like-this`; keeps values, and all arguments after `--`."""
     end = argv.index("--") if "--" in argv else len(argv)
     spelled = []
     for argument in argv[:end]:

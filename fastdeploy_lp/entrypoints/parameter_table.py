@@ -1,4 +1,4 @@
-"""What a logits processor takes, as a section of Markdown with a table."""
+"""The arguments of a logits processor as a Markdown section with a table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TEXT_LENGTH = ("minLength", "maxLength", "characters")
 
 
 def parameter_section(info: ProcessorInfo) -> str:
-    """A heading, what the processor says of itself, and a table with a row for each argument.
+    """Returns a heading, the processor's description, and a table with a row for each argument.
 
-    Without a JSON Schema of its arguments a sentence stands in place of the table.
+    Without a JSON Schema of the arguments, a sentence replaces the table.
     """
     parts = [f"## {info.name}", info.description or "It has no description."]
     schema = info.parameters
@@ -42,7 +42,7 @@ def _default(argument: Mapping[str, Any]) -> str:
 
 
 def _takes(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """A value's type and bounds in words; null is left out, since it is as good as nothing."""
+    """Returns a value's type and bounds in words; omits null, which is equivalent to no value."""
     kind = _resolved(kind, schema)
     if "const" in kind or "enum" in kind:
         values = kind.get("enum", [kind.get("const")])
@@ -67,7 +67,7 @@ def _type(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 
 def _several(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What a list holds."""
+    """Returns the type of a list's items, or an object's values, in the plural."""
     kind = _resolved(kind, schema)
     if kind.get("type") in _PLURALS and not kind.keys() & {"items", "prefixItems", "enum", "const"}:
         return ", ".join([_PLURALS[kind["type"]], *_bounds(kind)])
@@ -85,7 +85,7 @@ def _bounds(kind: Mapping[str, Any]) -> Iterator[str]:
     if low or high:
         yield " and ".join(filter(None, (low, high)))
     for least, most, what in (*_LENGTHS, _TEXT_LENGTH):
-        # The parts of a pair are told one by one.
+        # `_type` describes the parts of a pair one by one.
         if (least in kind or most in kind) and "prefixItems" not in kind:
             yield f"{_range(kind.get(least), kind.get(most))} {what}"
 
@@ -103,7 +103,7 @@ def _range(least: int | None, most: int | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Large numbers in full: a bound is to be read exactly."""
+    """Returns large numbers in full, since a bound must be exact."""
     return str(int(value)) if float(value).is_integer() else str(value)
 
 

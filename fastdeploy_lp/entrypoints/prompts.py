@@ -1,4 +1,4 @@
-"""The forms in which a program may hand over prompts, and their way to token ids."""
+"""The prompt forms that a program may pass, and their conversion to token ids."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TypeAlias, TypedDict
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 
-# A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, as upstream and vLLM write them.
+# A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, as in upstream and vLLM.
 PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class ChatKeywords(TypedDict, total=False):
-    """How a conversation becomes a prompt; `engine.chat_template.ChatOptions` tells what each means."""
+    """Options for rendering a conversation as a prompt; `engine.chat_template.ChatOptions` documents each."""
 
     tools: Sequence[Mapping[str, Any]] | None
     chat_template: str | None
@@ -28,7 +28,7 @@ FORMS = f'a text, a list of token ids, or a dict with "{TEXT}" or "{TOKEN_IDS}"'
 
 
 def listed(prompts: PromptInput | Sequence[PromptInput]) -> list[tuple[str, PromptInput]]:
-    """One prompt or many as a list, each with the path that errors call it."""
+    """Returns one prompt or many as a list, each with its path for error messages."""
     if isinstance(prompts, (str, Mapping)):
         return [(TEXT, prompts)]
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
@@ -39,10 +39,10 @@ def listed(prompts: PromptInput | Sequence[PromptInput]) -> list[tuple[str, Prom
 
 
 def read_prompt(inputs: InputProcessor, prompt: PromptInput, path: str = TEXT, *, pooled: bool = False) -> Prompt:
-    """The prompt's token ids; raises InvalidRequestError (a ValueError) that names `path`.
+    """Returns the prompt with its token ids; raises InvalidRequestError (a ValueError) that names `path`.
 
-    A dict may hold both: the token ids are what is continued, and the text is what the output shows. One that is
-    `pooled` may fill the context.
+    A dict may hold both: the model continues the token ids, and the output shows the text. A `pooled` prompt may fill
+    the context.
     """
     read = inputs.pooling_prompt if pooled else inputs.prompt
     if not isinstance(prompt, Mapping):

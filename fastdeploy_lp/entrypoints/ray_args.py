@@ -1,4 +1,4 @@
-"""The `args` of an application on Ray Serve; to read them, Ray is not needed."""
+"""The `args` of an application on Ray Serve; reading them does not require Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LISTENER = "Ray Serve's proxy listens, and its configuration says where"
 CLIENTS = "clients read from Ray Serve's proxy"
 LOG = "a replica logs as Ray Serve's logging_config says"
 RECORDS = "replicas of one machine would write to one file"
-# Options that a replica has no use for: accepted, they would be ignored.
+# Options without effect in a replica; refused, since they would otherwise be ignored silently.
 NOT_HERE = {
     **dict.fromkeys(("host", "port", "metrics_port", "root_path", "timeout_graceful_shutdown"), LISTENER),
     **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"), LISTENER),
@@ -26,7 +26,7 @@ NOT_HERE = {
 
 
 def read_args(args: Mapping[str, Any]) -> tuple[EngineArgs, ServerArgs, str]:
-    """Engine, server and router as `args` describe them; raises ValueError naming the option."""
+    """Returns the engine options, server options and router name in `args`; raises ValueError naming the option."""
     options = dict(args)
     router = options.pop("request-router", ROUTERS[0])
     if router not in ROUTERS:

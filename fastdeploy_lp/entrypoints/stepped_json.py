@@ -1,8 +1,8 @@
-"""JSON read in small steps, for a thread beside an event loop, and within bounds.
+"""A JSON parser in small steps and within bounds, for a thread beside an event loop.
 
-`json.loads` keeps the interpreter's lock until it has read the whole text: a megabyte of numbers holds up every other
-thread for tens of milliseconds. Here the interpreter may switch threads between any two values, and after a
-thousand plain ones of a list.
+`json.loads` holds the interpreter's lock until it has read the whole text: a megabyte of numbers blocks every other
+thread for tens of milliseconds. Here the interpreter may switch threads between any two values, and in lists after
+runs of up to 1,024 plain values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from fastdeploy_lp.entrypoints.strict_json import members_once
 
 Scan = Callable[[str, int], tuple[Any, int]]
-# Runs of plain numbers, as token ids come, and of short texts without escapes: these the library reads at once.
+# Runs of plain numbers, such as token ids, or of short texts without escapes; the library reads a run at once.
 SPACE = r"[ \t\n\r]*"
 NUMBER = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
 TEXT = r'"[^"\\\x00-\x1f]{0,64}"'
@@ -26,7 +26,7 @@ SPACES = re.compile(SPACE)
 
 
 class Bounds:
-    """Counts values, members of objects, lists and objects, and levels of nesting while a text is read."""
+    """Limits on values, object members, containers (lists and objects) and nesting depth, counted during parsing."""
 
     def __init__(self, values: int, members: int, containers: int, depth: int) -> None:
         self._values = values
@@ -35,20 +35,20 @@ class Bounds:
         self._depth = depth
 
     def entries(self, count: int) -> None:
-        """Entries of a list."""
+        """Counts entries of a list."""
         self._values -= count
         if self._values < 0:
             raise TooMuchError("values")
 
     def member(self) -> None:
-        """A member of an object."""
+        """Counts a member of an object."""
         self._members -= 1
         if self._members < 0:
             raise TooMuchError("members")
         self.entries(1)
 
     def enter(self) -> None:
-        """A list or an object begins."""
+        """Counts the start of a list or an object."""
         self._depth -= 1
         self._containers -= 1
         if self._depth < 0:
@@ -57,23 +57,23 @@ class Bounds:
             raise TooMuchError("containers")
 
     def leave(self) -> None:
-        """It ends."""
+        """Counts the end of a list or an object."""
         self._depth += 1
 
 
 class TooMuchError(Exception):
-    """A text exceeds one of the `Bounds`, whose name is the argument."""
+    """A text exceeds one of the `Bounds`; the argument is its name."""
 
 
 def load(text: str | bytes, bounds: Bounds) -> Any:
-    """The parsed text; raises TooMuchError, and what `strict_json.load` raises but without a duplicate key's path."""
+    """Returns the parsed text; raises TooMuchError, KeyTwiceError (without a path) and as `json.loads` does."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     return _Decoder(bounds).decode(text)
 
 
 class _Decoder(json.JSONDecoder):
-    """The library's decoder with its Python scanner, and with lists and objects that are counted."""
+    """The library's decoder with its Python scanner; also counts lists and objects."""
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__(object_pairs_hook=members_once)
@@ -109,7 +109,7 @@ class _Decoder(json.JSONDecoder):
         return values, end + 1
 
     def _entries(self, text: str, end: int, scan_once: Scan, values: list[Any]) -> int:
-        """Read one entry of a list, or a run of them, and return where it ends."""
+        """Reads one entry of a list, or a run of them, and returns the index of its end."""
         run = next(filter(None, (each.match(text, end) for each in RUNS)), None)
         if run is not None:
             found = json.loads(f"[{run[0]}]")

@@ -1,4 +1,4 @@
-"""JSON in which no object has a key twice."""
+"""A JSON parser that refuses duplicate keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class DuplicateKeyError(ValueError):
-    """An object has a key twice; `path` is the JSON path of the second one."""
+    """An object has a duplicate key; `path` is the JSON path of its second occurrence."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: this key is given twice")
@@ -16,7 +16,7 @@ class DuplicateKeyError(ValueError):
 
 
 def load(text: str | bytes) -> Any:
-    """The parsed text; raises DuplicateKeyError, or what `json.loads` raises."""
+    """Returns the parsed text; raises DuplicateKeyError, or the exceptions of `json.loads`."""
     try:
         return json.loads(text, object_pairs_hook=members_once)
     except KeyTwiceError:
@@ -24,20 +24,20 @@ def load(text: str | bytes) -> Any:
 
 
 def duplicate_key(text: str | bytes) -> DuplicateKeyError:
-    """The error for a text in which an object has a key twice: only now is it worth the time to find it."""
+    """Returns the error for a text with a duplicate key; parses the text again to find the key's path."""
     return DuplicateKeyError(_path(json.loads(text, object_pairs_hook=_Pairs)))
 
 
 class KeyTwiceError(Exception):
-    """Somewhere in the text."""
+    """An object in the text has a duplicate key, at an unknown path."""
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The members of an object as they were written."""
+    """The members of an object as written, duplicates included."""
 
 
 def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; raises KeyTwiceError."""
+    """Returns the members as a dict; raises KeyTwiceError for a duplicate key."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise KeyTwiceError
@@ -45,7 +45,7 @@ def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _path(content: Any) -> str:
-    """The way to the first key that its object has already."""
+    """Returns the path of the first duplicate key."""
     waiting: list[tuple[list[str], Any]] = [([], content)]
     while waiting:
         path, value = waiting.pop()

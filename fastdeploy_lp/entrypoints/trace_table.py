@@ -1,4 +1,4 @@
-"""Traces as a table for the terminal."""
+"""Traces rendered as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from fastdeploy_lp.trace import RAN, ShadowReport, TokenTrace, TracedToken, TraceStage
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
-# Shares of the probability from which a change is worth looking at, and from which it is a great one.
+# Shares of probability mass moved, from which a change counts as noticeable and as great.
 NOTICEABLE, GREAT = 0.01, 0.3
 
 
 @dataclass(frozen=True)
 class TraceTable:
-    """Writes traces; `color` with ANSI sequences. `width`: characters of a line, None for as many as it takes."""
+    """Renders traces. color: use ANSI sequences. width: maximum characters per line, None for no limit."""
 
     color: bool = False
     width: int | None = None
 
     def of(self, trace: Sequence[TokenTrace]) -> str:
-        """One block of lines a token, one line a stage."""
+        """Returns one block of lines per token, one line per stage."""
         return "\n".join("\n".join(self._token(place, each)) for place, each in enumerate(trace, start=1))
 
     def shadows(self, reports: Mapping[str, ShadowReport]) -> str:
-        """One line a processor in shadow."""
+        """Returns one line per processor in shadow."""
         return "\n".join(self._report(name, report) for name, report in reports.items())
 
     def _token(self, place: int, trace: TokenTrace) -> Iterator[str]:
@@ -52,14 +52,14 @@ class TraceTable:
             f"{self._painted(f'{moved:6.1%}', loud)}  {stage.entropy or 0.0:7.3f}  "
             f"{stage.sampled.probability:7.2%}  {stage.sampled.rank:4}"
         )
-        # Without what colours add.
+        # Width without the color sequences.
         taken = 2 + column + 2 + 6 + 2 + 7 + 2 + 7 + 2 + 4 + 2
         flipped = f"{self._painted('flipped', RED)} " if stage.flipped else ""
         room = None if self.width is None else self.width - taken - (8 if stage.flipped else 0)
         return f"  {self._painted(name, CYAN)}  {numbers}  {flipped}{self._top(token_id, stage.top, room)}"
 
     def _top(self, token_id: int, top: Sequence[TracedToken], room: int | None) -> str:
-        """As many of them as there is room for, but one at least."""
+        """Returns as many tokens as fit into `room` characters, but at least one."""
         parts: list[str] = []
         used = 0
         for token in top:
@@ -80,6 +80,6 @@ class TraceTable:
 
 
 def shown(text: str) -> str:
-    """A token between quotes, with nothing in it that a terminal would obey."""
+    """Returns a token in quotes, with control characters escaped for the terminal."""
     inner = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return f'"{inner}"'

@@ -1,4 +1,4 @@
-"""The engine under vLLM's names, as programs written for vLLM use it: `--vllm-compat` on, outputs a list."""
+"""The engine under vLLM's names, for programs written for vLLM: `--vllm-compat` is on, and `outputs` is a list."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fastdeploy_lp.logits_processor.vllm_compat.sampling_params import default_p
 
 
 class RequestOutput(outputs.RequestOutput):
-    """The answer to one prompt; `outputs` lists its completions, where this server's own class has the first one."""
+    """The answer to one prompt; `outputs` is the list of completions, not the first one as in this server's class."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, output: outputs.RequestOutput) -> Self:
-        """The same answer under vLLM's names."""
+        """Returns the same answer under vLLM's names."""
         return cls(**{each.name: getattr(output, each.name) for each in fields(output)})
 
     @property
@@ -33,32 +33,32 @@ class RequestOutput(outputs.RequestOutput):
 
 @dataclass
 class EngineArgs(OwnEngineArgs):
-    """This server's options, stand-ins for vLLM's modules among them."""
+    """This server's options, with stand-ins for vLLM's modules enabled."""
 
     vllm_compat: bool = True
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same for `AsyncLLM`."""
+    """The same options, for `AsyncLLM`."""
 
 
 class LLM(llm.LLM):
-    """Offline inference; an option that this server does not have raises ValueError naming the known ones."""
+    """Offline inference; an unknown option raises ValueError that names the known ones."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **({"vllm_compat": True} | options))
 
     def generate(self, prompts: Any, sampling_params: Any = None, **options: Any) -> Any:
-        """As this server's `LLM.generate`, with vLLM's default parameters."""
+        """Generates as this server's `LLM.generate` does, with vLLM's default parameters."""
         return _as_vllms(super().generate(prompts, sampling_params or default_params(), **options))
 
     def chat(self, messages: Any, sampling_params: Any = None, **options: Any) -> Any:
-        """As this server's `LLM.chat`, with vLLM's default parameters."""
+        """Answers as this server's `LLM.chat` does, with vLLM's default parameters."""
         return _as_vllms(super().chat(messages, sampling_params or default_params(), **options))
 
 
 class AsyncLLM(async_llm.AsyncLLM):
-    """Requests on an event loop."""
+    """Concurrent requests on an event loop."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **({"vllm_compat": True} | options))
@@ -66,7 +66,7 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: Any = None, request_id: str | None = None
     ) -> AsyncIterator[outputs.RequestOutput]:
-        """As this server's `AsyncLLM.generate`, with vLLM's default parameters."""
+        """Generates as this server's `AsyncLLM.generate` does, with vLLM's default parameters."""
         answer = super().generate(prompt, sampling_params or default_params(), request_id)
         async with aclosing(answer) as grown:  # type: ignore[type-var]
             async for output in grown:

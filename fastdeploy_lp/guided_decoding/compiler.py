@@ -30,7 +30,7 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow."""
+        """True if nothing can follow."""
         return bool(self._matcher.is_stopped())
 
     def consume(self, token_ids: list[int]) -> None:
@@ -72,7 +72,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def prepare(self) -> LLTokenizer:
-        """Read the vocabulary, if nobody has yet; it takes a moment."""
+        """Reads the vocabulary unless already read; this is slow."""
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 end = self._eos_token_ids[0] if self._eos_token_ids else None
@@ -102,7 +102,7 @@ class GrammarCompiler:
         return future, is_new
 
     def compile(self, grammar: str, compiled: Future[LLMatcher]) -> None:
-        """Compile a grammar for those who wait at its place, unless somebody has failed it meanwhile."""
+        """Compiles a grammar and sets the future's result, unless it has failed meanwhile."""
         try:
             # Errors are for the client, who has no use for the parser's inside.
             matcher = LLMatcher(self.prepare(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -117,7 +117,7 @@ class GrammarCompiler:
 
 
 def words_for(vocab_size: int) -> int:
-    """How many words of bits a mask has."""
+    """Returns the number of 32-bit words of a mask."""
     return -(-vocab_size // WORD_BITS)
 
 

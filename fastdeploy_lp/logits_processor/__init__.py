@@ -1,6 +1,6 @@
 """Logits processors: the contract, the chain, and how both are declared and checked.
 
-Imports no engine, no worker and no HTTP, and Paddle only where a tensor is made.
+Imports no engine, worker or HTTP code, and Paddle only where a tensor is created.
 """
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor

@@ -1,4 +1,4 @@
-"""Containment of exceptions from processors' code, which may raise anything and print as anything."""
+"""Containment of exceptions from processors' code: any class, with any text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class EscapedError(Exception):
 
 
 def contained(error: BaseException) -> Exception:
-    """Returns `error`, or an EscapedError that names it if it is no Exception.
+    """Returns `error`, or an EscapedError that names it if it is not an Exception.
 
-    Raises `error` itself if it may be the interrupt of a user at the terminal, which Python raises in the main thread
-    unless another handler is set. A worker ignores SIGINT and a server handles it, so there it is the processor's.
+    Raises `error` itself if it may be a user's interrupt at the terminal, which Python raises in the main thread
+    unless another handler is set. A worker ignores SIGINT and a server handles it, so there the processor raised it.
     """
     if isinstance(error, Exception):
         return error
@@ -32,12 +32,12 @@ def _interrupts_are_raised_here() -> bool:
 
 
 def described(error: BaseException) -> str:
-    """The type and text of an exception: bounded, valid Unicode, and never raising."""
+    """Returns the type and text of an exception as bounded, valid Unicode; never raises."""
     return f"{type(error).__name__}: {printed(error)}"
 
 
 def printed(error: BaseException) -> str:
-    """The text of an exception, likewise."""
+    """Returns the text of an exception as bounded, valid Unicode; never raises."""
     try:
         text = str(error)
     except BaseException:  # noqa: BLE001 - a processor's exception may fail to print, too
@@ -47,7 +47,7 @@ def printed(error: BaseException) -> str:
 
 
 def loggable(error: BaseException | None) -> BaseException | None:
-    """An exception of the same name and traceback for the log, whose text is that of `printed`; None for None."""
+    """Returns an exception for the log, with the same name and traceback and the text of `printed`; None for None."""
     if error is None:
         return None
     kind = type(error)

@@ -1,4 +1,4 @@
-"""Calls of code that processors' authors wrote, in threads and with a time limit."""
+"""Threads with a time limit for calls of processor authors' code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ logger = logging.getLogger(__name__)
 
 THREADS_EACH = 4
 MAX_LOST = 4
-"""Calls of one processor that may be past their time limit and still run; further requests for it are refused."""
+"""Limit of one processor's calls that still run past their time limit; at it, further requests for it are refused."""
 
 IDLE_SECONDS = 60.0
 SWITCH_INTERVAL = 0.0002
-"""Seconds. Python code in a thread holds the interpreter's lock that long while the main thread waits for it."""
+"""Seconds that Python code in a thread holds the interpreter's lock while the main thread waits for it."""
 
 
 class NotInTimeError(RuntimeError):
-    """A processor's code did not return within its time limit, or earlier calls of it still have not."""
+    """A processor's code did not return within its time limit, or earlier calls of it are still running."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The value of a call, or the exception that it raised, of whatever class."""
+    """The value of a call, or the exception that it raised, of any class."""
 
     value: Any = None
     error: BaseException | None = None
 
     def result(self) -> Any:
-        """Return the value, or raise the exception."""
+        """Returns the value, or raises the exception."""
         if self.error is not None:
             raise self.error
         return self.value
@@ -52,7 +52,7 @@ class AuthorCall:
     extra_seconds: float = 0.0
 
     def outcome(self) -> Outcome:
-        """Make the call in this thread; never raises."""
+        """Makes the call in this thread; never raises."""
         try:
             return Outcome(self.work())
         except BaseException as error:  # noqa: BLE001 - an author's code may raise anything, SystemExit included
@@ -61,7 +61,7 @@ class AuthorCall:
 
 @dataclass(eq=False)
 class PendingCall:
-    """A call that waits for a thread or runs; `done` is called once with its outcome, from any thread."""
+    """A waiting or running call; `done` is called once with its outcome, from any thread."""
 
     call: AuthorCall
     done: Callable[[Outcome], None]
@@ -69,7 +69,7 @@ class PendingCall:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Do not begin it; a call that runs already continues."""
+        """Prevents the call's start; a running call continues."""
         self.cancelled = True
 
 
@@ -90,14 +90,14 @@ class _Lane:
 
 
 class AuthorThreads:
-    """Runs calls of processors' code; no processor's calls can use up the threads of another.
+    """Runs calls of processors' code; a processor's calls cannot use up another's threads.
 
-    timeout: seconds from a call's start to its end, and the longest wait for a thread; 0 for no limit. A call that
-    passes it ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
+    timeout: seconds from a call's start to its end, and the longest wait for a thread; 0 for no limit. A call over
+    the limit ends with NotInTimeError. Its thread cannot be stopped: it is replaced, until `MAX_LOST` calls of the
     same processor are lost. Then its calls end with NotInTimeError at once until a lost one returns.
 
-    Threads are daemons, start when there is something to do and end when idle. A call that keeps the interpreter's
-    lock in C code holds up every thread of the process; no time limit can help there.
+    Threads are daemons; they start on demand and end when idle. A call that keeps the interpreter's lock in C code
+    blocks every thread of the process, and no time limit helps against it.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -108,7 +108,7 @@ class AuthorThreads:
         self._watcher: threading.Thread | None = None
 
     def submit(self, call: AuthorCall, done: Callable[[Outcome], None]) -> PendingCall:
-        """Queue a call; calls of one processor begin in order."""
+        """Queues a call; calls of one processor begin in order."""
         pending = PendingCall(call, done, time.monotonic() + self._timeout)
         with self._lock:
             lane = self._lanes.setdefault(call.processor, _Lane(threading.Condition(self._lock)))
@@ -122,7 +122,7 @@ class AuthorThreads:
         return pending
 
     def _provide(self, lane: _Lane) -> None:
-        """Wake or start a thread for the lane's queue."""
+        """Wakes or starts a thread for the lane's queue."""
         if lane.lacks_thread:
             switch_threads_quickly()
             lane.threads += 1
@@ -140,12 +140,12 @@ class AuthorThreads:
             self._watch.notify()
 
     def _work(self, lane: _Lane) -> None:
-        # A call's result must not live on in this frame while the thread waits for the next call.
+        # A call's result must not stay alive in this frame while the thread waits for the next call.
         while self._serve(lane):
             pass
 
     def _serve(self, lane: _Lane) -> bool:
-        """Make the lane's next call; False if the thread is to end."""
+        """Makes the lane's next call; returns False if the thread must end."""
         pending = self._next(lane)
         if pending is None:
             return False
@@ -153,14 +153,14 @@ class AuthorThreads:
         with self._lock:
             in_time = pending in lane.running
             lane.running.discard(pending)
-            # A call past its limit has had its outcome, and this thread its replacement.
+            # A call past its limit already has its outcome, and this thread its replacement.
             lane.lost -= not in_time
         if in_time:
             pending.done(outcome)
         return in_time
 
     def _next(self, lane: _Lane) -> PendingCall | None:
-        """The next call of the lane, which runs from now on; None if the thread has been idle for long."""
+        """Returns the lane's next call, marked as running; None after IDLE_SECONDS without one."""
         with self._lock:
             while True:
                 while lane.queue:
@@ -188,7 +188,7 @@ class AuthorThreads:
                 pending.done(Outcome(error=error))
 
     def _wait_for_deadline(self) -> bool:
-        """Wait until a call is due or a new one comes; False if there has been none for long."""
+        """Waits until a call is due or a new one arrives; returns False after IDLE_SECONDS without one."""
         deadlines = [p.deadline for lane in self._lanes.values() for p in (*lane.running, *lane.queue)]
         if not deadlines:
             return self._watch.wait_for(
@@ -198,7 +198,7 @@ class AuthorThreads:
         return True
 
     def _overdue(self, lane: _Lane) -> list[tuple[PendingCall, NotInTimeError]]:
-        """Take the late calls out of the lane, each with its error."""
+        """Removes the late calls from the lane and returns each with its error."""
         now = time.monotonic()
         lost = [pending for pending in lane.running if pending.deadline <= now]
         lane.running.difference_update(lost)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of the whole batch between the model and the sampler.
+    """A native processor: changes the logits of the whole batch between the model and the sampler.
 
     One instance serves all requests of a worker. In every step that samples, the chain calls `update_state` once and
     then `apply` once. `update_state` always runs before the first `apply`. When another processor of the chain fails,
@@ -24,44 +24,44 @@ class LogitsProcessor(ABC):
     """
 
     Params: ClassVar[type[BaseModel] | None] = None
-    """A pydantic model of the arguments a request may pass. Requests are checked against it when they arrive; with
-    None, arguments whose names the class's code mentions reach it unchecked."""
+    """Pydantic model of the arguments that a request may pass, checked when the request arrives. With None, arguments
+    whose names the class's code mentions reach it unchecked."""
 
     accepts_any_args: ClassVar[bool] = False
-    """Whether a processor without `Params` reads arguments whose names its code does not mention. Otherwise a request
-    that passes an argument nobody knows is refused."""
+    """True if a processor without `Params` reads arguments whose names its code does not mention. Otherwise a request
+    with an argument that no processor knows is refused."""
 
     only_with_args: ClassVar[bool] = False
-    """Whether the processor leaves a request alone that passes none of its `Params`. The chain then does not call it at
-    all in a step without such requests, and shows it the rows of those that do alone: it cannot change other rows."""
+    """True if the processor leaves requests alone that pass none of its `Params`. The chain then calls it only in steps
+    with requests that use it, and shows it only their rows: it cannot change other rows."""
 
     keeps_rows_valid: ClassVar[bool] = False
-    """Whether a row that has a finite logit, and no NaN, always still does so afterwards. The guard checks the rows
-    that other processors worked on."""
+    """True if a row with a finite logit and no NaN always still has a finite logit and no NaN afterwards. The guard
+    checks the rows that other processors worked on."""
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig) -> None:
-        """Set up state from the server's configuration."""
+        """Sets up state from the server's configuration."""
 
     @abstractmethod
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Read what this step needs from the slot arrays; row r of the logits is the r-th slot whose stop flag is
-        False.
+        """Reads this step's data from the slot arrays.
 
-        Every output token is seen exactly once. `share_inputs` is read-only: a write raises, or changes a copy.
+        Row r of the logits belongs to the r-th slot whose stop flag is False. Every output token is seen exactly once.
+        `share_inputs` is read-only: a write raises, or changes a copy.
         """
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """Return the changed logits [rows, vocab_size]; changing them in place is cheapest."""
+        """Returns the changed logits [rows, vocab_size]; changing them in place is cheapest."""
 
     def is_argmax_invariant(self) -> bool:
-        """Whether no row's most likely token can ever change; such a processor is skipped when all rows are greedy."""
+        """Returns True if no row's most likely token can ever change; it is then skipped when all rows are greedy."""
         return False
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError for a request that this processor cannot serve; runs in a process of its own.
+        """Raises ValueError for a request that this processor cannot serve; runs in a separate process.
 
         `sampling_params.extra_args` holds the arguments that this processor will see, None if there are none.
         """

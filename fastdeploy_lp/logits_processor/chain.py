@@ -36,12 +36,12 @@ _NO_LIMIT = nullcontext()
 
 
 class LogitsProcessorChain:
-    """Runs the declared processors in declaration order, or in the order that a request gives.
+    """Chain of the declared processors, run in declaration order or in the order of a request.
 
-    Requests enter and leave slots. In a step, `update_state` comes first and `apply` second; afterwards `failures` says
-    which slots' requests have to end. A processor that fails is left out of the rest of the step, and the rows of
-    requests that do not use it get the logits they would have had without it. `shadows` are beside the chain.
-    `builder` constructs beside the steps what a request needs; a request that it did not see is built for in `enter`.
+    Requests enter and leave slots. A step calls `update_state`, then `apply`; afterwards `failures` holds the slots
+    whose requests must end. A failed processor is left out of the rest of the step, and rows of requests that do not
+    use it get the logits of a chain without it. `shadows` run outside the chain. `builder` constructs a request's
+    processors outside the steps; `enter` constructs them for a request that the builder did not see.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LogitsProcessorChain:
         calls: RunningCalls | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
-        """Build every processor that is not in quarantine; `calls` records the calls of those that are not builtin."""
+        """Builds every processor that is not in quarantine; `calls` records the calls of all but the builtins."""
         self._declared = {processor.name: processor for processor in declared}
         self._fd_config = fd_config
         self._policy = fd_config.structured_outputs_config
@@ -73,26 +73,26 @@ class LogitsProcessorChain:
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
         self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
-        # Of this step: the groups that take part.
+        # This step: the groups that take part.
         self._live = [self._main]
-        # Of this step: who worked on its logits, and the names of those that its greedy rows had no use for.
+        # This step: the entries that ran, and the names skipped because all rows are greedy.
         self._ran: set[ChainEntry] = set()
         self._skipped: set[str] = set()
 
     @property
     def argmax_invariant(self) -> dict[str, bool]:
-        """What each processor says of itself."""
+        """`is_argmax_invariant` of each built processor, by name."""
         built = [entry for entry in self._main.entries if entry.stats.state != QUARANTINED]
         invariant = {entry.name: not entry.changes_argmax for entry in built}
         return invariant | self.shadows.argmax_invariant
 
     @property
     def failures(self) -> Mapping[int, SlotFailure]:
-        """Of this step, which slots' requests have to end, and why."""
+        """This step: the slots whose requests must end, and why."""
         return self._faults.failures
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False, client: str = "") -> None:
-        """A request takes a slot; `again` if it was preempted, and is no new one to be counted."""
+        """Puts a request into a slot; `again` if it was preempted, and is already counted."""
         self._clients[slot] = client
         self.shadows.enter(slot, selection, again=again)
         order = self.builder.order_of(selection)
@@ -100,14 +100,14 @@ class LogitsProcessorChain:
         try:
             if group is None:
                 group = self._groups.add(order, [self._new_entry(name) for name in order or ()])
-        except RuntimeError as error:  # a constructor that worked at the start and does not now
+        except RuntimeError as error:  # a constructor that worked at the start and fails now
             self._refused[slot] = SlotFailure(str(error))
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
         group.enter(slot, selection, again=again)
 
     def leave(self, slot: int) -> None:
-        """A request leaves its slot."""
+        """Removes the request from the slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
         self.shadows.leave(slot)
@@ -116,7 +116,7 @@ class LogitsProcessorChain:
             group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Let every processor that has work read the slots; once before each step that samples."""
+        """Lets every processor that has work read the slots; called once before each step that samples."""
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         stop_flags = share_inputs["stop_flags"]
@@ -142,12 +142,12 @@ class LogitsProcessorChain:
         recompute: Callable[[], Tensor],
         trace: ChainTrace | None = None,
     ) -> Tensor:
-        """The logits [rows, vocab_size] after every processor.
+        """Returns the logits [rows, vocab_size] after every processor.
 
-        all_greedy: every row takes the most likely token of the result, so that processors at the chain's end that can
-        not change which one that is are left out. One in front of others stays, for they may tell its logits apart.
-        recompute: gives the same logits as `logits` was, for when a processor has failed half way.
-        trace: is told of every processor.
+        all_greedy: every row takes the most likely token of the result, so processors at the chain's end that cannot
+        change that token are left out. Such a processor before others runs, since they may depend on its logits.
+        recompute: returns the original `logits` again, for use after a processor failed half way.
+        trace: receives every processor's run.
         """
         while True:
             left_out = len(self._faults.left_out)
@@ -161,21 +161,21 @@ class LogitsProcessorChain:
             logits = recompute()
 
     def ran(self) -> bool:
-        """Whether a processor has worked on this step's logits, so that they may be others than before it."""
+        """Returns True if a processor has worked on this step's logits and may have changed them."""
         return bool(self._ran)
 
     def needs_guard(self) -> bool:
-        """Whether a processor ran in this step that may leave a row without a usable logit."""
+        """Returns True if a processor ran in this step that may leave a row without a usable logit."""
         return any(not entry.processor.keeps_rows_valid for entry in self._ran)
 
     def ran_on(self, slot: int) -> list[ChainEntry]:
-        """The processors that ran on the slot's row in this step, in their order."""
+        """Returns the processors that ran on the slot's row in this step, in their order."""
         return [entry for entry in self._group_of[slot].entries if entry in self._ran]
 
     def apply_again(self, entry: ChainEntry, slot: int, logits: Tensor) -> Tensor:
-        """The step's logits [rows, vocab_size] after one more call of a processor that ran on the slot's row.
+        """Returns the step's logits [rows, vocab_size] after one more call of a processor that ran on the slot's row.
 
-        Raises what the processor raises.
+        Raises the processor's errors.
         """
         group = self._group_of[slot]
         with self._limit_of(entry), suppress(RowErrors):
@@ -186,7 +186,7 @@ class LogitsProcessorChain:
         return logits
 
     def reset(self, name: str) -> None:
-        """Put a quarantined processor back into service, with a state made anew."""
+        """Puts a quarantined processor back into service, with new state."""
         self._faults.reset(name, [entry for _, entry in self._entries_of(name)])
         self.shadows.reset(name)
 
@@ -210,7 +210,7 @@ class LogitsProcessorChain:
         return self._apply_split(logits, trace, all_greedy=all_greedy)
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
-        """Every order's rows on their own: gathered, processed, and put back."""
+        """Gathers, processes and puts back each order's rows separately."""
         for group in self._live:
             rows = self._rows_of(group)
             if not rows.size:
@@ -222,7 +222,7 @@ class LogitsProcessorChain:
         return logits
 
     def _rows_of(self, group: ChainGroup) -> NDArray[np.int64]:
-        """The rows of a group's slots among all rows of the step, int64 [n]."""
+        """Returns the rows of a group's slots among all rows of the step, int64 [n]."""
         active = np.sort(np.concatenate([each.active_slots() for each in self._live]))
         return np.searchsorted(active, group.active_slots())
 
@@ -252,7 +252,7 @@ class LogitsProcessorChain:
         return logits
 
     def _without_effect(self, group: ChainGroup) -> list[ChainEntry]:
-        """Those at the chain's end that change no row's most likely token."""
+        """Returns the processors at the chain's end that change no row's most likely token."""
         working = (entry for entry in reversed(group.entries) if entry.has_work and entry not in self._faults.left_out)
         return list(takewhile(lambda entry: not entry.changes_argmax, working))
 
@@ -273,7 +273,10 @@ class LogitsProcessorChain:
             self._blame(group, entry, error)
 
     def _limit_of(self, entry: ChainEntry) -> AbstractContextManager[None]:
-        """A builtin runs without one: it has no author's loop to break off, and the alarm would cost a third of it."""
+        """Returns the entry's time limit; none for a builtin.
+
+        A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
+        """
         if entry.declared.source == "builtin":
             return _NO_LIMIT
         return self._limit.with_more(entry.first_calls.seconds_left)
@@ -285,7 +288,7 @@ class LogitsProcessorChain:
                 self._faults.take_out_of_service(other, each)
 
     def _count_step(self) -> None:
-        """Once a step, however often a fault of another processor has made the chain run."""
+        """Counts a step once, even if another processor's faults made the chain run again."""
         for group in self._live:
             for entry in group.entries:
                 if entry in self._ran:
@@ -297,7 +300,7 @@ class LogitsProcessorChain:
 
 
 def _applied(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
-    """The group's logits [rows, vocab_size] after the entry, on all rows or on those of its users."""
+    """Returns the group's logits [rows, vocab_size] after the entry ran on all rows, or on its users' rows."""
     own = group.rows_for(entry)
     if own is None:
         return entry.apply(logits)

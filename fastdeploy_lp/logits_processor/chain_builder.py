@@ -1,4 +1,4 @@
-"""Builds beside the step what a request's processors need before the request can take a slot."""
+"""Construction of a request's processors outside the steps, before the request takes a slot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Built:
     """Result of one call: `entry` for a new order or shadow, `instance` for a processor with one instance a request.
 
-    error: why that instance could not be built, which the request's first step reports as any other fault.
+    error: the reason why the instance could not be built; the request's first step reports it like any other fault.
     """
 
     entry: ChainEntry | None = None
@@ -37,11 +37,11 @@ class Built:
 
 
 class ChainBuilder:
-    """Names the constructors that a request needs, and puts their results in place.
+    """Lists the constructor calls that a request needs, and installs their results.
 
-    `calls` and `adopt` are for the thread that runs the steps; the calls themselves may run in any. An instance of a
-    request is kept from `adopt` to `forget`, so that its state survives preemption. Before the first such instance of a
-    processor another one is called once, on a row of zeros: a compilation in that call delays no step.
+    `calls` and `adopt` belong to the thread that runs the steps; the calls themselves may run in any thread. A
+    request's instance is kept from `adopt` to `forget`, so that its state survives preemption. Before a processor's
+    first such instance, a trial instance is called once on a row of zeros: a compilation in that call delays no step.
     """
 
     def __init__(
@@ -55,17 +55,20 @@ class ChainBuilder:
         self._declared = declared
         self._vocab_size = fd_config.model_config.vocab_size
         self._first_calls = fd_config.structured_outputs_config.first_calls
-        # The processors of which an instance has been tried.
+        # Processors with a tried instance.
         self._tried: set[str] = set()
         self._trying = {name: threading.Lock() for name in declared}
         self._groups = groups
         self._shadows = shadows
         self._new_entry = new_entry
-        # By request, the entries that hold an instance of it.
+        # By request, the entries that hold its instances.
         self._holders: dict[str, list[ChainEntry]] = {}
 
     def order_of(self, selection: Selection) -> Order:
-        """None for the main group, where a request that names processors stays if the others leave it alone anyway."""
+        """Returns the order of the request's group, None for the main group.
+
+        A request that names processors stays in the main group if the other processors leave it alone anyway.
+        """
         if selection.order is not None or (selection.named is None and not selection.shadow):
             return selection.order
         entries = self._groups.main.entries
@@ -75,17 +78,17 @@ class ChainBuilder:
         return tuple(entry.name for entry in entries if entry not in left_alone)
 
     def is_known(self, order: Order) -> bool:
-        """True if there is a group of this order."""
+        """Returns True if a group of this order exists."""
         return self._groups.get(order) is not None
 
     def has_room_for(self, order: Order, building: Collection[Order]) -> bool:
-        """True if a request may use this order now, beside those in use and those that are `building`."""
+        """Returns True if a request may use this order now, besides the orders in use and in `building`."""
         return self._groups.has_room_for(order, building)
 
     def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
-        """The constructors to call before the request can enter, one for each processor; their values are `Built`.
+        """Returns the constructor calls to make before the request can enter, one a processor, with `Built` results.
 
-        The group of its order, if there is one, is the request's from now on.
+        Claims the group of its order, if there is one, for the request.
         """
         order = self.order_of(selection)
         group = self._groups.get(order)
@@ -108,7 +111,7 @@ class ChainBuilder:
         return calls
 
     def adopt(self, request_id: str, selection: Selection, built: Mapping[str, Built]) -> None:
-        """Put in place what the calls have returned, by processor; none for a request that needed none."""
+        """Installs the results of the calls, by processor; `built` is empty for a request that needed none."""
         order = self.order_of(selection)
         group = self._groups.get(order)
         if group is None:
@@ -127,14 +130,14 @@ class ChainBuilder:
             self._holders[request_id] = holders
 
     def without(self, name: str, selection: Selection, error: BaseException) -> Built | None:
-        """Replacement for the result of a failed call: nothing in place of a shadow; None if the request cannot run."""
+        """Returns the replacement for a failed call's result: empty for a shadow, None if the request cannot run."""
         if name in selection.shadow:
             self._shadows.could_not_build(name, error)
             return Built()
         return None
 
     def forget(self, request_id: str) -> None:
-        """The request is over: its instances and its claim on an order go; unknown requests have none."""
+        """Drops the instances and the order claim of a finished request; does nothing for an unknown one."""
         self._groups.release(request_id)
         for entry in self._holders.pop(request_id, ()):
             if isinstance(entry.processor, PerRequestProcessor):
@@ -169,10 +172,10 @@ class ChainBuilder:
         return Built(made if entry is None else None, instance, failed)
 
     def _try_once(self, name: str, processor: PerRequestProcessor, args: ProcessorArgs) -> None:
-        """Call an instance that serves no request; what fails here fails again where it can be reported."""
+        """Calls an instance that serves no request; errors are ignored, since they recur where they can be reported."""
         import paddle
 
-        # Requests that come meanwhile wait: their first calls would compile the same in a step.
+        # Requests that arrive meanwhile wait: their first calls would compile the same in a step.
         with self._trying[name]:
             if name in self._tried:
                 return

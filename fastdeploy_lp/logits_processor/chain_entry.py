@@ -1,4 +1,4 @@
-"""One processor in its place in a chain: the instance, what it may see, and its counters."""
+"""One processor in its place in a chain: the instance, its view, and its counters."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 class OutOfService(LogitsProcessor):
-    """Takes the place of a processor that is not built, and may turn out to work on every row."""
+    """Placeholder for a processor that is not built, and that may turn out to work on every row."""
 
     keeps_rows_valid = True
 
     def __init__(self) -> None: ...
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Never called: the chain leaves out what is in quarantine."""
+        """Never called: the chain leaves out processors in quarantine."""
 
     def apply(self, logits: Tensor) -> Tensor:
-        """As `update_state`."""
+        """Never called, like `update_state`."""
         return logits
 
 
 class ChainEntry:
-    """A processor, built anew when it has failed.
+    """A processor, rebuilt after a failure.
 
-    One that is in quarantine already is not built before it is reset: its code may be what ended the last worker.
-    recorder: is told of each call, for a processor that may end the process. first_calls: the extra time of its first
-    steps, which the instances of one processor share.
+    A processor that is already in quarantine is not built before its reset: its code may have ended the last worker.
+    recorder: records each call, for a processor that may end the process. first_calls: the extra time of its first
+    steps, shared by the instances of one processor.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ChainEntry:
         self._budget = fd_config.structured_outputs_config.time_budget
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self.step_seconds = 0.0
-        # What the builtin ones keep is bounded by the slots.
+        # The memory of builtins is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and not self._is_builtin
         self._gauge = MemoryGauge() if watched else None
-        # The builtin ones keep to the contract, and tell requests apart by the identity of what they are given.
+        # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
         read_only = not self._is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
         self.processor: LogitsProcessor = OutOfService()
@@ -80,11 +80,11 @@ class ChainEntry:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """A fresh instance, whose state comes from the next `update_state`.
+        """Replaces the instance by a new one, whose state the next `update_state` sets.
 
-        Raises RuntimeError, and keeps the old one, if it cannot be built.
+        Raises RuntimeError, and keeps the old instance, if the new one cannot be built.
         """
-        # Where it was broken off in its first calls, nobody asks `exceeds_budget`.
+        # After a timeout in its first calls, no caller asks `exceeds_budget`.
         self.first_calls.excuse(self.step_seconds - self._budget)
         with self.recorded_build():
             processor = self.declared.build(self._fd_config)
@@ -94,7 +94,7 @@ class ChainEntry:
 
     @contextmanager
     def recorded_build(self) -> Iterator[None]:
-        """A constructor of the processor runs in this block, in any thread."""
+        """Records that a constructor of the processor runs in this block, in any thread."""
         if self._recorder is None:
             yield
             return
@@ -113,56 +113,56 @@ class ChainEntry:
 
     def _reset_use(self) -> None:
         self._was_used = False
-        # Bytes that this instance has taken and not given back, as far as can be told from outside.
+        # Bytes that this instance has allocated and not freed, as estimated from outside.
         self.grown = 0
 
     @property
     def name(self) -> str:
-        """Its declared name."""
+        """Declared name."""
         return self.declared.name
 
     @property
     def sees_users_only(self) -> bool:
-        """Whether it is shown the rows of its users alone, so that it cannot write to others.
+        """True if it sees only its users' rows, so that it cannot write to others.
 
-        Not needed for builtins, and for those that are called row by row.
+        Not needed for builtins, and for processors that are called row by row.
         """
         processor = self.processor
         return processor.only_with_args and not (self._is_builtin or isinstance(processor, PerRequestProcessor))
 
     @property
     def has_work(self) -> bool:
-        """Whether some request may be changed by it."""
+        """True if it may change some request's row."""
         return bool(self.view.using) or not self.processor.only_with_args
 
     @property
     def needs_update(self) -> bool:
-        """Whether its state has to follow the slots: also once more when the last request that used it has left."""
+        """True if its state must follow the slots: also once more after the last request that used it has left."""
         return self.has_work or self._was_used
 
     def works_on(self, slot: int) -> bool:
-        """Whether it may change the slot's row."""
+        """Returns True if it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
     def exceeds_budget(self) -> bool:
-        """Whether its time in this step counts as too long; to be asked once a step."""
+        """Returns True if its time in this step counts as too long; call it once a step."""
         excess = self.step_seconds - self._budget
         return self._budget > 0 and excess > self.first_calls.excuse(excess)
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
-        """A request takes the slot; `again` if it is counted already."""
+        """Puts a request into the slot; `again` if it is counted already."""
         self.view.set_args(slot, selection.args_for(self.name))
         if self.declared.is_meant_for(selection):
             self.view.using.add(slot)
             self.stats.requests += not again
 
     def leave(self, slot: int) -> None:
-        """The slot is empty again."""
+        """Empties the slot."""
         self.view.set_args(slot, ProcessorArgs())
         self.view.using.discard(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
-        """Run it, and count the time it took."""
+        """Runs the processor's `update_state`, and counts the time."""
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
@@ -178,7 +178,7 @@ class ChainEntry:
             self._end(began, resident)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The changed logits; raises WrongResultError for a result that the contract rules out."""
+        """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
         began, resident = self._begin()
         try:
             result = self.processor.apply(logits)
@@ -194,7 +194,7 @@ class ChainEntry:
         return result
 
     def _begin(self) -> tuple[float, int]:
-        """The time and the process's resident bytes before a call."""
+        """Returns the time and the process's resident bytes before a call."""
         if self._recorder is not None:
             self._recorder.begin_step()
         resident = 0 if self._gauge is None else self._gauge.resident()
@@ -207,5 +207,5 @@ class ChainEntry:
         self.stats.seconds += seconds
         self.step_seconds += seconds
         if self._gauge is not None:
-            # Never below 0: what it gives back may have been taken by others.
+            # Never below 0: it may free memory that others allocated.
             self.grown = max(0, self.grown + self._gauge.resident() - resident)

@@ -1,4 +1,4 @@
-"""What the fault of a processor means: for the rest of the step, for the requests that use it, and for itself."""
+"""Consequences of a processor's fault: for the rest of the step, for the requests that use it, and for itself."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MEBIBYTE = 1 << 20
 
 
 class ChainAbortedError(RuntimeError):
-    """A processor failed and the operator wants the server to stop then."""
+    """A processor failed, and the operator's policy is to stop the server."""
 
 
 @dataclass(frozen=True)
 class SlotFailure:
-    """Why the request in a slot cannot go on.
+    """Reason why the request in a slot must end.
 
-    quarantined: it asked for a processor out of service. by_request: what it asks for cannot be done, by anybody.
+    quarantined: it asked for a processor out of service. by_request: no server could do what it asks for.
     """
 
     message: str
@@ -40,13 +40,13 @@ class SlotFailure:
 
 @dataclass
 class _FaultCount:
-    """Faults of one processor since its reset, and the clients whose arguments are to blame for some of them."""
+    """Faults of one processor since its reset, and the clients whose arguments may have caused some of them."""
 
     total: int = 0
     clients: set[str] = field(default_factory=set)
 
     def add(self, blamed: AbstractSet[str]) -> None:
-        """Count one fault; `blamed` are the clients whose arguments may have caused it, empty for no client.
+        """Counts one fault; `blamed` are the clients whose arguments may have caused it, empty for no client.
 
         A client counts once, so that no single client can quarantine a processor for the others.
         """
@@ -55,10 +55,10 @@ class _FaultCount:
 
 
 class ChainFaults:
-    """Counts faults by the name of the processor, and puts one into quarantine that has too many.
+    """Counts faults by processor name, and puts a processor with too many faults into quarantine.
 
-    In a step, `failures` says which slots' requests have to end, and `left_out` which processors run no more. A fault
-    of a mandatory processor ends every request of its group: none goes on without it, whatever the policy.
+    In a step, `failures` holds the slots whose requests must end, and `left_out` the processors that no longer run. A
+    fault of a mandatory processor ends every request of its group: no request runs without it, under any policy.
 
     clients: the client of each slot's request, kept current by the chain.
     """
@@ -71,15 +71,15 @@ class ChainFaults:
         self.left_out: set[ChainEntry] = set()
 
     def begin(self, refused: Mapping[int, SlotFailure]) -> None:
-        """A step begins in which these slots' requests can not go on from the start."""
+        """Begins a step in which the requests of the `refused` slots fail from the start."""
         self.failures = dict(refused)
         self.left_out = set()
 
     def processor_failed(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
-        """One failed as a whole: end the requests that use it, or its whole group if none does in particular or it is
-        mandatory.
+        """Ends the requests that use a processor that failed as a whole.
 
-        Raises ChainAbortedError if that is the operator's policy.
+        Ends its whole group if no request in particular uses it, or if it is mandatory. Raises
+        ChainAbortedError if that is the operator's policy.
         """
         self.left_out.add(entry)
         active = set(group.active_slots().tolist())
@@ -93,7 +93,7 @@ class ChainFaults:
             self._quarantine(entry, str(second))
 
     def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
-        """Single requests' callables failed; True if the step's logits can still be used.
+        """Handles failed callables of single requests; returns True if the step's logits are still usable.
 
         Raises ChainAbortedError if that is the operator's policy.
         """
@@ -104,30 +104,30 @@ class ChainFaults:
         return self._ends_requests(entry)
 
     def take_out_of_service(self, group: ChainGroup, entry: ChainEntry) -> None:
-        """It does not run, so no token of this step may reach the requests that rely on it."""
+        """Fails the requests that rely on a processor in quarantine, so that no token of this step reaches them."""
         self.left_out.add(entry)
         for slot in group.slots if entry.declared.mandatory else entry.view.using:
             message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
             self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
 
     def check_budgets(self, entry: ChainEntry) -> None:
-        """At the end of a step: the time that it took in it, and the memory that it has taken in all of them."""
+        """Checks at the end of a step the processor's time in this step and its memory over all steps."""
         if entry.exceeds_budget():
             entry.stats.slow_steps += 1
             reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
-            # A slow step costs every neighbour time, whichever request made it slow.
+            # A slow step delays every request of the batch, whichever request made it slow.
             self._count_towards_quarantine(entry, reason, frozenset())
         grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
         if grown > budget > 0:
-            # At once: unlike a slow step, memory that is gone does not come back by itself.
+            # At once: unlike a slow step, lost memory is not recovered by itself.
             self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
-            # Its state goes with the instance; one that cannot be built again stays in quarantine with the old one.
+            # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
             with suppress(RuntimeError):
                 entry.rebuild()
 
     def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
-        """Put the processor of these entries back into service; one that cannot be built stays in quarantine."""
+        """Puts the processor of these entries back into service; if it cannot be built, it stays in quarantine."""
         self._since_reset[name] = _FaultCount()
         for entry in entries:
             if entry.stats.state == QUARANTINED and not self._rebuild(entry):
@@ -136,7 +136,7 @@ class ChainFaults:
             entry.stats.state = OK
 
     def _rebuild(self, entry: ChainEntry) -> bool:
-        """The steps of its quarantine have passed it by, so its old state is worth nothing; False if that fails."""
+        """Rebuilds a processor whose state missed the steps of its quarantine; returns False if that fails."""
         try:
             entry.rebuild()
         except RuntimeError as error:
@@ -158,7 +158,7 @@ class ChainFaults:
         if self._ends_requests(entry):
             for slot in ended:
                 self.failures.setdefault(slot, SlotFailure(reason))
-        # A request that passes it no arguments did not cause the fault, and offline there is no client to tell apart.
+        # A request that passes it no arguments did not cause the fault, and offline there are no clients.
         blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]} - {""}
         self._count_towards_quarantine(entry, reason, blamed)
 

@@ -1,4 +1,4 @@
-"""The groups of a chain: the main one, and one for each order that requests have given."""
+"""The groups of a chain: the main one, and one for each order of requests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain_group import ChainGroup, Order
 
 MAX_ORDERS = 32
-"""Groups beside the main one. Each has instances of its processors."""
+"""Maximum of groups besides the main one; each has separate instances of its processors."""
 
 MAX_ORDER_PROCESSORS = 64
-"""Processors of all orders that requests use at a time: each is called once more in a step, whatever the rows."""
+"""Maximum of processors in all orders in use: each adds a call to a step, for any number of rows."""
 
 
 class ChainGroups:
-    """Keeps the group of an order after its last request, for the next request with that order.
+    """Groups by order, kept after their last request for the next request with that order.
 
-    A request claims the group of its order from its arrival to its end, also while it waits for a slot. Among groups
-    without claims the least recently used one makes room for a new order. Used by one thread.
+    A request claims the group of its order from its arrival to its end, also while it waits for a slot. At
+    MAX_ORDERS groups, a new order evicts the least recently used group without claims. Used by one thread.
     """
 
     def __init__(self, main: ChainGroup) -> None:
@@ -28,22 +28,22 @@ class ChainGroups:
         self._claims: dict[str, Order] = {}
 
     def get(self, order: Order) -> ChainGroup | None:
-        """The group of an order, None if there is none."""
+        """Returns the group of an order, None if there is none."""
         return self.main if order is None else self._own.get(order)
 
     def add(self, order: Order, entries: Iterable[ChainEntry]) -> ChainGroup:
-        """The group of an order, made of these entries unless it is there by now."""
+        """Returns the group of an order; creates it from these entries if it does not exist."""
         found = self.get(order)
         if found is not None:
             return found
-        # More than the most only for a request that nothing was prepared for: it takes its slot now.
+        # Exceeds MAX_ORDERS only for a request without preparation, which takes its slot now.
         for unused in self._unused()[: max(len(self._own) + 1 - MAX_ORDERS, 0)]:
             del self._own[unused]
         group = self._own[order] = ChainGroup(list(entries))
         return group
 
     def has_room_for(self, order: Order, building: Collection[Order]) -> bool:
-        """True if requests may use this order now, beside the orders that are in use and those that are `building`.
+        """Returns True if requests may use this order now, besides the orders in use and in `building`.
 
         An order of more than MAX_ORDER_PROCESSORS processors is used alone.
         """
@@ -55,27 +55,27 @@ class ChainGroups:
         return not used or (len(used) < MAX_ORDERS and calls <= MAX_ORDER_PROCESSORS)
 
     def claim(self, request_id: str, order: Order) -> None:
-        """Keep the group of this order, if there is one, until the request releases it."""
+        """Keeps the group of this order, if there is one, until the request releases it."""
         if order in self._own:
             self._claims[request_id] = order
             self._own.move_to_end(order)
 
     def release(self, request_id: str) -> None:
-        """The request is over; unknown ones have claimed nothing."""
+        """Releases the claim of a finished request; does nothing for a request without a claim."""
         self._claims.pop(request_id, None)
 
     @property
     def all(self) -> list[ChainGroup]:
-        """Every group."""
+        """All groups."""
         return [self.main, *self._own.values()]
 
     @property
     def live(self) -> list[ChainGroup]:
-        """The main group, and those with requests in slots or that have yet to hear that their last one left."""
+        """The main group, groups with requests in slots, and groups not yet updated after their last request left."""
         return [self.main, *(group for group in self._own.values() if group.slots or group.followed)]
 
     def _unused(self) -> list[Order]:
-        """Orders that no request uses, the least recently used one first."""
+        """Returns the orders that no request uses, least recently used first."""
         claimed = set(self._claims.values())
         return [order for order, group in self._own.items() if not group.slots and order not in claimed]
 

@@ -1,4 +1,4 @@
-"""What the chain tells of a step to whoever traces some of its rows."""
+"""Interface for tracing some rows of a step through the chain."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class ChainTrace(ABC):
-    """Follows the rows of `slots` through the chain."""
+    """Trace of the rows of `slots` through the chain."""
 
     @property
     @abstractmethod
     def slots(self) -> Sequence[int]:
-        """The slots that are traced and have a row in this step, ascending."""
+        """Traced slots that have a row in this step, ascending."""
 
     @abstractmethod
     def restart(self) -> None:
-        """The chain begins, or begins again because a processor failed: what was told of it is void."""
+        """Discards this step's records: the chain begins, or begins again because a processor failed."""
 
     @abstractmethod
     def ran(self, name: str, slots: Sequence[int], rows: NDArray[np.int64], logits: Tensor, seconds: float) -> None:
-        """A processor worked on these slots, which are `rows` of what it left behind, logits [rows, vocab_size]."""
+        """Records a processor's run on these slots, which are `rows` of its result, logits [rows, vocab_size]."""
 
     @abstractmethod
     def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
-        """A processor that these slots use was left out, for the reason `status`."""
+        """Records that a processor that these slots use was left out, for the reason `status`."""

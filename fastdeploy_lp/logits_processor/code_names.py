@@ -12,28 +12,28 @@ from typing import Any
 
 OWN_PACKAGE = __name__.partition(".")[0]
 MAX_LENGTH = 200
-"""Characters of a name; longer constants are texts."""
+"""Maximum of characters in a name; longer constants are texts."""
 MAX_OBJECTS = 2_000
-"""Functions, classes and collections that are read for one class."""
+"""Maximum of functions, classes and collections read for one class."""
 
 
 def names_in_code(cls: type) -> frozenset[str]:
-    """Names by which the code of a class may read an argument, without running it.
+    """Returns the names by which a class's code may read an argument, without running it.
 
-    These are string constants (`args.get("name")`, `args["name"]`), attributes that are read of anything but `self`
+    These are string constants (`args.get("name")`, `args["name"]`), attributes read from objects other than `self`
     (`args.name`), and annotated fields, in the class, its bases, and the functions, classes and constants of the same
-    package that they refer to. A name that is put together at run time is not found.
+    package that they refer to. A name built at run time is not found.
     """
     return frozenset(_Reader(cls).names)
 
 
 class _Reader:
-    """Reads a class, then everything of its package that it refers to; every object once."""
+    """Reads a class, then every object of its package that it refers to, each once."""
 
     def __init__(self, cls: type) -> None:
         self.names: set[str] = set()
         self._package = cls.__module__.partition(".")[0]
-        # By their ids, and kept, so that no other object gets one of these ids.
+        # By id; a kept object's id is not reused.
         self._seen: dict[int, Any] = {}
         # Bases of this package are interfaces: they read no arguments.
         self._waiting: list[Any] = [base for base in cls.__mro__ if base is cls or not _is_ours(base)]
@@ -77,7 +77,7 @@ class _Reader:
             self._refer_to(function.__globals__.get(name), function.__code__)
 
     def _refer_to(self, found: Any, code: CodeType) -> None:
-        """Read the object of a global name if it is a constant or of the same package."""
+        """Reads the object of a global name if it is a constant or of the same package."""
         if isinstance(found, ModuleType):
             if found.__name__.partition(".")[0] == self._package:
                 self._waiting += [
@@ -102,7 +102,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _unwrapped(found: Any) -> Any:
-    """The function within decorators and descriptors of the standard library."""
+    """Returns the function inside the standard library's decorators and descriptors."""
     while True:
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
@@ -125,7 +125,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _all_names(code: CodeType) -> Iterator[str]:
-    """Global and attribute names, nested functions included."""
+    """Yields global and attribute names, including nested functions'."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -133,18 +133,18 @@ def _all_names(code: CodeType) -> Iterator[str]:
 
 
 def _attributes(code: CodeType) -> Iterator[str]:
-    """Attributes that are read, neither of `self` nor to be called."""
+    """Yields attributes that the code reads, except attributes of `self` and called methods."""
     first = code.co_varnames[0] if code.co_argcount else None
     before: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_ATTR" and not _is_call(instruction):
             of_self = before is not None and before.opname.startswith("LOAD_FAST") and before.argval == first
-            # Only a method's first argument is itself; a function's may be the arguments.
+            # Only a method's first argument is its object; a function's may be the request's arguments.
             if not (of_self and first in ("self", "cls")):
                 yield instruction.argval
         before = instruction
 
 
 def _is_call(instruction: dis.Instruction) -> bool:
-    """True for a method that is called: from Python 3.12 on a bit of the instruction."""
+    """Returns True for a method call, which Python 3.12 and later mark by a bit of the instruction."""
     return sys.version_info >= (3, 12) and bool((instruction.arg or 0) & 1)

@@ -1,4 +1,4 @@
-"""One declared processor: what the operator's SPEC led to."""
+"""One declared processor, loaded from the operator's SPEC."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class DeclaredProcessor:
     """One entry of the chain.
 
-    name: what requests, metrics and errors call it. spec: what led to it. source: "builtin", "module", "entry point" or
-    "object". found: the class, or the plugin dict. mandatory: every request passes it, and none is served without it.
-    claimed: flat arguments that the `Params` of declared processors know, so that they are not meant for one without.
+    name: its name in requests, metrics and errors. spec: the SPEC that it was loaded from. source: "builtin", "module",
+    "entry point" or "object". found: the class, or the plugin dict. mandatory: every request uses it, and no request
+    is served without it. claimed: flat arguments in the `Params` of declared processors; they do not belong to a
+    processor without `Params`.
     """
 
     name: str
@@ -42,40 +43,40 @@ class DeclaredProcessor:
 
     @property
     def given_as_object(self) -> bool:
-        """Whether the caller of `LLM` handed the class over, so that its SPEC need not lead to it again."""
+        """True if the caller of `LLM` passed the class, so that its SPEC need not lead to it again."""
         return self.source == "object"
 
     @cached_property
     def params_model(self) -> type[BaseModel] | None:
-        """The pydantic model of its arguments, None if the server does not know them."""
+        """Pydantic model of its arguments, None if the server does not know them."""
         return self.dialect.params_model(self.found)
 
     @cached_property
     def argument_names(self) -> frozenset[str]:
-        """The arguments that `params_model` knows."""
+        """Names of the arguments in `params_model`."""
         if self.params_model is None:
             return frozenset()
         return frozenset(field.alias or name for name, field in self.params_model.model_fields.items())
 
     @cached_property
     def accepts_any_args(self) -> bool:
-        """True if a class without `Params` says that it reads arguments whose names are not in its code."""
+        """True if a class without `Params` declares that it reads arguments whose names are not in its code."""
         return getattr(self.dialect.class_of(self.found), "accepts_any_args", False) is True
 
     @cached_property
     def read_names(self) -> frozenset[str]:
-        """The names that the code of a class without `Params` mentions."""
+        """Names that the code of a class without `Params` mentions."""
         return frozenset() if self.params_model else names_in_code(self.dialect.class_of(self.found))
 
     def takes(self, argument: str) -> bool:
-        """True for an argument that a request may pass it."""
+        """Returns True for an argument that a request may pass to it."""
         if self.params_model is not None:
             return argument in self.argument_names
         return self.accepts_any_args or argument in self.read_names
 
     @cached_property
     def checks_with_own_code(self) -> bool:
-        """True if the check of a request may run code that is not this server's: in `Params` or a method."""
+        """True if the check of a request may run an author's code, in `Params` or a method."""
         if self.source == "builtin":
             return False
         asks = type(self.dialect).validate is not Dialect.validate
@@ -84,13 +85,13 @@ class DeclaredProcessor:
 
     @property
     def description(self) -> str:
-        """The first paragraph of its docstring."""
-        # Its own docstring, which Python does not inherit: a base's describes the interface.
+        """First paragraph of its docstring."""
+        # The class's own docstring, without inheritance: a base's docstring describes the interface.
         text = inspect.cleandoc(self.dialect.class_of(self.found).__doc__ or "")
         return " ".join(text.partition("\n\n")[0].split())
 
     def build(self, fd_config: FDConfig) -> LogitsProcessor:
-        """A native processor that the chain runs; raises RuntimeError naming it if its constructor fails."""
+        """Returns a native processor for the chain; raises RuntimeError with its name if its constructor fails."""
         try:
             return self.dialect.build(self.found, fd_config)
         except BaseException as error:
@@ -98,11 +99,11 @@ class DeclaredProcessor:
             raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
 
     def validate(self, sampling_params: SamplingParams, facts: ModelFacts) -> None:
-        """Raise ValueError if the processor refuses the request; an author's code may raise anything."""
+        """Raises ValueError if the processor refuses the request; an author's code may raise any exception."""
         self.dialect.validate(self.found, sampling_params, facts)
 
     def is_meant_for(self, selection: Selection) -> bool:
-        """True if the request names this processor, or passes an argument that belongs to it.
+        """Returns True if the request names this processor, or passes an argument that belongs to it.
 
         Arguments that a class without `Params` takes belong to it unless another's `Params` claim them. No request is
         meant for a processor in shadow; every request is meant for a mandatory one of a dialect without flat arguments.
@@ -116,11 +117,11 @@ class DeclaredProcessor:
         return not self.dialect.by_name_only and any(map(self._owns, selection.args_for(self.name)))
 
     def is_used_by(self, selection: Selection) -> bool:
-        """True if the processor is mandatory, or the request is meant for it."""
+        """Returns True if the processor is mandatory, or the request is meant for it."""
         return self.mandatory or self.is_meant_for(selection)
 
     def leaves_alone(self, selection: Selection) -> bool:
-        """Whether the request must not be shown to the processor at all: it named others, or wants it in shadow."""
+        """Returns True if the processor must not see the request, which names others or wants it in shadow."""
         if self.name in selection.shadow:
             return True
         return selection.named is not None and self.name not in selection.named and not self.mandatory
@@ -130,6 +131,6 @@ class DeclaredProcessor:
 
 
 def _overrides_check(cls: type) -> bool:
-    """True if the class has a `validate_params` other than those of this package's base classes."""
+    """Returns True if the class has a `validate_params` that is not from this package's base classes."""
     owner = next((base for base in cls.__mro__ if "validate_params" in vars(base)), None)
     return owner is not None and owner not in (LogitsProcessor, vllm_v1.LogitsProcessor)

@@ -1,4 +1,4 @@
-"""What can be wrong with a declaration, or with what a request says of processors."""
+"""Errors in a declaration of processors, or in a request's fields for them."""
 
 
 class LogitsProcessorSpecError(ValueError):
@@ -9,7 +9,7 @@ class LogitsProcessorSpecError(ValueError):
 
 
 class RequestArgsError(ValueError):
-    """Something that no declared processor can take; `path` is its JSON path in the request, None if it has none."""
+    """A part of a request that no declared processor accepts; `path` is its JSON path, None if it has none."""
 
     def __init__(self, path: str | None, reason: str) -> None:
         super().__init__(reason if path is None else f"{path}: {reason}")

@@ -19,13 +19,13 @@ BUILTINS = {
 
 
 class LogitsProcessor(base.LogitsProcessor):
-    """The base class under FastDeploy's own names: its subclasses expect Paddle tensors in `share_inputs`."""
+    """The base class under FastDeploy's names: its subclasses expect Paddle tensors in `share_inputs`."""
 
 
 def install() -> None:
-    """Make the imports of FastDeploy's processors work; does nothing where FastDeploy is installed, or the second time.
+    """Makes the imports of FastDeploy's processors work; does nothing if FastDeploy is installed, or on a second call.
 
-    Their logger, of the package paddleformers, is treated alike.
+    Does the same for the import of their logger, from the package paddleformers.
     """
     if is_absent("fastdeploy"):
         install_modules(_fastdeploy())
@@ -35,14 +35,14 @@ def install() -> None:
 
 
 def get_logger(name: str, *_: Any, **__: Any) -> logging.Logger:
-    """A logger of the server, without a separate file."""
+    """Returns a logger of the server, without a separate file."""
     return logging.getLogger(f"fastdeploy_lp.{name}")
 
 
 def validate_thinking_token_sequences(sequences: Any, vocab_size: int) -> dict[str, Any] | None:
-    """Markers of several tokens, `{"start": [[…]], "end": [[…]], "forced_end": […]}`, or None for None.
+    """Returns markers of several tokens, `{"start": [[…]], "end": [[…]], "forced_end": […]}`, or None for None.
 
-    Raises ValueError for another form and for tokens that the vocabulary does not have.
+    Raises ValueError for another form and for tokens outside the vocabulary.
     """
     if sequences is None:
         return None
@@ -87,13 +87,13 @@ def _fastdeploy() -> dict[str, dict[str, object]]:
 
 
 def _load_class(spec: str) -> Any:
-    """The class of a SPEC, as the server finds it; raises LogitsProcessorSpecError, a ValueError."""
+    """Returns the class of a SPEC, as the server finds it; raises LogitsProcessorSpecError, a ValueError."""
     from fastdeploy_lp.logits_processor.registry import load_processor
 
     return load_processor(spec).found
 
 
 def _build_logits_processors(fd_config: Any) -> list[Any]:
-    """An instance of every declared processor."""
+    """Returns an instance of every declared processor."""
     specs = fd_config.structured_outputs_config.logits_processors
     return [_load_class(spec)(fd_config) for spec in specs]

@@ -15,8 +15,8 @@ ABSENT = -1
 class FastDeployModelConfig:
     """The model's configuration with the entries of its `config.json`, and the token ids of `MARKERS`.
 
-    A marker that is not one token of the vocabulary is -1. `dtype` is that of the logits, which is what processors make
-    tensors of.
+    A marker that is not one token of the vocabulary is -1. `dtype` is the logits' dtype, which processors use for their
+    tensors.
     """
 
     dtype = "float32"

@@ -16,14 +16,14 @@ EMPTY = -1
 
 
 class FastDeployInputs(Mapping[str, Any]):
-    """The slots of a step that have a row, and no others: slot r is row r of the logits.
+    """The slots of a step that have a row, without the others: slot r is row r of the logits.
 
-    FastDeploy's own processors disagree on which row is a slot's. Its LogitBias counts the slots that are not stopped,
-    its ThinkingBudget takes the number of the slot. Without stopped slots both mean the same row. A request's slot
-    changes when another one ends, so that what lasts for several steps is kept by `req_ids`.
+    FastDeploy's processors disagree on the row of a slot: LogitBias counts the slots that are not stopped,
+    ThinkingBudget uses the slot number. Without stopped slots both find the same row. A request's slot changes when
+    another request ends, so processors must store by `req_ids` what lasts for several steps.
 
-    Arrays are Paddle tensors on the CPU, made of host copies when a field is first read in a step. A read never
-    waits for the device, and a write changes the copy alone.
+    Arrays are Paddle tensors on the CPU, made from host copies at a field's first read in a step. A read never waits
+    for the device, and a write changes only the copy.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class FastDeployInputs(Mapping[str, Any]):
         self._prepare: Callable[[Any], Any] = lambda args: args
 
     def bind(self, share_inputs: Mapping[str, Any], prepare: Callable[[Any], Any]) -> None:
-        """Look at the slots of a step; `prepare` makes the arguments of one what the processor reads."""
+        """Sets the slots of a step; `prepare` converts a slot's arguments to the form that the processor reads."""
         self._source, self._prepare, self._made = share_inputs, prepare, {}
         self._slots = np.flatnonzero(~share_inputs["stop_flags"][:, 0])
 
@@ -78,11 +78,11 @@ def _outputs(source: Mapping[str, Any], slots: NDArray[np.int64]) -> NDArray[np.
 def _pieces(
     source: Mapping[str, Any], slots: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Of each slot's tokens so many from a start on, at the beginning of a row."""
+    """Returns each slot's `lengths` tokens from `starts` on, at the beginning of a row."""
     tokens = source[f"token_ids_all{ON_HOST}"]
     rows = np.full((len(slots), tokens.shape[1]), EMPTY, np.int64)
     for row, (slot, start, length) in enumerate(zip(slots, starts, lengths, strict=True)):
-        # The last token of a full context has no place in the array.
+        # The last token of a full context does not fit into the array.
         piece = tokens[slot, start : start + length]
         rows[row, : len(piece)] = piece
     return rows
@@ -98,4 +98,4 @@ DERIVED: dict[str, Callable[[Mapping[str, Any], NDArray[np.int64]], NDArray[Any]
     "pre_ids": _outputs,
     "infer_seed": _seeds,
 }
-"""Fields of FastDeploy's under names that this server has no array of."""
+"""FastDeploy's fields that this server has no array for."""

@@ -1,4 +1,4 @@
-"""Arguments that a request passes without naming processors, in any of the fields for them."""
+"""Arguments that a request passes without naming processors, in any of the flat fields."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastdeploy_lp.logits_processor.settled_args import settled_args
 from fastdeploy_lp.sampling_params import SamplingParams
 
 Entering = Callable[[DeclaredProcessor, str | None], None]
-"""Is told of each processor whose check of a request begins, and of the JSON path that the check is about."""
+"""Called with each processor whose check of a request begins, and with the JSON path that it checks."""
 
 FLAT, EXTRA, BIAS = "logits_processors_args", "extra_args", "logit_bias"
 
 
 def unwatched(processor: DeclaredProcessor, path: str | None) -> None:
-    """An `Entering` that does nothing."""
+    """Does nothing: the default `Entering`."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class FlatArgs:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of the request that hold them, each once."""
+        """Fields of the request that hold them, each once."""
         return list(dict.fromkeys(path[0] for path in self.paths.values()))
 
 
@@ -39,7 +39,7 @@ class FlatArgsReader:
     """Reads the flat fields of requests and checks them against the processors that see flat arguments.
 
     declared: the chain. context: for the `Params` models. shadow: names of processors that run in shadow for every
-    request; OpenAI's `logit_bias` is for the first one that is not among them.
+    request; OpenAI's `logit_bias` is for the first processor that is not one of them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FlatArgsReader:
         self._context = context
 
     def read(self, params: SamplingParams) -> FlatArgs:
-        """Arguments of all flat fields together, as they were sent; raises RequestArgsError."""
+        """Returns the arguments of all flat fields as they were sent; raises RequestArgsError."""
         args = FlatArgs()
         bias = {BIAS: params.logit_bias} if params.logit_bias else {}
         for source, given in ((FLAT, params.logits_processors_args), (EXTRA, params.extra_args), (None, bias)):
@@ -62,7 +62,7 @@ class FlatArgsReader:
                     raise RequestArgsError(".".join(path), "argument names are strings")
                 if name in args.values:
                     raise RequestArgsError(".".join(path), "this argument is given twice, in two fields of the request")
-                # OpenAI's own field is meant for the builtin; one that takes just any argument would not look at it.
+                # OpenAI's field is meant for the builtin; a processor that accepts any argument would not read it.
                 takers = self._seeing if source else self._bias_takers
                 if not any(processor.takes(name) for processor in takers):
                     raise RequestArgsError(".".join(path), self._unknown())
@@ -71,29 +71,29 @@ class FlatArgsReader:
         return args
 
     def hidden(self, args: FlatArgs) -> dict[str, tuple[str, ...]]:
-        """Names of arguments that a processor does not see, by the processor's name."""
+        """Returns the names of arguments that a processor does not see, by the processor's name."""
         if not args.values:
             return {}
-        # An argument that is not theirs by name would only reach their constructors.
+        # Flat arguments are not meant for these, and would only reach their constructors.
         hidden = {
             processor.name: tuple(args.values)
             for processor in self._declared
             if processor.dialect.by_name_only and processor.mandatory
         }
         if args.paths.get(BIAS) == (BIAS,):
-            # Processors in shadow see it too: they change nothing, so that nothing is added twice.
+            # Processors in shadow see it too: they change nothing, so the bias is not added twice.
             in_chain = [each for each in self._bias_takers if each.name not in self._shadow]
             others = [each for each in self._seeing if each.takes(BIAS) and each.name not in self._shadow]
             hidden |= {each.name: (BIAS,) for each in others if each is not next(iter(in_chain), None)}
         return hidden
 
     def settled(self, args: FlatArgs, entering: Entering) -> dict[str, Any]:
-        """The arguments as the `Params` of their processors read them; raises RequestArgsError."""
+        """Returns the arguments as the `Params` of their processors read them; raises RequestArgsError."""
         settled = dict(args.values)
         for processor in self._seeing:
             own = {name: value for name, value in args.values.items() if name in processor.argument_names}
             if own and processor.params_model is not None:
-                # An argument that is missing, and a rule between several, belong where the others came from.
+                # An error about a missing argument or several arguments gets the path of the field of the others.
                 source = args.paths[next(iter(own))][:-1]
                 entering(processor, ".".join(args.paths[next(iter(own))]))
                 settled |= settled_args(processor.params_model, own, self._context, source, args.paths)
@@ -114,5 +114,5 @@ class FlatArgsReader:
 
 
 def _knows(processor: DeclaredProcessor, argument: str) -> bool:
-    """True if its `Params` or its code names the argument."""
+    """Returns True if its `Params` or its code names the argument."""
     return argument in processor.argument_names or argument in processor.read_names

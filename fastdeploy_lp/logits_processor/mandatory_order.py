@@ -22,16 +22,16 @@ class MandatoryOrder:
 
     def __init__(self, declared: Sequence[DeclaredProcessor]) -> None:
         self._mandatory = [processor.name for processor in declared if processor.mandatory]
-        # An even number for the processors before, between and after the mandatory ones, which have the odd ones.
+        # Odd numbers for mandatory processors, even numbers for the processors before, between and after them.
         self._section: dict[str, int] = {}
         for processor in declared:
             passed = [name for name in self._mandatory if name in self._section]
             self._section[processor.name] = 2 * len(passed) + processor.mandatory
 
     def complete(self, requested: Sequence[RequestedPlace]) -> tuple[str, ...]:
-        """The requested order with the mandatory names that it leaves out.
+        """Returns the requested order with the missing mandatory names added.
 
-        Raises RequestArgsError for a name on the other side of a mandatory one than it was declared.
+        Raises RequestArgsError for a name that was declared on the other side of a mandatory processor.
         """
         names = [place.name for place in requested]
         absent = [name for name in self._mandatory if name not in names]

@@ -1,4 +1,4 @@
-"""How much memory this process has."""
+"""Memory use of this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ STATM = "/proc/self/statm"
 
 
 class MemoryGauge:
-    """Reads the resident size as the kernel counts it, in about two microseconds; 0 where the kernel does not tell.
+    """Reads the kernel's resident size of this process in about two microseconds; 0 if the kernel has no such file.
 
-    Memory of a GPU is not part of it.
+    GPU memory is not included.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class MemoryGauge:
             weakref.finalize(self, os.close, self._file)
 
     def resident(self) -> int:
-        """Bytes."""
+        """Returns the resident size in bytes."""
         if self._file is None:
             return 0
         return int(os.pread(self._file, 64, 0).split()[1]) * self._page

@@ -19,5 +19,5 @@ class ModelFacts:
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> ModelFacts:
-        """Facts about the served model."""
+        """Returns the facts about the served model."""
         return cls(fd_config.model_config.vocab_size, fd_config.tokenizer)

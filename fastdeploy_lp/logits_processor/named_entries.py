@@ -11,7 +11,7 @@ NAMED = "logits_processors"
 
 
 class NamedEntry(NamedTuple):
-    """One named processor of a request; JSON paths of the entry, its name and its params; whether it is in shadow."""
+    """One named processor of a request, with the JSON paths of the entry, its name and its params."""
 
     name: str
     params: dict[str, Any]
@@ -22,7 +22,7 @@ class NamedEntry(NamedTuple):
 
 
 def named_entries(chosen: Mapping[str, Any] | Sequence[Any]) -> list[NamedEntry]:
-    """Either form as entries; raises RequestArgsError for a wrong shape."""
+    """Returns the entries of either form; raises RequestArgsError for a wrong shape."""
     if isinstance(chosen, Mapping):
         paths = [(NAMED, str(name)) for name in chosen]
         items = zip(chosen.items(), paths, strict=True)

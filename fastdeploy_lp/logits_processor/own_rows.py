@@ -1,4 +1,4 @@
-"""Copies of some rows of the logits, and the way back."""
+"""Copies of some rows of the logits, and their return to the logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """A copy of these rows of logits [*, vocab_size]."""
+    """Returns a copy of these rows of logits [*, vocab_size]."""
     import paddle
 
     host = _view(logits)
@@ -23,8 +23,8 @@ def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
 
 
 def put_rows(logits: Tensor, rows: NDArray[np.int64], part: Tensor) -> None:
-    """Write `part` [rows, vocab_size] to these rows of the logits."""
-    # Measured for 16 rows of 49,152 logits: Paddle's operator takes about 40 ms on two cores, numpy 0.3.
+    """Writes `part` [rows, vocab_size] to these rows of the logits."""
+    # Measured for 16 rows of 49,152 logits: Paddle's operator takes about 40 ms on two cores, numpy 0.3 ms.
     host, written = _view(logits), _view(part)
     if host is None or written is None or not host.flags.writeable:
         logits.index_put_((to_device(rows),), part)
@@ -33,10 +33,10 @@ def put_rows(logits: Tensor, rows: NDArray[np.int64], part: Tensor) -> None:
 
 
 def _view(tensor: Tensor) -> NDArray[Any] | None:
-    """The tensor's own memory; None where numpy can have none."""
+    """Returns a numpy view of the tensor's memory, None if numpy cannot make one."""
     if not in_host_memory(tensor):
         return None
     try:
         return np.from_dlpack(tensor)
-    except (BufferError, RuntimeError):  # bfloat16, say, which numpy does not have
+    except (BufferError, RuntimeError):  # such as bfloat16, which numpy does not have
         return None

@@ -1,4 +1,4 @@
-"""Detection of an author's own code in a `Params` model, by the schema that pydantic made of it."""
+"""Detection of an author's own code in a `Params` model, by the schema that pydantic built from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-# Packages whose functions a schema may name and still run no author's code.
+# Packages whose functions in a schema are not an author's code.
 _OURS = ("fastdeploy_lp", "pydantic", "pydantic_core")
 
 
 def runs_authors_code(model: type[BaseModel]) -> bool:
-    """True if validation or dumping calls code that neither pydantic nor this package has: functions, hooks, methods.
+    """Returns True if validation or dumping calls code outside pydantic and this package: functions, hooks, methods.
 
-    Python's own regular expressions count as well: their time has no bound.
+    Regular expressions of Python's `re` count as well: their run time has no bound.
     """
     own_bases = model.__mro__[: model.__mro__.index(BaseModel)]
     if any(name in vars(base) for base in own_bases for name in ("model_validate", "model_dump")):
@@ -23,7 +23,7 @@ def runs_authors_code(model: type[BaseModel]) -> bool:
 
 
 def _nodes(part: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-    """Every mapping of a schema, each once."""
+    """Yields every mapping of a schema, each once."""
     if isinstance(part, Mapping):
         if id(part) in seen:
             return
@@ -44,7 +44,7 @@ def _is_code(node: Mapping[str, Any]) -> bool:
 
 
 def _may_be_code(key: str, value: Any) -> bool:
-    """True for a function, and for a class that is called; other classes in a schema are types of values."""
+    """Returns True for a function, and for a class that is called; other classes in a schema are value types."""
     return key in ("function", "missing") or not isinstance(value, type)
 
 

@@ -1,16 +1,16 @@
-"""Arguments that are pieces of text: given as text or as token ids, and token ids by the time a processor sees them.
+"""Arguments that are texts: a request passes text or token ids, a processor sees token ids.
 
 A `Params` model declares them with the types of this module, and the API process tokenizes them while it checks a
 request:
 
-- `Phrase`: a text to be written; becomes `list[int]`, its tokens as they stand at the beginning of a text.
-- `PhraseForms`: a text that stands at the beginning or behind a space; becomes `list[list[int]]`, one list a form.
-- `Marker`: a text to be found in what a model writes; becomes `list[list[int]]`, also with the forms in which its first
-  or last token merges with punctuation beside it.
-- `SentenceEnds`: true for the marks that end a sentence, or a list of texts; becomes `list[int]`, tokens of which each
-  is such an end. False becomes an empty list.
+- `Phrase`: a text to be written; becomes `list[int]`, its tokens at the beginning of a text.
+- `PhraseForms`: a text at the beginning or after a space; becomes `list[list[int]]`, one list a form.
+- `Marker`: a text to be found in a model's output; becomes `list[list[int]]`, including the forms in which its first or
+  last token merges with adjacent punctuation.
+- `SentenceEnds`: true for the marks that end a sentence, or a list of texts; becomes `list[int]`, tokens that
+  each end a sentence. False becomes an empty list.
 
-A default that is a text needs `Field(default="…", validate_default=True)`, and is sent to the worker like a given one.
+A default that is a text needs `Field(default="…", validate_default=True)`, and is sent to the worker, too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pydantic import BeforeValidator, ValidationInfo
 from fastdeploy_lp.logits_processor.token_id import VOCAB_SIZE, TokenId
 
 Encode = Callable[[str], list[int]]
-"""The token ids of a text, without the ones that a tokenizer puts around a whole prompt."""
+"""Returns the token ids of a text, without the tokens that a tokenizer adds around a whole prompt."""
 
 PHRASES = "phrases"
 MAX_TOKENS = 4096
 SENTENCE_MARKS = (".", "!", "?", "…", ".\n", "\n", "\n\n", '."', ".)", "。", "！", "？")
 NEIGHBOURS = (".", ",", "!", "?", ":", ";", ")", "]", "}", '"', "'", "`", "*", "-", "(", "<", ">", "\n", "\n\n", " ")
-# Before a text, such marks may have a space before them, all of it one token.
+# Before a text, a mark may also follow a space, with both in one token.
 OPENING = (*NEIGHBOURS, *(f" {mark}" for mark in NEIGHBOURS if mark.strip()))
 REMEMBERED_MARKERS = 256
-# Characters; a longer one, of which nobody has many, would take much memory in all its forms.
+# Maximum of characters; longer markers are rare, and all forms of one would take much memory.
 REMEMBERED_LENGTH = 256
 
 
@@ -45,13 +45,12 @@ class PhraseEncoder:
         self._markers: OrderedDict[str, list[list[int]]] = OrderedDict()
 
     def forms(self, text: str) -> list[list[int]]:
-        """As is, and with a space before it if that is another token; what is the same but for a leading token counts
-        once."""
+        """Returns the text's tokens, and its tokens after a space if these do more than add leading tokens."""
         plain, spaced = self.encode(text), self.encode(f" {text}")
         return [plain] if spaced[-len(plain) :] == plain else [plain, spaced]
 
     def marker(self, text: str) -> list[list[int]]:
-        """The shortest token lists of which one ends wherever the text ends; kept for the texts asked for last."""
+        """Returns the shortest token lists of which one ends wherever the text ends; cached for the latest texts."""
         if len(text) > REMEMBERED_LENGTH:
             return self._marker(text)
         if text not in self._markers:
@@ -62,7 +61,7 @@ class PhraseEncoder:
         return self._markers[text]
 
     def _marker(self, text: str) -> list[list[int]]:
-        # Before the text is tokenized once for every neighbour.
+        # Rejects a long text before it is tokenized once for every neighbour.
         plain = _not_too_long(self.encode(text))
         found = {tuple(plain): None}
         before = ["", *(mark for mark in OPENING if self._merges(self.encode(mark + text), plain, at_end=False))]
@@ -78,7 +77,7 @@ class PhraseEncoder:
 
 
 def _to_phrase(value: Any, info: ValidationInfo) -> Any:
-    """A text's tokens; anything else goes on to be checked as a list of token ids."""
+    """Returns a text's tokens; checks any other value as a list of token ids."""
     if isinstance(value, str):
         return _not_too_long(_encoder(value, info).encode(value))
     return _checked(value, info)
@@ -100,7 +99,7 @@ def _to_sentence_ends(value: Any, info: ValidationInfo) -> Any:
     if value is False:
         return []
     if value is True:
-        # Those that this vocabulary has as one token.
+        # Only marks that are one token of this vocabulary.
         tokenized = [_encoder("true", info).encode(mark) for mark in SENTENCE_MARKS]
         return sorted({tokens[0] for tokens in tokenized if len(tokens) == 1})
     if isinstance(value, list):
@@ -133,7 +132,7 @@ def _checked_lists(value: Any, info: ValidationInfo) -> Any:
 
 
 def _checked(value: Any, info: ValidationInfo) -> list[int]:
-    """A list of token ids of this vocabulary; raises ValueError for anything else."""
+    """Returns a list of token ids of this vocabulary; raises ValueError for any other value."""
     if not isinstance(value, list):
         raise ValueError(f"must be a text or a list of token ids, not {type(value).__name__}")
     size = (info.context or {}).get(VOCAB_SIZE)

@@ -6,9 +6,9 @@ from typing import Any
 
 
 class ProcessorArgs(dict[str, Any]):
-    """A dict whose keys also answer as attributes; an argument that was not given is None.
+    """A dict whose keys are attributes, too; an argument that was not passed is None.
 
-    FastDeploy's documents write `args.enable_your_logits_processor` for requests that may not have passed it.
+    FastDeploy's documentation reads `args.enable_your_logits_processor` for requests that may not have passed it.
     """
 
     __slots__ = ()

@@ -13,14 +13,14 @@ from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyError, ReadOnl
 
 
 class ProcessorView(Mapping[str, Any]):
-    """The slot arrays with a processor's own arguments and its group's rows.
+    """The slot arrays with a processor's arguments and its group's rows.
 
-    Two fields are of the view alone. `using_slots`: the slots whose requests are meant for this processor.
+    Two fields exist only in the view. `using_slots`: the slots whose requests are meant for this processor.
     `args_versions` [S]: a number for each slot that rises with every change of its arguments.
 
-    With `read_only` nothing that the processor writes reaches the engine or another processor. Host arrays are views
-    that cannot be written to, and lists refuse their methods that change them. Tensors and sampling parameters are
-    copies, made when they are first asked for; `require_unchanged` finds writes to the tensors.
+    With `read_only`, no write of the processor reaches the engine or another processor. Host arrays are read-only
+    views, and lists refuse the methods that change them. Tensors and sampling parameters are copies, made at their
+    first read; `require_unchanged` finds writes to the tensors.
     """
 
     def __init__(self, max_num_seqs: int, *, read_only: bool = False) -> None:
@@ -34,26 +34,26 @@ class ProcessorView(Mapping[str, Any]):
             "using_slots": self.using,
             "args_versions": self._versions,
         }
-        # By field, the engine's array or list with what the processor sees of it: both stay the same for many steps.
+        # By field, the engine's array or list and the processor's view of it: both stay the same for many steps.
         self._views: dict[str, tuple[Any, Any]] = {}
-        # Of this step alone: copies of tensors with their versions when they were made.
+        # This step only: copies of tensors, with their versions at creation.
         self._tensors: dict[str, tuple[Any, int]] = {}
 
     def set_args(self, slot: int, args: ProcessorArgs) -> None:
-        """Change the arguments that the processor sees in a slot."""
+        """Changes the arguments that the processor sees in a slot."""
         # Nested values belong to the request, and its other processors see them too.
         list.__setitem__(self.args, slot, copy.deepcopy(args) if self._read_only and args else args)
         self._versions[slot] += 1
 
     def bind(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
-        """Look at these slot arrays, with these stop flags."""
+        """Sets the slot arrays and the stop flags to read from."""
         self._share_inputs = share_inputs
         self._own["stop_flags"] = stop_flags
         if self._tensors:
             self._tensors = {}
 
     def require_unchanged(self) -> None:
-        """Raise ReadOnlyError if the processor has written to a tensor of this step."""
+        """Raises ReadOnlyError if the processor has written to a tensor of this step."""
         for name, (tensor, version) in self._tensors.items():
             if tensor.inplace_version != version:
                 raise ReadOnlyError(f"share_inputs[{name!r}]")

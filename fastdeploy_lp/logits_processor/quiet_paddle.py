@@ -1,4 +1,4 @@
-"""Import Paddle without its advice."""
+"""Import of Paddle without its advice."""
 
 from __future__ import annotations
 

@@ -8,17 +8,17 @@ Item = TypeVar("Item")
 
 
 class ReadOnlyError(TypeError):
-    """A processor wrote to something of `share_inputs`, which all requests share."""
+    """A processor wrote to a part of `share_inputs`, which all requests share."""
 
     def __init__(self, place: str) -> None:
         super().__init__(f"{place} is read-only: it belongs to every request; work on a copy")
 
 
 class ReadOnlyList(list[Item]):
-    """A list whose own methods change nothing: they raise ReadOnlyError.
+    """A list whose methods for changes raise ReadOnlyError.
 
-    Reading costs what it costs for a list. The engine changes one by the methods of `list` itself, as in
-    `list.append(tokens, token)`, so that everyone who holds it sees it grow. Copies and slices are plain lists.
+    Reads cost the same as reads of a list. The engine changes it by the methods of `list` itself, as in
+    `list.append(tokens, token)`, so that every holder sees it grow. Copies and slices are plain lists.
     """
 
     __slots__ = ()

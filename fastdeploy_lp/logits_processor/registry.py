@@ -1,4 +1,4 @@
-"""From the SPECs an operator writes to the declared processors, with every mistake told before a model is loaded."""
+"""Declared processors from an operator's SPECs, with every mistake reported before a model is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastdeploy_lp.plugins import (
     load,
 )
 
-# What stands before "LogitsProcessor" in the names of builtins, and their modules.
+# Prefixes of "LogitsProcessor" in the names of builtins, and their modules.
 _BUILTIN_MODULES = {
     "LogitBias": "logit_bias",
     "CiteFromPrompt": "cite_from_prompt",
@@ -69,11 +69,11 @@ def load_processors(
     mandatory: Collection[str] = (),
     vllm_entry_points: bool = False,
 ) -> list[DeclaredProcessor]:
-    """The chain in execution order: entry points that are not declared themselves, then `specs` in their order.
+    """Returns the chain in execution order: entry points that `specs` does not declare, then `specs` in their order.
 
-    `objects` maps a SPEC to a thing that was given as an object; `mandatory` names processors that every request
-    passes; `vllm_entry_points` has vLLM's group of entry points count as well. Raises LogitsProcessorSpecError for a
-    SPEC that does not lead to a processor and for two of one name, and ValueError for what cannot be mandatory.
+    `objects` maps a SPEC to a processor passed as an object; `mandatory` names processors that every request uses;
+    `vllm_entry_points` includes vLLM's group of entry points. Raises LogitsProcessorSpecError for a SPEC that does not
+    lead to a processor and for two of one name, and ValueError for a name that cannot be mandatory.
     """
     plugins = _allowed_by_name(vllm_entry_points=vllm_entry_points)
     explicit = {_split_alias(spec)[1] for spec in specs}
@@ -93,13 +93,13 @@ def load_processors(
 
 
 def _require_for_all(mandatory: Collection[str], declared: Sequence[DeclaredProcessor]) -> None:
-    """Raise ValueError for a name that is not declared, and for a processor that not every request can have."""
+    """Raises ValueError for a name that is not declared, and for a processor that cannot serve every request."""
     by_name = {processor.name: processor for processor in declared}
     for name in mandatory:
         if name not in by_name:
             raise ValueError(f"mandatory: {name!r} is not declared; declared are {', '.join(by_name) or 'none'}")
         dialect = by_name[name].dialect
-        # The others have one instance for all requests.
+        # Other dialects have one instance for all requests.
         reason = dialect.why_it_needs_args(by_name[name].found) if dialect.by_name_only else None
         if reason is not None:
             problem = f"{name} cannot be made for a request that passes it no arguments ({reason})"
@@ -107,8 +107,10 @@ def _require_for_all(mandatory: Collection[str], declared: Sequence[DeclaredProc
 
 
 def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
-    """One processor by itself, whatever else is installed; `found` is what the SPEC stands for if it was given as an
-    object. Knows vLLM's entry points while its stand-ins are installed. Raises LogitsProcessorSpecError.
+    """Returns one processor, independent of other installed ones; raises LogitsProcessorSpecError.
+
+    `found` is the processor of the SPEC if it was passed as an object. Knows vLLM's entry points while its stand-ins
+    are installed.
     """
     plugins = _allowed_by_name(vllm_entry_points=stand_ins_are_installed())
     return _declare(spec, {} if found is None else {spec: found}, plugins)
@@ -130,7 +132,7 @@ def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plu
 
 
 def find_dialect(found: object, spec: str) -> Dialect:
-    """The dialect that `found` is written in, after its own check; raises LogitsProcessorSpecError."""
+    """Returns the dialect of `found` after the dialect's check; raises LogitsProcessorSpecError."""
     dialect = next((dialect for dialect in DIALECTS if dialect.recognizes(found)), None)
     if dialect is not None:
         dialect.check(found, spec)
@@ -155,10 +157,10 @@ def _split_alias(spec: str) -> tuple[str | None, str]:
 
 
 def _allowed_by_name(*, vllm_entry_points: bool = False) -> dict[str, Plugin]:
-    """In the order of their names, so that every process has the same chain; of two with one name the last, which
-    refuses to be loaded.
+    """Returns the allowed plugins sorted by name, so that every process has the same chain.
 
-    A distribution that announces a name in both groups means the one of this package here.
+    Of two with one name it returns the last, which refuses to be loaded. For a distribution with one name in both
+    groups, the plugin in this package's group counts.
     """
     found = {plugin.name: plugin for plugin in allowed_plugins(PluginGroup.LOGITS_PROCESSOR)}
     for plugin in allowed_plugins(PluginGroup.VLLM_LOGITS_PROCESSOR) if vllm_entry_points else ():
@@ -221,7 +223,7 @@ def _import(module_path: str, spec: str) -> Any:
             raise LogitsProcessorSpecError(spec, problem) from None
         problem = f"cannot be used: importing {module_path!r} failed: {_one_line(error)}"
         raise LogitsProcessorSpecError(spec, f"{problem}; install what it needs{_compat_advice(error)}") from error
-    except (Exception, SystemExit) as error:  # an author's module may raise anything, and a script may end itself
+    except (Exception, SystemExit) as error:  # an author's module may raise any exception, and a script may exit
         problem = f"cannot be used: importing {module_path!r} failed: {type(error).__name__}: {_one_line(error)}"
         raise LogitsProcessorSpecError(spec, f"{problem}{_compat_advice(error)}") from error
 
@@ -247,7 +249,7 @@ def _attribute(module: Any, class_path: str, spec: str) -> object:
         except AttributeError:
             problem = f"is not there: {module.__name__} has no {class_path!r}{_has(module)}"
             raise LogitsProcessorSpecError(spec, problem) from None
-        except Exception as error:  # of a module that imports what it is asked for
+        except Exception as error:  # a module may import its attributes at their first use
             problem = f"cannot be used: {module.__name__}.{class_path}: {type(error).__name__}: {_one_line(error)}"
             raise LogitsProcessorSpecError(spec, problem) from error
     return found
@@ -259,7 +261,7 @@ def _has(module: Any) -> str:
 
 
 def _is_one(value: object) -> bool:
-    # Base classes that a module has only imported are abstract.
+    # Base classes that a module only imports are abstract.
     if isinstance(value, dict):
         return CLASS in value
     return not inspect.isabstract(value) and any(dialect.recognizes(value) for dialect in DIALECTS)

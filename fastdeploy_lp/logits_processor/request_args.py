@@ -1,4 +1,4 @@
-"""Checks what a request says about logits processors against the declared ones, in the API process."""
+"""Check of a request's use of logits processors against the declared ones, in the API process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SHADOW = "logits_processors_shadow"
 class RequestArgsValidator:
     """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`.
 
-    What a processor's own check raises refuses the request; an error that is no ValueError is its cause.
+    An error of a processor's own check refuses the request; an error other than ValueError becomes the refusal's cause.
 
-    `encode` tokenizes the arguments that are phrases; without it they can be given as token ids only. `shadow` names
+    `encode` tokenizes the arguments that are phrases; without it, they must be token ids. `shadow` names
     the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
     """
 
@@ -53,9 +53,9 @@ class RequestArgsValidator:
         self._order = MandatoryOrder(declared)
 
     def authors_of(self, params: SamplingParams) -> frozenset[str]:
-        """Names of the processors whose own code `validate` may run for this request."""
+        """Returns the names of processors whose own code `validate` may run for this request."""
         chosen = params.logits_processors
-        # `validate` refuses an entry that is none before any author's code runs.
+        # `validate` refuses an invalid entry before any author's code runs.
         named = [each.get("name") if isinstance(each, Mapping) else each for each in chosen or ()]
         return frozenset(
             processor.name
@@ -64,7 +64,7 @@ class RequestArgsValidator:
         )
 
     def validate(self, params: SamplingParams, entering: Entering = unwatched) -> Selection:
-        """The request's choice, its arguments with their types settled; raises RequestArgsError.
+        """Returns the request's selection, with arguments of their final types; raises RequestArgsError.
 
         Values that cannot be sent to another process are refused before any author's code runs.
         """
@@ -81,7 +81,7 @@ class RequestArgsValidator:
         self._ask_processors(params, selection, _Paths(flat, entries), entering)
         wanted = self._wanted_in_shadow(params, selection, entries)
         shadow = tuple(name for name in self._declared if name in wanted)
-        # Only a list has an order; the keys of an object have none that a client could rely on.
+        # Only a list has an order; clients cannot rely on the order of an object's keys.
         order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
         return msgspec.structs.replace(selection, order=order, shadow=shadow)
 
@@ -101,7 +101,7 @@ class RequestArgsValidator:
         return named
 
     def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
-        """The order of a list, None if it is the declared one; raises RequestArgsError."""
+        """Returns the order of a list, None if it is the declared one; raises RequestArgsError."""
         places = [RequestedPlace(each.name, ".".join(each.path)) for each in entries if each.name not in shadow]
         order = self._order.complete(places)
         return None if order == tuple(name for name in self._declared if name in order) else order
@@ -109,7 +109,7 @@ class RequestArgsValidator:
     def _wanted_in_shadow(
         self, params: SamplingParams, selection: Selection, entries: Sequence[NamedEntry]
     ) -> list[str]:
-        """The names that the request has marked, and those that the operator has."""
+        """Returns the names that the request marks, and the names that the operator marks."""
         wanted = []
         for entry in entries:
             if entry.shadow:
@@ -133,7 +133,7 @@ class RequestArgsValidator:
             raise RequestArgsError(path, f"{name} is mandatory on this server; no request can put it into shadow")
 
     def _reaches(self, processor: DeclaredProcessor, selection: Selection) -> bool:
-        """Whether the processor may get to see the request."""
+        """Returns True if the processor may see the request."""
         if processor.dialect.by_name_only:
             return selection.named is not None and processor.name in selection.named
         return not processor.leaves_alone(selection)
@@ -183,11 +183,11 @@ class _Paths:
         self._entries = entries
 
     def of(self, processor: DeclaredProcessor, selection: Selection) -> str | None:
-        """Of its entry, or of the field with its flat arguments; None if the request says nothing to it."""
+        """Returns the path of its entry, or of the field with its flat arguments; None if the request has neither."""
         if selection.named is not None:
             return next((".".join(entry.path) for entry in self._entries if entry.name == processor.name), NAMED)
         paths = self._flat.paths
-        # A default that was read has no place in the request.
+        # A validated default has no path in the request.
         named = [name for name in selection.args_for(processor.name) if name in paths]
         own = [paths[name][0] for name in named if processor.takes(name)]
         return next(iter([*own, *self._flat.fields]), None)
@@ -198,7 +198,7 @@ def _sees_flat(processor: DeclaredProcessor) -> bool:
 
 
 def _require_taken(processor: DeclaredProcessor, params: Mapping[str, Any], path: tuple[str, ...]) -> None:
-    """Of a processor without `Params`."""
+    """Raises RequestArgsError for an argument that a processor without `Params` does not take."""
     for name in params:
         if not processor.takes(name):
             reason = f"{processor.name} takes no such argument: it has no Params and its code does not mention it"

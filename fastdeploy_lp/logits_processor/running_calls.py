@@ -1,4 +1,4 @@
-"""Record of the processors that are running, in memory that outlives the process they run in."""
+"""Record of the processors that are running, in memory that outlives their process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEM_BYTES = 4
 
 
 class CallKind(IntEnum):
-    """The place of a call of a processor."""
+    """Kind of a processor's call."""
 
     CHAIN = 1
     SHADOW = 2
@@ -29,7 +29,7 @@ class CallKind(IntEnum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """A processor that was running when its process ended; `kind` says where."""
+    """A processor that was running when its process ended, in a call of this `kind`."""
 
     name: str
     kind: CallKind
@@ -38,8 +38,8 @@ class Culprit:
 class RunningCalls:
     """An int32 for each thread: the processor that it runs, or 0.
 
-    The API process creates the memory and a worker opens it by its file descriptor, so that nothing is left in the file
-    system whichever of them is killed.
+    The API process creates the memory and a worker opens it by its file descriptor, so that no file is left if
+    either is killed.
     """
 
     def __init__(self, fd: int) -> None:
@@ -51,7 +51,7 @@ class RunningCalls:
 
     @classmethod
     def create(cls) -> RunningCalls:
-        """Fresh memory; its owner closes it."""
+        """Returns new memory; its owner closes it."""
         fd = _anonymous_file()
         os.ftruncate(fd, MAX_THREADS * ITEM_BYTES)
         return cls(fd)
@@ -62,21 +62,24 @@ class RunningCalls:
         return self._fd
 
     def begin(self, code: int) -> None:
-        """This thread calls a processor."""
+        """Records that this thread calls a processor."""
         self._items[self._place()] = code
 
     def end(self) -> None:
-        """The processor has returned or raised."""
+        """Records that the processor has returned or raised."""
         self._items[self._place()] = 0
 
     def culprits(self, names: Sequence[str]) -> tuple[Culprit, ...]:
-        """The processors that were running when the worker ended, also after `close`; `names` are the declared ones."""
+        """Returns the processors that were running when the worker ended; `names` are the declared ones.
+
+        Works after `close`, too.
+        """
         codes = self._last if self._memory.closed else list(self._items)
         found = [_decoded(code) for code in codes if code]
         return tuple(dict.fromkeys(Culprit(names[place], kind) for place, kind in found))
 
     def close(self) -> None:
-        """Release the memory here; calling this again does nothing."""
+        """Releases the memory in this process; a second call does nothing."""
         if not self._memory.closed:
             self._last = list(self._items)
             self._items.release()
@@ -93,7 +96,7 @@ class RunningCalls:
 
 
 class CallRecorder:
-    """Records the calls of one processor, the `place`-th that is declared; `kind` says where its steps are called."""
+    """Recorder for the `place`-th declared processor; `kind` is the kind of its calls in steps."""
 
     def __init__(self, calls: RunningCalls, place: int, kind: CallKind) -> None:
         self._calls = calls
@@ -101,20 +104,20 @@ class CallRecorder:
         self.end = calls.end
 
     def begin_step(self) -> None:
-        """`update_state` or `apply` begins."""
+        """Records the start of `update_state` or `apply`."""
         self._calls.begin(self._step)
 
     def begin_build(self) -> None:
-        """Its constructor begins."""
+        """Records the start of its constructor."""
         self._calls.begin(self._build)
 
 
 def recorders(
     declared: Iterable[DeclaredProcessor], calls: RunningCalls | None, kind: CallKind
 ) -> dict[str, CallRecorder]:
-    """By name, the recorders of the processors that are not builtin; empty without `calls`.
+    """Returns, by name, the recorders of the processors that are not builtin; empty without `calls`.
 
-    Builtins are part of the engine: one that ended the worker would be no processor's fault.
+    Builtins are part of the engine: a crash in one is not a processor's fault.
     """
     if calls is None:
         return {}

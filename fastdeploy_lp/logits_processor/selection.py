@@ -1,4 +1,4 @@
-"""Which logits processors one request uses, with what arguments and in what order; as the worker receives it."""
+"""One request's logits processors, their arguments and their order, as the worker receives them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 
 
 class Selection(msgspec.Struct, omit_defaults=True):
-    """A request's validated choice.
+    """A request's validated selection.
 
-    flat: arguments that every declared processor sees, FastDeploy's form, unless they are hidden from it.
-    named: arguments by processor name; only these processors and mandatory ones see the request. None when the request
+    flat: arguments in FastDeploy's form, which every declared processor sees unless they are hidden from it.
+    named: arguments by processor name; only these processors and mandatory ones see the request. None if the request
     names none.
-    order: the names in the order the request wants, mandatory ones included; None for the declared order.
-    shadow: the names of processors that run in shadow: the chain leaves the request to the others.
+    order: the names in the request's order, mandatory ones included; None for the declared order.
+    shadow: the names of processors that run in shadow: the chain runs only the others on the request.
     hidden: names of flat arguments that a processor does not see, by the processor's name.
     """
 
@@ -27,11 +27,11 @@ class Selection(msgspec.Struct, omit_defaults=True):
     hidden: dict[str, tuple[str, ...]] = {}
 
     def in_shadow(self) -> Selection:
-        """The same choice as the processors in shadow see it."""
+        """Returns the same selection as the processors in shadow see it."""
         return msgspec.structs.replace(self, shadow=())
 
     def args_for(self, name: str) -> ProcessorArgs:
-        """What the processor of that name gets to see in the chain."""
+        """Returns the arguments that the processor of that name sees in the chain."""
         if name in self.shadow:
             return ProcessorArgs()
         if self.named is not None:
@@ -41,7 +41,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
 
     @property
     def all_args(self) -> ProcessorArgs:
-        """Every argument of the request, whoever it is for."""
+        """All arguments of the request, for any processor."""
         if self.named is None:
             return ProcessorArgs(self.flat)
         return ProcessorArgs({name: value for params in self.named.values() for name, value in params.items()})

@@ -1,4 +1,4 @@
-"""Which values an argument may have to reach the worker: those of JSON, and not too many of them."""
+"""Check that an argument can be sent to the worker: it holds only JSON values, in a limited number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fastdeploy_lp.request_limits import MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_VALUES
 
 
 def require_sendable(value: object, path: str) -> None:
-    """Raise RequestArgsError with the JSON path of the first part that cannot be sent."""
+    """Raises RequestArgsError with the JSON path of the first part that cannot be sent."""
     _Check(path).value(value, path, 0)
 
 
 class _Check:
-    """Looks at the values of one argument, and counts them."""
+    """Checks and counts the values of one argument."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A request's parameters as processors in vLLM's style get them: with what the engine adds to the caller's."""
+"""A request's parameters for processors in vLLM's style: the caller's, with the engine's additions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ServedParams(SamplingParams, kw_only=True):
     """A copy for one processor; it never leaves the worker.
 
     extra_args: the arguments that this processor sees of the request, None for none.
-    logit_bias: the argument of that name, where it is one of OpenAI's form.
+    logit_bias: the argument of that name, if it has OpenAI's form.
     model_eos_token_ids: the model's end-of-sequence tokens, the primary one first.
     """
 
@@ -22,14 +22,14 @@ class ServedParams(SamplingParams, kw_only=True):
     def of(
         cls, params: SamplingParams, args: Mapping[str, Any], model_eos_token_ids: tuple[int, ...] = ()
     ) -> ServedParams:
-        """From the parameters in a slot and the arguments that a processor sees of it."""
+        """Returns a copy of a slot's parameters with the arguments that a processor sees of it."""
         fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
         seen: dict[str, Any] = {"extra_args": dict(args) or None, "logit_bias": _bias(args.get("logit_bias"))}
         return cls(**(fields | seen), model_eos_token_ids=model_eos_token_ids)
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends the output by itself; None with `ignore_eos`, as in vLLM."""
+        """Token that ends the output by itself; None with `ignore_eos`, as in vLLM."""
         return None if self.ignore_eos else next(iter(self.model_eos_token_ids), None)
 
     @property

@@ -18,9 +18,9 @@ def settled_args(
     prefix: tuple[str, ...],
     paths: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, Any]:
-    """The arguments as `model` reads them.
+    """Returns the arguments as `model` reads them.
 
-    An error is about an argument at its path in `paths`, or else behind `prefix`.
+    Raises RequestArgsError with the argument's path in `paths`, or else with `prefix` and its name.
     """
     try:
         checked = model.model_validate(args, context=context)
@@ -30,9 +30,9 @@ def settled_args(
         path = (paths or {}).get(location[0], (*prefix, location[0]))
         where = ".".join((*path, *location[1:]))
         raise RequestArgsError(where, first["msg"].removeprefix("Value error, ")) from None
-    except BaseException as error:  # pydantic passes on what an author's validator raises
+    except BaseException as error:  # pydantic passes on exceptions of an author's validator
         raise RequestArgsError(".".join(prefix), described(contained(error))) from error
     settled: dict[str, Any] = checked.model_dump(by_alias=True, exclude_unset=True)
-    # A default that had to be read, as a phrase has, is not what the model's author wrote: the worker gets it as well.
+    # A validated default, such as a phrase, differs from the author's value: the worker gets it as well.
     read = {name for name, field in model.model_fields.items() if field.validate_default}
     return settled | checked.model_dump(by_alias=True, include=read)

@@ -1,4 +1,4 @@
-"""Processors in shadow: each works on a copy of its requests' rows behind the chain, and nothing it does is kept."""
+"""Processors in shadow: each runs after the chain on a copy of its requests' rows, and its results are not kept."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShadowRows:
-    """What one processor made of copies of some rows of a step.
+    """Result of one processor on copies of some rows of a step.
 
-    slots, rows: int64 [n], ascending, the slots and which rows of the step's logits are theirs.
-    logits: [n, vocab_size], None where it can not have changed what is sampled.
+    slots, rows: int64 [n], ascending, the slots and their rows of the step's logits.
+    logits: [n, vocab_size], None if it cannot have changed the sampled tokens.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ShadowRows:
 
 @dataclass
 class ShadowStep:
-    """One step: what came out, and by slot the names of the processors that failed there."""
+    """Results of one step, and by slot the names of the processors that failed there."""
 
     results: list[ShadowRows] = field(default_factory=list)
     failed: dict[int, list[str]] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class ShadowStep:
 
 @dataclass
 class _Shadow:
-    """A processor with an instance of its own for those who want it in shadow.
+    """A processor with a separate instance for the requests that use it in shadow.
 
-    In a step, `rests` says that it is out of service, `broken` that it failed as a whole, `failed` where it did.
+    In a step: `rests`, it is out of service; `broken`, it failed as a whole; `failed`, the slots where it failed.
     """
 
     entry: ChainEntry
@@ -71,15 +71,15 @@ class _Shadow:
 
     @property
     def needs_update(self) -> bool:
-        """Once more when the last request has left: an instance with a state has to hear of it."""
+        """True with requests, and once more after the last one has left: the instance may have state."""
         return bool(self.group.slots) or self.followed
 
 
 class ShadowChain:
     """Follows requests through slots as the chain does; requests without shadows have no state here.
 
-    Processors are built when a request first wants them, those that the operator put into shadow at once. A fault ends
-    no request: it is counted, and repeated ones put the processor out of service here until it is reset.
+    A processor is built for its first request; a processor that the operator puts into shadow is built at once. A fault
+    ends no request: it is counted, and repeated faults put the processor out of service here until it is reset.
     """
 
     def __init__(
@@ -97,24 +97,24 @@ class ShadowChain:
         self._limit = limit
         self._recorders = recorders
         self._shadows: dict[str, _Shadow] = {}
-        # Those whose constructor failed beside the steps: requests go on without them.
+        # Processors whose constructor failed: requests run without them.
         self._not_built: set[str] = set()
         for name in self._policy.shadow:
             self.adopt(name, None)
 
     @property
     def argmax_invariant(self) -> dict[str, bool]:
-        """What the processors that the operator put into shadow say of themselves."""
+        """`is_argmax_invariant` of the processors that the operator puts into shadow, by name."""
         entries = [self._shadows[name].entry for name in self._policy.shadow]
         return {entry.name: not entry.changes_argmax for entry in entries if self._stats[entry.name].shadow.state == OK}
 
     @property
     def has_work(self) -> bool:
-        """Whether a processor has to hear of this step."""
+        """True if a processor needs an update in this step."""
         return any(shadow.needs_update for shadow in self._shadows.values())
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
-        """A request takes a slot, perhaps not for the first time."""
+        """Puts a request into a slot; `again` if it is counted already."""
         for name in selection.shadow:
             shadow = self._shadow_of(name)
             if shadow is not None:
@@ -122,13 +122,13 @@ class ShadowChain:
                 shadow.stats.requests += not again
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again."""
+        """Empties a slot."""
         for shadow in self._shadows.values():
             if slot in shadow.group.slots:
                 shadow.group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Let them read the slots; once before each step that samples."""
+        """Lets the processors read the slots; called once before each step that samples."""
         for shadow in self._shadows.values():
             shadow.failed, shadow.broken, shadow.rests = set(), False, shadow.stats.state == QUARANTINED
             if not shadow.needs_update or shadow.rests:
@@ -145,7 +145,7 @@ class ShadowChain:
                 self._count_whole(shadow, error)
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64], *, all_greedy: bool) -> ShadowStep:
-        """What each makes of copies of its rows of logits [rows, vocab_size], row r being slot `slots[r]`."""
+        """Runs each processor on copies of its rows of logits [rows, vocab_size]; row r is slot `slots[r]`."""
         step = ShadowStep()
         for shadow in self._shadows.values():
             if shadow.rests or not shadow.group.slots:
@@ -164,12 +164,12 @@ class ShadowChain:
         return step
 
     def count(self, name: str, *, tokens: int, changed: int) -> None:
-        """A processor was tried on so many tokens, and would have changed some of them."""
+        """Counts the tokens that a processor was tried on, and the tokens that it would have changed."""
         self._shadows[name].stats.tokens += tokens
         self._shadows[name].stats.changed += changed
 
     def reset(self, name: str) -> None:
-        """Put a processor back into service."""
+        """Puts a processor back into service."""
         shadow = self._shadows.get(name)
         if shadow is None:
             return
@@ -178,19 +178,19 @@ class ShadowChain:
             shadow.stats.state = OK
 
     def entry_of(self, name: str) -> ChainEntry | None:
-        """The processor's instance here, None if none was built."""
+        """Returns the processor's instance here, None if none was built."""
         return self._shadows[name].entry if name in self._shadows else None
 
     def new_entry(self, name: str) -> ChainEntry:
-        """An instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
-        # Its counters are not those of the instance in the chain.
+        """Returns an instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
+        # Its counters are separate from the counters of the instance in the chain.
         recorder, in_service = self._recorders.get(name), self._stats[name].shadow.state == OK
         return ChainEntry(
             self._declared[name], self._fd_config, ProcessorStats(name), recorder=recorder, in_service=in_service
         )
 
     def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
-        """Use this instance, or a new one, unless there is one; returns the one in use."""
+        """Uses this instance, or a new one, unless one is in use; returns the one in use."""
         self._not_built.discard(name)
         if name not in self._shadows:
             made = entry or self.new_entry(name)
@@ -198,7 +198,7 @@ class ShadowChain:
         return self._shadows[name].entry
 
     def could_not_build(self, name: str, error: BaseException) -> None:
-        """Count a constructor that failed; until another one succeeds, requests run without this shadow."""
+        """Counts a constructor that failed; until another one succeeds, requests run without this shadow."""
         self._not_built.add(name)
         stats = self._stats[name].shadow
         stats.faults, stats.last_error = stats.faults + 1, printed(error)
@@ -274,7 +274,7 @@ class ShadowChain:
         grown, budget = shadow.entry.grown / MEBIBYTE, self._policy.memory_budget
         if grown > budget > 0:
             self._put_out_of_service(shadow, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
-            # Its state goes with the instance; one that cannot be built again stays out of service with the old one.
+            # A rebuild frees the state; a processor that cannot be rebuilt stays out of service with its old instance.
             with suppress(RuntimeError):
                 shadow.entry.rebuild()
 

@@ -13,23 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Lazily:
-    """An attribute "module:name", imported when it is first asked for."""
+    """An attribute "module:name", imported at its first use."""
 
     path: str
 
     def load(self) -> Any:
-        """The attribute."""
+        """Imports and returns the attribute."""
         module, _, name = self.path.partition(":")
         return getattr(import_module(module), name)
 
 
 def is_absent(package: str) -> bool:
-    """True without the package and without a stand-in for it."""
+    """Returns True if neither the package nor a stand-in for it is present."""
     return package not in sys.modules and importlib.util.find_spec(package) is None
 
 
 def install_modules(contents: Mapping[str, Mapping[str, object]]) -> None:
-    """Make `import name` work for each name; packages come before what is in them."""
+    """Makes `import name` work for each name; packages must precede their modules."""
     for name, attributes in contents.items():
         module = _module(name, attributes)
         sys.modules[name] = module

@@ -1,4 +1,4 @@
-"""What each processor did, counted in the worker and told to the API process."""
+"""Counters of each processor, counted in the worker and reported to the API process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OK, QUARANTINED = "ok", "quarantined"
 class ShadowStats(msgspec.Struct):
     """Counters of a processor in shadow since the worker started.
 
-    tokens: those that it was tried on. changed: those that it would have made others. faults: those on which it failed,
-    and steps in which it took longer than its time budget. seconds, requests, state, last_error: as in the chain.
+    tokens: tokens that it was tried on. changed: tokens that it would have changed. faults: its failures, and steps in
+    which it took longer than its time budget. seconds, requests, state, last_error: as in the chain.
     """
 
     tokens: int = 0
@@ -31,7 +31,7 @@ class ProcessorStats(msgspec.Struct):
     seconds: time spent in its `update_state` and `apply`. rows: rows it was used on, summed over steps. requests:
     requests that used it. faults: steps in which it failed. slow_steps: steps in which it took longer than its time
     budget. skipped_greedy: steps in which it was left out because every row was greedy. state: "ok" or "quarantined".
-    shadow: what it did in shadow.
+    shadow: its counters in shadow.
     """
 
     name: str
@@ -47,21 +47,21 @@ class ProcessorStats(msgspec.Struct):
 
     @property
     def troubles(self) -> int:
-        """A number that changes with everything that an operator wants to hear of at once."""
+        """A number that changes with every event that is reported to the operator at once."""
         faults = self.faults + self.slow_steps + self.shadow.faults
-        # Memory puts a processor out of service without a fault.
+        # An exceeded memory budget puts a processor out of service without a fault.
         return faults + (self.state != OK) + (self.shadow.state != OK)
 
 
 class Quarantine(msgspec.Struct):
-    """The processors that are in quarantine, and why, by name: in the chain, and in shadow."""
+    """Processors in quarantine, with the reason by name: in the chain, and in shadow."""
 
     chain: dict[str, str] = {}
     shadow: dict[str, str] = {}
 
     @classmethod
     def of(cls, stats: Iterable[ProcessorStats]) -> Quarantine:
-        """What these counters say of it."""
+        """Returns the quarantine that these counters report."""
         listed = list(stats)
         return cls(
             {each.name: each.last_error or "" for each in listed if each.state == QUARANTINED},
@@ -69,13 +69,13 @@ class Quarantine(msgspec.Struct):
         )
 
     def apply_to(self, stats: Mapping[str, ProcessorStats]) -> None:
-        """Mark them in fresh counters by name."""
+        """Marks the processors in new counters by name."""
         for name, reason in self.chain.items():
             stats[name].state, stats[name].last_error = QUARANTINED, reason
         for name, reason in self.shadow.items():
             stats[name].shadow.state, stats[name].shadow.last_error = QUARANTINED, reason
 
     def lifted_since(self, before: Quarantine) -> list[str]:
-        """The names that were in quarantine before and are not now."""
+        """Returns the names that were in quarantine before and are not now."""
         now = self.chain.keys() | self.shadow.keys()
         return sorted((before.chain.keys() | before.shadow.keys()) - now)

@@ -1,4 +1,4 @@
-"""Breaks into a logits processor that does not come back."""
+"""Interruption of a logits processor that does not return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 
 
 class ProcessorTimeoutError(Exception):
-    """A processor was broken off because it ran far beyond its time budget."""
+    """A processor was interrupted because it ran far beyond its time budget."""
 
 
 FIRST_STEPS = 64
@@ -17,7 +17,7 @@ FIRST_STEPS = 64
 class FirstCalls:
     """Seconds beyond its time budget that a processor may take in its first `FIRST_STEPS` steps.
 
-    That is when code is compiled and modules are imported. Instances that are built later share what is left.
+    In these steps code is compiled and modules are imported. Instances that are built later share the remaining time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -26,26 +26,26 @@ class FirstCalls:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds of excess that would still be excused."""
+        """Seconds beyond the budget that are still excused."""
         return self._seconds_left if self._steps_left > 0 else 0.0
 
     def count_step(self) -> None:
-        """A step of the processor begins."""
+        """Counts a step of the processor."""
         self._steps_left -= self._steps_left > 0
 
     def excuse(self, excess: float) -> float:
-        """Returns how many of these seconds beyond the budget do not count, and uses them up."""
+        """Returns the excused part of these seconds beyond the budget, and uses it up."""
         excused = min(max(excess, 0.0), self.seconds_left)
         self._seconds_left -= excused
         return excused
 
 
 class TimeLimit:
-    """`with limit:` raises ProcessorTimeoutError in the block after `seconds` of it, and again after as many more.
+    """`with limit:` raises ProcessorTimeoutError in the block after every `seconds`.
 
-    For a block may go on with something else behind the error: a processor of single requests with the next one's
-    callable. An alarm signal does it, so it reaches Python code (loops, waits) but not a library call that never
-    returns, and it works in a process's main thread only; elsewhere, and with 0 seconds, the block just runs.
+    It repeats, since the block may catch the error and continue with another request's callable. It uses an alarm
+    signal, which interrupts Python code (loops, waits) but not a library call that never returns, and which works only
+    in a process's main thread; in other threads, and with 0 seconds, the block runs without a limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -54,11 +54,11 @@ class TimeLimit:
         self._handler = self._on_alarm
 
     def with_more(self, seconds: float) -> TimeLimit:
-        """A limit that many seconds longer; this very one for 0, or if there is none."""
+        """Returns a limit that is `seconds` longer; this one for 0, or if it has no limit."""
         return TimeLimit(self._seconds + seconds) if seconds > 0 and self._seconds > 0 else self
 
     def __enter__(self) -> None:
-        # Whichever thread sets the timer, the main thread would hear the alarm.
+        # The main thread receives the alarm, whichever thread sets the timer.
         if self._seconds <= 0 or threading.get_ident() != threading.main_thread().ident:
             return
         if signal.getsignal(signal.SIGALRM) is not self._handler:
@@ -70,7 +70,7 @@ class TimeLimit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._armed:
-            # First: another thread may have taken the alarm, and hand it on only when the timer is off.
+            # First: another thread may have received the alarm, and pass it on only after the timer is off.
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 

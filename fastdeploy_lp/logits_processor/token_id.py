@@ -9,19 +9,19 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, JsonValue, ValidationInfo, WithJsonSchema
 
 VOCAB_SIZE = "vocab_size"
-"""Key of the vocabulary's size in the validation context; without it, as in a test of `Params` alone, ids are only
-required not to be negative."""
+"""Key of the vocabulary's size in the validation context; without it, as in a test of `Params` alone, ids must
+only be 0 or above."""
 
 TOKEN_FORMAT: dict[str, JsonValue] = {"format": "token-id"}
-"""Forms made from a schema with this format offer a search for tokens."""
+"""Forms built from a schema with this format offer a search for tokens."""
 
 TOKEN_SCHEMA: dict[str, JsonValue] = {"type": "integer", **TOKEN_FORMAT}
-# The one spelling of an integer; "042", " 42" and "4_2" are not it.
+# The only accepted spelling of an integer; "042", " 42" and "4_2" are refused.
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 
 
 def integer_of(value: Any) -> int:
-    """The integer that `value` is, or that it spells as the key of a JSON object; raises ValueError for others."""
+    """Returns `value` as an integer, also if it is text, as a JSON object's key is; raises ValueError otherwise."""
     if isinstance(value, str):
         if _DECIMAL.fullmatch(value) is None:
             raise ValueError("must be an integer, the token's id in plain digits such as 42")
@@ -32,7 +32,7 @@ def integer_of(value: Any) -> int:
 
 
 def in_vocabulary(token: int, info: ValidationInfo) -> int:
-    """`token` if the vocabulary of the validation context has it; raises ValueError otherwise."""
+    """Returns `token` if the vocabulary of the validation context has it; raises ValueError otherwise."""
     vocab_size = (info.context or {}).get(VOCAB_SIZE)
     if token < 0 or (vocab_size is not None and token >= vocab_size):
         allowed = "ids are not negative" if vocab_size is None else f"the vocabulary has {vocab_size} tokens"
@@ -41,4 +41,4 @@ def in_vocabulary(token: int, info: ValidationInfo) -> int:
 
 
 TokenId = Annotated[int, BeforeValidator(integer_of), AfterValidator(in_vocabulary), WithJsonSchema({**TOKEN_SCHEMA})]
-"""An integer of the vocabulary. As the key of a JSON object, which is always text, its plain decimal digits."""
+"""A token id of the vocabulary; as a JSON object's key, which is always text, its plain decimal digits."""

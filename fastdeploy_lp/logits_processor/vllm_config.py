@@ -1,4 +1,4 @@
-"""vLLM's configuration object as processors read it, made of an FDConfig."""
+"""vLLM's configuration object as processors read it, made from an FDConfig."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class HfConfig(SimpleNamespace):
-    """The model's `config.json` by attribute, nested objects included; AttributeError for a key it does not have."""
+    """The model's `config.json` by attribute, nested objects included; AttributeError for an absent key."""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> HfConfig:
-        """From the parsed file."""
+        """Returns the configuration of a parsed file."""
         return cls(**{name: cls.of(value) if isinstance(value, dict) else value for name, value in config.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dict again."""
+        """Returns the configuration as a dict."""
         return {name: value.to_dict() if isinstance(value, HfConfig) else value for name, value in vars(self).items()}
 
     def get_text_config(self) -> HfConfig:
-        """The configuration of the text model, which is this one unless it has a separate part for it."""
+        """Returns the text model's configuration: its separate part if there is one, else this one."""
         text = getattr(self, "text_config", None)
         return text if isinstance(text, HfConfig) else self
 
 
 @dataclass
 class VllmModelConfig:
-    """The attributes of the model that processors read.
+    """Attributes of the model that processors read.
 
     tokenizer: the directory with the tokenizer's files, as `AutoTokenizer.from_pretrained` takes it.
     dtype: a name, or for processors written for torch a `torch.dtype`.
-    trust_remote_code: always False: code that a checkpoint brings is never run.
+    trust_remote_code: always False: code in a checkpoint is never run.
     """
 
     model: str = ""
@@ -63,17 +63,17 @@ class VllmModelConfig:
         return self.hf_config.get_text_config()
 
     def get_vocab_size(self) -> int:
-        """Number of columns of the logits."""
+        """Returns the number of columns of the logits."""
         return self.vocab_size
 
     def get_hidden_size(self) -> int:
-        """Size of the hidden states; raises AttributeError for a model whose configuration does not say."""
+        """Returns the size of the hidden states; raises AttributeError if the model's configuration has none."""
         return int(self.hf_text_config.hidden_size)
 
 
 @dataclass
 class VllmSchedulerConfig:
-    """The attributes of the scheduler that processors read."""
+    """Attributes of the scheduler that processors read."""
 
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
@@ -99,7 +99,7 @@ class VllmConfig:
 
     @classmethod
     def from_fd_config(cls, fd_config: FDConfig) -> VllmConfig:
-        """The same facts under vLLM's names."""
+        """Returns the same configuration under vLLM's names."""
         model, scheduler = fd_config.model_config, fd_config.scheduler_config
         return cls(
             VllmModelConfig(
@@ -124,7 +124,7 @@ _current: ContextVar[VllmConfig | None] = ContextVar("current_vllm_config", defa
 
 @contextmanager
 def set_current_vllm_config(config: VllmConfig) -> Iterator[VllmConfig]:
-    """Inside, `get_current_vllm_config` returns `config`."""
+    """Makes `get_current_vllm_config` return `config` in the block."""
     token = _current.set(config)
     try:
         yield config
@@ -133,7 +133,7 @@ def set_current_vllm_config(config: VllmConfig) -> Iterator[VllmConfig]:
 
 
 def get_current_vllm_config() -> VllmConfig:
-    """The configuration of the engine whose processor is being built; raises RuntimeError at any other time."""
+    """Returns the configuration of the engine whose processor is being built; raises RuntimeError at any other time."""
     config = _current.get()
     if config is None:
         raise RuntimeError("there is a current vLLM configuration only while a processor's constructor runs")

@@ -1,6 +1,6 @@
 """vLLM's V1 interface for logits processors, on Paddle tensors.
 
-A processor written for `vllm.v1.sample.logits_processor` becomes one for this server by importing these names instead.
+A processor written for `vllm.v1.sample.logits_processor` runs on this server if it imports these names instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RowCallable = Callable[[Any], Any]
 
 
 class MoveDirectionality(Enum):
-    """UNIDIRECTIONAL: a → b, what was at b is gone. SWAP: a ↔ b."""
+    """UNIDIRECTIONAL: a → b, which replaces b. SWAP: a ↔ b."""
 
     UNIDIRECTIONAL = auto()
     SWAP = auto()
@@ -57,10 +57,10 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """How the batch changed since the last step; process removed, then added, then moved.
+    """Changes of the batch since the last step; process removed, then added, then moved.
 
-    batch_size: rows now. removed: rows that were freed and not taken again. added: (row, params, prompt ids, output
-    ids), the output ids being a list that goes on growing. moved: (from, to, direction), in order.
+    batch_size: current number of rows. removed: rows that were freed and not reused. added: (row, params, prompt ids,
+    output ids); output ids is a live list that grows. moved: (from, to, direction), in order.
     """
 
     batch_size: int
@@ -70,52 +70,52 @@ class BatchUpdate:
 
 
 class LogitsProcessor(ABC):
-    """A batch-level processor that is told of the batch by changes to it."""
+    """A batch-level processor that receives the changes of the batch."""
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError for parameters that cannot be served; runs when a request arrives."""
+        """Raises ValueError for parameters that cannot be served; runs when a request arrives."""
 
     @abstractmethod
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:
-        """Set up state."""
+        """Sets up state."""
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """The changed logits [rows, vocab_size], in place or not."""
+        """Returns the changed logits [rows, vocab_size]; may change them in place."""
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether no row's most likely token can ever change; read once."""
+        """Returns True if no row's most likely token can ever change; called once."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Take note of the batch before each step; None when it is made up as before."""
+        """Updates the state before each step; `batch_update` is None if the batch has not changed."""
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Runs a callable of its own for each request that wants one."""
+    """Runs a separate callable for each request that needs one."""
 
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:  # noqa: ARG002 - contract
         self.req_info: dict[int, RowCallable] = {}
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The callable for a new request; None leaves the request alone."""
+        """Returns the callable for a new request, None to leave the request alone."""
 
     def _new_state(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
     ) -> RowCallable | None:
-        """The callable of a new request with its tokens filled in; vLLM's name, which subclasses override."""
+        """Returns the callable of a new request with its tokens filled in; vLLM's name, which subclasses override."""
         processor = self.new_req_logits_processor(params)
         return None if processor is None else bind_request(processor, prompt_ids, output_ids)
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Keep every row's callable with its request."""
+        """Keeps every row's callable with its request."""
         follow_rows(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Each callable on its own row; one that fails is dropped, and the others still run."""
+        """Runs each callable on its row; one that fails is dropped, and the others still run."""
         apply_rows(self.req_info, logits)
         return logits
 
@@ -125,7 +125,7 @@ def follow_rows(
     batch_update: BatchUpdate | None,
     new_state: Callable[[Any, Any, Any], RowCallable | None],
 ) -> None:
-    """Keep the callables `rows` with their requests; raises RowErrors for requests whose `new_state` raised."""
+    """Keeps the callables `rows` with their requests; raises RowErrors for requests whose `new_state` raised."""
     if batch_update is None:
         return
     failed: dict[int, Exception] = {}
@@ -146,9 +146,9 @@ def follow_rows(
 
 
 def apply_rows(rows: dict[int, RowCallable], logits: Any) -> None:
-    """Run each callable on its row of `logits` [rows, vocab_size], in place.
+    """Runs each callable on its row of `logits` [rows, vocab_size], in place.
 
-    One that raises is dropped, and the others still run; then raises RowErrors.
+    Drops a callable that raises, still runs the others, then raises RowErrors.
     """
     failed: dict[int, Exception] = {}
     for row, processor in list(rows.items()):
@@ -162,7 +162,7 @@ def apply_rows(rows: dict[int, RowCallable], logits: Any) -> None:
 
 
 class RowErrors(Exception):  # noqa: N818 - several errors, by row
-    """Request-level callables failed: only the requests of these rows are concerned, all other rows are done."""
+    """Request-level callables failed: only the requests of these rows are affected; all other rows are processed."""
 
     def __init__(self, by_row: dict[int, Exception]) -> None:
         super().__init__(", ".join(f"row {row}: {described(error)}" for row, error in by_row.items()))
@@ -170,7 +170,7 @@ class RowErrors(Exception):  # noqa: N818 - several errors, by row
 
 
 def raise_row_errors(by_row: dict[int, Exception]) -> None:
-    """Raise RowErrors if there are any."""
+    """Raises RowErrors if there are errors."""
     if by_row:
         raise RowErrors(by_row)
 
@@ -187,11 +187,11 @@ def _move(by_row: dict[int, Value], source: int, target: int, direction: MoveDir
 
 
 class WrongResultError(TypeError):
-    """A processor returned something else than logits of the shape and dtype that it was given."""
+    """A processor returned something other than logits of the given shape and dtype."""
 
 
 def require_same_kind(result: Any, given: Any) -> Any:
-    """`result` if it is a tensor of the shape and dtype of `given`; raises WrongResultError otherwise."""
+    """Returns `result` if it is a tensor of the shape and dtype of `given`; raises WrongResultError otherwise."""
     if not isinstance(result, type(given)):
         raise WrongResultError(f"returned {type(result).__name__}; it must return the changed logits")
     if result.shape != given.shape or result.dtype != given.dtype:
@@ -202,7 +202,7 @@ def require_same_kind(result: Any, given: Any) -> Any:
 
 
 def bind_request(processor: RequestLogitsProcessor, prompt_ids: list[int] | None, output_ids: list[int]) -> RowCallable:
-    """The callable with its request's tokens filled in; three-argument callables get the prompt first.
+    """Returns the callable with its request's tokens filled in; three-argument callables get the prompt first.
 
     Raises TypeError for a callable that takes neither two nor three arguments.
     """

@@ -1,4 +1,4 @@
-"""Passes in which every sequence generates, recorded once for each of some batch sizes and repeated from then on."""
+"""Decode passes, recorded once for each of several batch sizes and replayed afterwards."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Capture = Callable[[Run], Run | None]
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """Powers of two below `max_num_seqs`, and this number itself."""
+    """Returns the powers of two below `max_num_seqs`, and this number itself."""
     powers = [1 << exponent for exponent in range((max_num_seqs - 1).bit_length())]
     return [*powers, max_num_seqs]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One batch size: where its passes read and write, and what runs one."""
+    """One batch size: the inputs and outputs of its passes, and the function that runs a pass."""
 
     batch: DecodeBatch
     output: Tensor
@@ -33,7 +33,7 @@ class Bucket:
 
 
 class DecodeGraphs:
-    """Hidden states of decode passes, computed in batches of fixed sizes that rows without a sequence fill up.
+    """Hidden states of decode passes, computed in batches of fixed sizes padded with rows without a sequence.
 
     A pass of n sequences runs in the smallest bucket that holds them; its inputs go where the recording reads
     them. `record` makes them at start-up; what is recorded may neither read from the device nor copy to it.
@@ -52,7 +52,7 @@ class DecodeGraphs:
         compute: from a pass to the hidden states [rows, hidden_size] that it asks for. capture: `Platform.capture`.
         """
         buckets = []
-        # The largest first: the smaller ones fit into memory that it has used.
+        # Largest first: the smaller ones reuse its memory.
         for size in reversed(sizes):
             batch = attention.decode_batch(size)
             bucket = None if batch is None else _record(batch, compute, capture)
@@ -62,17 +62,17 @@ class DecodeGraphs:
         return cls(buckets[::-1], sizes)
 
     def takes(self, chunks: Sequence[SequenceChunk]) -> bool:
-        """Whether these chunks are such a pass."""
+        """Returns True if these chunks are a decode pass that fits a bucket."""
         if len(chunks) > self._sizes[-1]:
             return False
         return all(len(chunk.token_ids) == 1 == chunk.num_outputs and chunk.start > 0 for chunk in chunks)
 
     def __call__(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """The hidden states [chunks, hidden_size], in memory of their own."""
+        """Returns the hidden states [chunks, hidden_size], in separate memory."""
         bucket = self._buckets[bisect_left(self._sizes, len(chunks))]
         bucket.batch.fill(chunks)
         bucket.run()
-        # The next pass writes the same output; whoever keeps hidden states of this one must not see that.
+        # The next pass overwrites the output; hidden states kept from this pass must not change.
         return bucket.output[: len(chunks)].clone()
 
 

@@ -30,7 +30,7 @@ class LinearWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: attention and SwiGLU feed-forward, each behind an RMS norm.
+    """One decoder layer: attention and SwiGLU feed-forward, each after an RMS norm.
 
     `q_norm` and `k_norm` [head_dim] are for families that normalize queries and keys head by head.
     """

@@ -1,4 +1,4 @@
-"""What one forward pass works on: packed tokens and, for attention, groups of sequences with equally many of them."""
+"""Input of one forward pass: packed tokens and, for attention, groups of sequences with equally many of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one forward pass is asked to work on for one sequence."""
+"""One sequence's part of a forward pass."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The import path that FastDeploy's documents use."""
+"""The import path in FastDeploy's documents."""

@@ -1,4 +1,4 @@
-"""`from fastdeploy_lp.openai.logits_processor import LogitsProcessor`, as FastDeploy's documents print it."""
+"""`from fastdeploy_lp.openai.logits_processor import LogitsProcessor`, as in FastDeploy's documents."""
 
 from fastdeploy_lp.logits_processor import LogitsProcessor, TokenId
 

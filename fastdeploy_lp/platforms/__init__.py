@@ -1,4 +1,4 @@
-"""What differs between devices, behind one interface."""
+"""Device-specific code with one interface."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ __all__ = [
 
 
 def to_device(host: NDArray[Any]) -> Tensor:
-    """`Platform.to_device` of the current platform."""
+    """Calls `Platform.to_device` of the current platform."""
     return current_platform().to_device(host)

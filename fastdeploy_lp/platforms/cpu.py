@@ -1,4 +1,4 @@
-"""The CPU platform: works everywhere, and is what tests run on."""
+"""The CPU platform: works everywhere; tests run on it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "FLAGS_paddle_num_threads")
 
 ALLOCATOR = {
-    # By default glibc maps every large activation anew and hands it back to the kernel when freed, so each step pays
-    # a page fault for every 4 KiB it writes: a gather of 4 MB of keys took 1.8 ms, and takes 0.11 ms from kept memory.
+    # By default glibc maps every large activation anew and returns it to the kernel when freed, so each step pays
+    # a page fault for every 4 KiB it writes: a gather of 4 MB of keys took 1.8 ms, and takes 0.11 ms in kept memory.
     "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
-    # Huge pages where the kernel gives them on request: fewer faults, and matrix products 1.2 times as fast.
+    # Huge pages if the kernel provides them on request: fewer faults, and matrix products 1.2 times as fast.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 
-# Idle threads of OpenMP watch for work for some 200 us, which bridges the gap between two operators, and then sleep: by
-# default they would watch for milliseconds, on a core that the API process could use.
+# Idle OpenMP threads spin for about 200 us, which bridges the gap between two operators, and then sleep: by default
+# they would spin for milliseconds, on a core that the API process could use.
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 
 class CpuPlatform(Platform):
-    """Every core that the process may run on computes, as far as its control group's share of them reaches."""
+    """Computes on every core that the process may use, within its control group's CPU limit."""
 
     name = "cpu"
     runs_compiled_ops = True
@@ -49,13 +49,13 @@ class CpuPlatform(Platform):
 
     @property
     def device_name(self) -> str:
-        """The processor's model, as the kernel tells it."""
+        """The processor's model, as the kernel reports it."""
         cpuinfo = Path("/proc/cpuinfo")
         found = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text() if cpuinfo.is_file() else "", re.MULTILINE)
         return found[1] if found else "CPU"
 
     def worker_environment(self) -> dict[str, str]:
-        """Thread counts (all three, or Paddle computes on one core), allocator and MKL settings; the caller's win."""
+        """Returns thread counts (all three, or Paddle uses one core), allocator and MKL settings; the caller's win."""
         cores = str(_usable_cores(CONTROL_GROUP))
         wanted = (
             dict.fromkeys(THREAD_VARIABLES, cores) | ALLOCATOR | OPENMP_WAITING | _mkl_code_path(Path("/proc/cpuinfo"))
@@ -64,43 +64,43 @@ class CpuPlatform(Platform):
         return {name: given.get(name, value) for name, value in wanted.items()}
 
     def rank_environment(self, ranks: int) -> dict[str, str]:
-        """The cores, divided among the ranks; the caller's thread counts win."""
+        """Divides the cores among the ranks; the caller's thread counts win."""
         share = str(max(1, _usable_cores(CONTROL_GROUP) // ranks))
         given = callers_environment()
         threads = {name: given.get(name, share) for name in THREAD_VARIABLES}
         return super().rank_environment(ranks) | threads
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
-        """The worker's share of the cores, at least one; thread counts of the caller's environment win."""
+        """Returns the worker's share of the cores, at least one; thread counts of the caller's environment win."""
         cores = _usable_cores(CONTROL_GROUP)
         share = str(max(cores // size + (rank < cores % size), 1))
         given = callers_environment()
         return {name: given.get(name, share) for name in THREAD_VARIABLES}
 
     def free_memory(self) -> int:
-        """Main memory that is available without swapping, within the limit of the process's control group."""
+        """Returns the main memory available without swapping, within the limit of the process's control group."""
         return _available_memory(Path("/proc/meminfo"), CONTROL_GROUP)
 
     def view_of(self, host: NDArray[Any]) -> Tensor:
-        """The array itself as a tensor: what is written to the one shows in the other."""
+        """Returns a tensor that shares the array's memory: a write to either is visible in both."""
         import paddle
 
         return paddle.from_dlpack(host)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """Zeros in memory that becomes real as it is written, so that an unused part of the KV cache costs nothing."""
+        """Returns zeros whose pages are allocated on first write, so that unused KV cache costs nothing."""
         import paddle
 
         return paddle.from_dlpack(mapped_zeros(math.prod(shape), dtype).reshape(shape))
 
 
 def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:
-    """Zeros [count] in memory that becomes real as it is written, in huge pages where the kernel gives them.
+    """Returns zeros [count] whose pages are allocated on first write, in huge pages if the kernel provides them.
 
     Mapped, because with the allocator settings above even `calloc` would write every byte: 6 s for 3 GB.
     """
     size = count * np.dtype(dtype).itemsize
-    # Private: the kernel gives shared mappings, which Python's default is, no huge pages.
+    # Private: shared mappings, Python's default, get no huge pages.
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -110,9 +110,9 @@ def mapped_zeros(count: int, dtype: str) -> NDArray[Any]:
 
 
 def _usable_cores(cgroup: Path) -> int:
-    """Cores that the process may run on, or what its control group may use of them in whole cores, at least one.
+    """Returns the cores that the process may use, limited to the control group's whole cores, at least one.
 
-    A thread more would stop all of them, every time that the group has used its share of a period.
+    With one more thread, the kernel would stop all threads each time the group has used its quota for a period.
     """
     cores = len(os.sched_getaffinity(0))
     limit = cgroup / "cpu.max"
@@ -121,7 +121,7 @@ def _usable_cores(cgroup: Path) -> int:
 
 
 def _available_memory(meminfo: Path, cgroup: Path) -> int:
-    """Where the kernel does not tell, all of the machine's memory is taken to be free."""
+    """Returns available memory in bytes; if the kernel does not report it, all of the machine's memory."""
     if meminfo.is_file():
         values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         available = int(values["MemAvailable"].split()[0]) * 1024
@@ -132,15 +132,15 @@ def _available_memory(meminfo: Path, cgroup: Path) -> int:
         return available
     used = int((cgroup / "memory.current").read_text())
     stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    # Cached file contents count as used, but go as soon as memory is wanted.
+    # Cached file contents count as used, but the kernel reclaims them when memory is needed.
     return min(available, int(limit.read_text()) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
 
 
 def _mkl_code_path(cpuinfo: Path) -> dict[str, str]:
-    """MKL's choice of instructions on processors that are not Intel's.
+    """Returns MKL's instruction-set setting for processors not made by Intel.
 
-    The MKL in Paddle's wheel takes its slowest path on them, whatever they can do: 60 GFLOP/s in float32 where its
-    AVX-512 path reaches 400 on the same two AMD cores.
+    The MKL in Paddle's wheel always takes its slowest path on them: 60 GFLOP/s in float32, while its AVX-512 path
+    reaches 400 on the same two AMD cores.
     """
     if not cpuinfo.is_file():
         return {}

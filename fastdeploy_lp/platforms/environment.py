@@ -1,4 +1,4 @@
-"""The environment that whoever started this process gave it."""
+"""The environment variables that this process was started with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def callers_environment() -> dict[str, str]:
-    """Environment variables, as they are now, without what importing Paddle has left among them.
+    """Returns the current environment variables, except variables set by importing Paddle.
 
-    Where the caller says nothing of threads, Paddle's import sets OMP_NUM_THREADS to 1 for its own process. A worker
-    started by a program that has imported Paddle would take that for the caller's wish.
+    If the caller sets no thread count, Paddle's import sets OMP_NUM_THREADS to 1 for its own process. A worker
+    started by a program that has imported Paddle would take that for the caller's setting.
     """
     environment = dict(os.environ)
     if "paddle" in sys.modules and environment.get(THREADS) == "1" and not _was_given(THREADS):
@@ -22,7 +22,7 @@ def callers_environment() -> dict[str, str]:
 
 
 def _was_given(name: str) -> bool:
-    """Whether the process was started with this variable; where the kernel does not tell, it was."""
+    """Returns True if the process was started with this variable, or if the kernel does not report it."""
     try:
         given = Path("/proc/self/environ").read_bytes()
     except OSError:

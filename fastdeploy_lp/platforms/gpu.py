@@ -27,13 +27,13 @@ BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention
 WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
 BLOCK_SIZES = (32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
-# What a step sends to the device fits several times.
+# Several times the bytes that a step sends to the device.
 PINNED_BYTES = 8 << 20
 
 ENVIRONMENT = {
-    # CUDA graphs keep the memory of what they captured, which only this allocator lets them.
+    # CUDA graphs retain the memory that they captured; only this allocator supports that.
     "FLAGS_allocator_strategy": "auto_growth",
-    # The operator's variant for grouped heads knows some group sizes only; the plain one knows all.
+    # The operator's variant for grouped heads supports only some group sizes; the plain one supports all.
     "FLAGS_use_xqa_optim": "0",
 }
 
@@ -52,26 +52,26 @@ class GpuPlatform(Platform):
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Whether a CUDA build of Paddle is installed and the driver shows a device; imports no Paddle."""
+        """Returns True if a CUDA build of Paddle is installed and the driver reports a device; imports no Paddle."""
         return cls.what_is_missing() is None
 
     @classmethod
     def what_is_missing(cls) -> str | None:
-        """What keeps this machine or installation from it; None if nothing does."""
+        """Returns the reason why this machine or installation cannot serve on it; None if it can."""
         if not _cuda_build_is_installed():
             return f"the package {CUDA_BUILD} is not installed"
         return None if Nvml.device_count() > 0 else "NVIDIA's driver shows no device"
 
     def device_of_rank(self, rank: int) -> str:
-        """Ranks take the visible GPUs in their order."""
+        """Assigns the visible GPUs to ranks in order."""
         return f"{self.device_type}:{rank}"
 
     def worker_environment(self) -> dict[str, str]:
-        """Paddle's flags that CUDA graphs and grouped heads need; they are not left to the caller's environment."""
+        """Returns Paddle's flags for CUDA graphs and grouped heads; the caller's environment cannot override them."""
         return dict(ENVIRONMENT)
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
-        """One of the visible devices for each worker; raises ValueError when there are fewer than workers."""
+        """Assigns one visible device to each worker; raises ValueError if there are fewer devices than workers."""
         named = visible_devices()
         devices = [str(index) for index in range(Nvml.device_count())] if named is None else named
         if len(devices) < size:
@@ -79,20 +79,20 @@ class GpuPlatform(Platform):
         return {DEVICES_VARIABLE: devices[rank]}
 
     def free_memory(self) -> int:
-        """Bytes that no process uses on the first visible device, asked of the driver without a CUDA context.
+        """Returns the free bytes of the first visible device, read from the driver without a CUDA context.
 
-        Raises RuntimeError where the driver's library does not answer.
+        Raises RuntimeError if the driver's library does not respond.
         """
         return Nvml.free_memory()
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """Zeros in device memory."""
+        """Returns zeros in device memory."""
         import paddle
 
         return paddle.zeros(list(shape), dtype)
 
     def to_device(self, host: NDArray[Any]) -> Tensor:
-        """As the interface says, through pinned memory: `paddle.to_tensor` waits for the device."""
+        """See the interface; copies through pinned memory, since `paddle.to_tensor` waits for the device."""
         import paddle
 
         target = paddle.empty(list(host.shape), str(host.dtype))
@@ -100,18 +100,18 @@ class GpuPlatform(Platform):
         return target
 
     def write(self, target: Tensor, host: NDArray[Any]) -> None:
-        """As the interface says; an array too large for the pinned memory is copied while the host waits."""
+        """See the interface; the host waits while an array too large for the pinned memory is copied."""
         import paddle
 
         if host.size and not _pinned_ring().write(target, host):
             target.copy_(paddle.to_tensor(host).reshape(target.shape), True)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A CUDA graph of `run`, whose inputs and outputs stay where they are."""
+        """Returns a CUDA graph of `run`, with inputs and outputs at fixed addresses."""
         import paddle
         from paddle.device.cuda.graphs import CUDAGraph
 
-        # Libraries choose algorithms and allocate workspaces the first time, which no graph may hold.
+        # Libraries choose algorithms and allocate workspaces on the first call, which a graph must not contain.
         run()
         paddle.device.synchronize()
         graph = CUDAGraph()
@@ -122,19 +122,19 @@ class GpuPlatform(Platform):
         return replay
 
     def get_worker_class(self) -> str:
-        """The worker that measures what memory is left for the cache."""
+        """Returns the worker that measures the memory left for the cache."""
         return WORKER
 
     def get_attention_backend(self) -> str:
-        """The backend on Paddle's own operator."""
+        """Returns the backend on Paddle's own operator."""
         return BLOCK_ATTENTION
 
     def kv_cache_dtype(self, quantization: str | None) -> str:  # noqa: ARG002
-        """The operator keeps keys and values in the type of the activations."""
+        """Returns the type of the activations, in which the operator stores keys and values."""
         return self.model_dtype
 
     def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
-        """As it is; raises ValueError for an option or a model that the operators have no kernel for."""
+        """Returns it unchanged; raises ValueError for an option or a model that the operators have no kernel for."""
         cache, quantization = fd_config.cache_config, fd_config.model_config.quantization
         if cache.block_size not in BLOCK_SIZES:
             allowed = ", ".join(map(str, BLOCK_SIZES))
@@ -173,19 +173,19 @@ def _pinned_ring() -> PinnedRing:
 
     pinned = paddle.to_tensor(np.zeros(PINNED_BYTES, np.uint8), place=paddle.CUDAPinnedPlace())
     address = (ctypes.c_uint8 * PINNED_BYTES).from_address(pinned.data_ptr())
-    # The ring lives as long as the process; so must the tensor that owns the memory.
+    # The ring exists until the process ends; so must the tensor that owns the memory.
     return PinnedRing(np.ctypeslib.as_array(address), _CudaCopies(pinned))
 
 
 class _CudaCopies:
-    """Copies on Paddle's current stream, by the driver: Paddle's own ways either wait or call back into the host."""
+    """Copies on Paddle's current stream, by the driver: Paddle's own methods either wait or call back into the host."""
 
     def __init__(self, owner: Tensor) -> None:
         self._owner = owner
         self._driver = ctypes.CDLL("libcuda.so.1")
 
     def copy(self, target: Tensor, source: NDArray[np.uint8]) -> None:
-        """Queue a copy of pinned bytes to the tensor's memory."""
+        """Queues a copy of pinned bytes to the tensor's memory."""
         import paddle
 
         status = self._driver.cuMemcpyHtoDAsync_v2(
@@ -198,7 +198,7 @@ class _CudaCopies:
             raise RuntimeError(f"a copy of {source.nbytes} bytes to the GPU failed with CUDA status {status}")
 
     def fence(self) -> Callable[[], object]:
-        """A call that waits until the copies queued so far are done."""
+        """Returns a function that waits until the copies queued so far are done."""
         import paddle
 
         event = paddle.device.cuda.Event()

@@ -1,4 +1,4 @@
-"""Whether a tensor lies where the host can reach it."""
+"""Check for tensors in host memory."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def in_host_memory(tensor: Tensor) -> bool:
-    """Whether numpy can have a view of the tensor's memory."""
+    """Returns True if numpy can view the tensor's memory."""
     return bool(tensor.place.is_cpu_place())

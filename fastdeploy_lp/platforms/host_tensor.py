@@ -1,4 +1,4 @@
-"""Paddle tensors of numbers that are on the host already."""
+"""Paddle tensors of numbers that are already on the host."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from numpy.typing import NDArray
 
 
 class HostRow(np.ndarray[Any, Any]):
-    """A row of a HostTensor as an array that also answers to a tensor's methods of reading."""
+    """A row of a HostTensor: an array that also has a tensor's reading methods."""
 
     def numpy(self) -> NDArray[Any]:
-        """A copy."""
+        """Returns a copy."""
         return np.array(self)
 
     def cpu(self) -> HostRow:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def cast(self, dtype: str) -> NDArray[Any]:
-        """The same numbers of another type."""
+        """Returns the same numbers in another type."""
         return self.astype(str(dtype).removeprefix("paddle."))
 
 
 def host_tensor(array: NDArray[Any]) -> Any:
-    """A Paddle tensor on the CPU in the memory of `array`, for any operator of Paddle's.
+    """Returns a Paddle tensor on the CPU that shares the memory of `array`, for any Paddle operator.
 
-    A tensor's own loop and truth value cost 20 to 50 µs a row, which a processor pays for every slot in every step.
-    The loop of this one gives HostRows, for less than 1 µs each.
+    Iteration and truth value of a plain tensor cost 20 to 50 µs per row, which a processor pays for every slot in
+    every step. Iteration over this one yields HostRows, in less than 1 µs each.
     """
     return _tensor_class()(array)
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells about devices without a CUDA context. Not yet run on a GPU."""
+"""Device information from NVIDIA's driver, without a CUDA context. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The driver's management library, opened for each question: they are asked once a start."""
+    """The driver's management library, opened for each query: queries run once per start."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -21,7 +21,7 @@ class Nvml:
 
     @classmethod
     def device_count(cls) -> int:
-        """How many devices this process may see; 0 without a driver."""
+        """Returns the number of devices visible to this process; 0 without a driver."""
         visible = visible_devices()
         try:
             present = cls()._count()
@@ -31,7 +31,7 @@ class Nvml:
 
     @classmethod
     def free_memory(cls) -> int:
-        """Bytes free on the first visible device; raises RuntimeError saying what the driver lacks."""
+        """Returns the free bytes of the first visible device; raises RuntimeError naming what the driver lacks."""
         try:
             library = cls()
         except OSError as error:
@@ -60,7 +60,7 @@ class Nvml:
 
 
 def visible_devices() -> list[str] | None:
-    """`CUDA_VISIBLE_DEVICES`, indices or UUIDs; None when it is not set and every device is visible."""
+    """Returns the indices or UUIDs in `CUDA_VISIBLE_DEVICES`; None if it is not set and every device is visible."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None

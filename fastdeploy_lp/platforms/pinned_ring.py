@@ -1,4 +1,4 @@
-"""Pinned host memory that copies to a device read from while the host goes on."""
+"""Pinned host memory for asynchronous copies to a device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Copies(Protocol):
     """The device's queue of copies."""
 
     def copy(self, target: Any, source: NDArray[np.uint8]) -> None:
-        """Queue a copy of `source`, which must keep its contents until a later fence has been waited for."""
+        """Queues a copy of `source`, whose contents must not change until a later fence has been waited for."""
 
     def fence(self) -> Callable[[], object]:
-        """A call that waits until the copies queued so far are done."""
+        """Returns a function that waits until the copies queued so far are done."""
 
 
 class PinnedRing:
     """Two halves of `memory` uint8 [bytes], one of which is filled while copies read from the other.
 
-    A half is filled again after the copies from it are done. As a step ends with a read of what depends on them, they
-    have long been done when the ring comes round, and the wait takes no time.
+    A half is refilled after the copies from it are done. Since a step ends with a read that depends on them, they are
+    long done when the ring wraps around, and the wait takes no time.
     """
 
     def __init__(self, memory: NDArray[np.uint8], copies: Copies) -> None:
@@ -36,7 +36,7 @@ class PinnedRing:
         self._current, self._used = 0, 0
 
     def write(self, target: Any, host: NDArray[Any]) -> bool:
-        """Queue a copy of the array to the target; False, and nothing done, for an array larger than a half."""
+        """Queues a copy of the array to the target; returns False, and copies nothing, if it exceeds a half."""
         size = host.nbytes
         if size > self._half:
             return False

@@ -1,4 +1,4 @@
-"""Which platform this process serves on: one that a plugin brings, or the first of our own that fits the machine."""
+"""Selects this process's platform: one from a plugin, or the first built-in platform that fits the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastdeploy_lp.plugins.loader import failure
 
 PLATFORM_VARIABLE = "FASTDEPLOY_LP_PLATFORM"
 
-# In the order in which they are asked whether they fit.
+# In the order in which they are tried.
 PLATFORMS: dict[str, str] = {
     "gpu": "fastdeploy_lp.platforms.gpu:GpuPlatform",
     "cpu": "fastdeploy_lp.platforms.cpu:CpuPlatform",
@@ -31,15 +31,15 @@ PLATFORMS: dict[str, str] = {
 
 @functools.cache
 def current_platform() -> Platform:
-    """The platform that this process serves on, settled by the first call."""
+    """Returns the platform that this process serves on, selected by the first call."""
     return find_platform(os.environ)
 
 
 def find_platform(environ: Mapping[str, str]) -> Platform:
-    """The platform that `FASTDEPLOY_LP_PLATFORM` names; without it what a plugin claims, else the first that fits.
+    """Returns the platform that `FASTDEPLOY_LP_PLATFORM` names, else a plugin's platform, else the first that fits.
 
-    Raises ValueError for a name that there is none of, or whose platform does not fit the machine, PluginError (a
-    ValueError) for a plugin that fails, and ValueError naming both when two plugins claim the machine.
+    Raises ValueError for an unknown name or a platform that does not fit the machine, PluginError (a ValueError) for a
+    plugin that fails, and ValueError naming both if two plugins claim the machine.
     """
     name = environ.get(PLATFORM_VARIABLE)
     if name:
@@ -54,9 +54,9 @@ def find_platform(environ: Mapping[str, str]) -> Platform:
 
 
 def platform_of(loaded: LoadedPlugin) -> Platform | None:
-    """What a platform plugin brings; None when its function says that it does not fit the machine.
+    """Returns the platform of a plugin; None if its function reports that it does not fit the machine.
 
-    Raises PluginError, having logged it, when the function raises or names no platform.
+    Logs and raises PluginError if the function raises or names no platform.
     """
     path = call(loaded)
     if path is None:

@@ -1,6 +1,6 @@
-"""Plugins: packages that extend fastdeploy_lp by announcing themselves as entry points.
+"""Plugins: packages that extend fastdeploy_lp through entry points.
 
-Imports neither the engine nor the worker nor Paddle; what a plugin's module imports is its own business.
+Imports neither the engine nor the worker nor Paddle; a plugin's module may import anything.
 """
 
 from fastdeploy_lp.plugins.class_path import load_class, normalized_path

@@ -1,4 +1,4 @@
-"""From the name of a class, which plugins give instead of the class, to the class."""
+"""Resolves class names, which plugins return instead of classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
 
 
 def normalized_path(name: object) -> str:
-    """ "module:Class" for itself and for "module.Class"; raises ValueError for anything else."""
+    """Returns "module:Class" for itself and for "module.Class"; raises ValueError for anything else."""
     if isinstance(name, str):
         if PATH.fullmatch(name):
             return name
@@ -21,10 +21,10 @@ def normalized_path(name: object) -> str:
 
 
 def load_class(name: str, base: type | None = None) -> type[Any]:
-    """The class that "module:Class" or "module.Class" names.
+    """Returns the class that "module:Class" or "module.Class" names.
 
-    Raises ValueError, which names the module, the class or the base class, when there is no such module, no such class
-    in it, or it is no subclass of `base`. What a module raises while it is imported is the cause of the ValueError.
+    Raises ValueError, which names the module, the class or the base class, if the module or the class does not exist,
+    or if the class is no subclass of `base`. An exception from the import is the cause of the ValueError.
     """
     path = normalized_path(name)
     module_name, _, class_name = path.partition(":")

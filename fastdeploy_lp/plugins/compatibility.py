@@ -1,4 +1,4 @@
-"""Which releases of fastdeploy_lp a plugin is for: said by its package's metadata, or by its code."""
+"""The releases of fastdeploy_lp that a plugin supports, declared in its package's metadata or its code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Result = TypeVar("Result")
 
 
 def own_requirements(lines: Iterable[str]) -> tuple[str, ...]:
-    """Of a distribution's `Requires-Dist` lines, those about fastdeploy_lp that hold in this environment."""
+    """Returns a distribution's `Requires-Dist` lines about fastdeploy_lp that apply in this environment."""
     return tuple(line for line in lines if _is_own(line))
 
 
 def unmet_requirement(requirements: Iterable[str], version: str = __version__) -> str | None:
-    """The first requirement that `version` of fastdeploy_lp does not meet; None when it meets all."""
+    """Returns the first requirement that `version` of fastdeploy_lp does not meet; None if it meets all."""
     for line in requirements:
         if not Requirement(line).specifier.contains(version, prereleases=True):
             return f"{OWN_NAME}{Requirement(line).specifier}"
@@ -34,17 +34,17 @@ def unmet_requirement(requirements: Iterable[str], version: str = __version__) -
 
 
 def require_version(specifier: str) -> None:
-    """Raise IncompatibleVersionError unless this release of fastdeploy_lp is in `specifier`, such as ">=0.1,<0.3".
+    """Raises IncompatibleVersionError unless this release of fastdeploy_lp is in `specifier`, such as ">=0.1,<0.3".
 
-    Raises ValueError for a text that is no such specifier.
+    Raises ValueError for an invalid specifier.
     """
     _require(_specifier_set(specifier))
 
 
 def requires_version(specifier: str) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
-    """A decorator for a plugin's function: each call checks `require_version(specifier)` first.
+    """Returns a decorator for a plugin's function: each call checks `require_version(specifier)` first.
 
-    Raises ValueError for a text that is no such specifier.
+    Raises ValueError for an invalid specifier.
     """
     allowed = _specifier_set(specifier)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a plugin."""
+"""Errors of plugins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fastdeploy_lp.plugins.plugin import Plugin, PluginState
 
 
 class IncompatibleVersionError(RuntimeError):
-    """This release of fastdeploy_lp is not one that the code asks for."""
+    """The plugin does not support this release of fastdeploy_lp."""
 
 
 class PluginError(ValueError):
-    """A plugin that cannot be used; the message names it, its package and the reason in one line."""
+    """A plugin cannot be used; the message names it, its package and the reason in one line."""
 
     def __init__(self, plugin: Plugin, reason: str, state: PluginState = PluginState.FAILED) -> None:
         super().__init__(f"{plugin}: {reason}")
@@ -20,4 +20,4 @@ class PluginError(ValueError):
 
 
 class UnknownPluginError(ValueError):
-    """A name that no plugin of the group has; the message lists those that there are."""
+    """No plugin of the group has this name; the message lists the existing names."""

@@ -1,4 +1,4 @@
-"""General plugins: functions that register models and whatever else, called in every process of the engine."""
+"""General plugins: functions that register models or other extensions, called in every process of the engine."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ logger = logging.getLogger(__name__)
 
 
 def load_general_plugins() -> list[PluginReport]:
-    """Call the function of every general plugin that may load, once a process however often this runs.
+    """Calls the function of every general plugin that may load, once per process even if this runs repeatedly.
 
-    One that cannot be used, or raises, is logged with its traceback and skipped; the others go on.
+    A plugin that cannot be used, or raises, is logged with its traceback and skipped; the others still load.
     """
     return [_outcome(plugin) for plugin in allowed_plugins(PluginGroup.GENERAL)]
 
 
 def warn_of_unknown_names() -> None:
-    """Log the names in `FASTDEPLOY_LP_PLUGINS` that nothing installed has."""
+    """Logs the names in `FASTDEPLOY_LP_PLUGINS` that no installed plugin has."""
     for name in unknown_names():
         logger.warning("%s names %s, but no plugin of that name is installed", PLUGINS_VARIABLE, name)
 
 
 def forget() -> None:
-    """Let the next `load_general_plugins` call every function again, which re-entrant ones allow."""
+    """Makes the next `load_general_plugins` call every function again, which re-entrant functions allow."""
     _outcome.cache_clear()
 
 
-# A plugin's function is called once a process: what it registered stays registered.
+# A plugin's function is called once per process: its registrations persist.
 @functools.cache
 def _outcome(plugin: Plugin) -> PluginReport:
     try:

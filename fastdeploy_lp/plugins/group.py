@@ -13,17 +13,17 @@ class PluginGroup(str, Enum):
     IO_PROCESSOR = "fastdeploy_lp.io_processor_plugins"
     STAT_LOGGER = "fastdeploy_lp.stat_logger_plugins"
     LOGITS_PROCESSOR = "fastdeploy_lp.logits_processors"
-    # vLLM's own group, read with --vllm-compat alone.
+    # vLLM's own group, read only with --vllm-compat.
     VLLM_LOGITS_PROCESSOR = "vllm.logits_processors"
 
     @property
     def kind(self) -> str:
-        """What messages call a plugin of this group."""
+        """Name of a plugin of this group in messages."""
         return _KINDS[self]
 
     @property
     def skips_failures(self) -> bool:
-        """Whether a plugin that cannot be used is skipped; in the other groups it ends the start."""
+        """True if a plugin that cannot be used is skipped; in the other groups it aborts the start."""
         return self is PluginGroup.GENERAL
 
 

@@ -1,4 +1,4 @@
-"""Which plugins are installed, and which of them the operator lets load."""
+"""Installed plugins, and the subset that the operator allows to load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"
 
 
 def installed_plugins(group: PluginGroup) -> list[Plugin]:
-    """All of a group, whether they may load or not, in the same order in every process: by name."""
+    """Returns all plugins of a group, allowed or not, in the same order in every process: by name."""
     points = sorted(entry_points(group=group.value), key=lambda point: (point.name, _distribution(point)))
     first: dict[str, str] = {}
     found = []
@@ -25,24 +25,24 @@ def installed_plugins(group: PluginGroup) -> list[Plugin]:
 
 
 def allowed_plugins(group: PluginGroup) -> list[Plugin]:
-    """Those of a group that `FASTDEPLOY_LP_PLUGINS` lets load."""
+    """Returns the plugins of a group that `FASTDEPLOY_LP_PLUGINS` allows to load."""
     return [plugin for plugin in installed_plugins(group) if may_load(plugin)]
 
 
 def may_load(plugin: Plugin) -> bool:
-    """Whether `FASTDEPLOY_LP_PLUGINS` names it; unset, it lets all load, and empty none."""
+    """Returns True if `FASTDEPLOY_LP_PLUGINS` names the plugin; if unset, it allows all plugins, if empty, none."""
     names = allowed_names()
     return names is None or plugin.name in names
 
 
 def allowed_names() -> frozenset[str] | None:
-    """The names in `FASTDEPLOY_LP_PLUGINS`, None when it is not set."""
+    """Returns the names in `FASTDEPLOY_LP_PLUGINS`, None if it is not set."""
     value = os.environ.get(PLUGINS_VARIABLE)
     return None if value is None else frozenset(name.strip() for name in value.split(",") if name.strip())
 
 
 def unknown_names() -> list[str]:
-    """Names in `FASTDEPLOY_LP_PLUGINS` that no installed plugin has: most likely misspelt."""
+    """Returns names in `FASTDEPLOY_LP_PLUGINS` that no installed plugin has: most likely misspelled."""
     names = allowed_names()
     if not names:
         return []

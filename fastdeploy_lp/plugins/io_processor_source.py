@@ -27,13 +27,13 @@ class NamedIOProcessor:
 
 @dataclass(frozen=True)
 class IOProcessorSource:
-    """A plugin and the class that it leads to."""
+    """A plugin and its class."""
 
     plugin: Plugin
     found: type[IOProcessor[Any, Any]]
 
     def build(self, fd_config: FDConfig) -> NamedIOProcessor:
-        """The processor; raises PluginError, having logged it, if it cannot be made."""
+        """Builds the processor; logs and raises PluginError if that fails."""
         try:
             return NamedIOProcessor(self.plugin.name, self.found(fd_config))
         except (Exception, SystemExit) as error:
@@ -41,16 +41,16 @@ class IOProcessorSource:
 
 
 def find_io_processor(name: str) -> IOProcessorSource:
-    """The plugin of this name; no other one is imported.
+    """Returns the plugin of this name; imports no other plugin.
 
-    Its entry point is a function that returns "module:Class", that text, or the class. Raises UnknownPluginError
-    listing the names that there are, and PluginError for a plugin that cannot be used.
+    Its entry point is a function that returns "module:Class", that string, or the class. Raises UnknownPluginError
+    listing the existing names, and PluginError for a plugin that cannot be used.
     """
     return io_processor_of(load_named(PluginGroup.IO_PROCESSOR, name))
 
 
 def io_processor_of(loaded: LoadedPlugin) -> IOProcessorSource:
-    """The class that a plugin leads to; raises PluginError for a plugin that cannot be used."""
+    """Returns the class of a plugin; raises PluginError for a plugin that cannot be used."""
     found = loaded.found
     if not isinstance(found, (type, str)):
         found = call(loaded)

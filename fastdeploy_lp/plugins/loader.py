@@ -1,4 +1,4 @@
-"""Imports plugins, and says in one line and a logged traceback why one cannot be used."""
+"""Imports plugins; reports why one cannot be used in one line, and logs a traceback."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_group(group: PluginGroup) -> list[LoadedPlugin]:
-    """The plugins of a group that may load, imported, in the order of their names.
+    """Imports the plugins of a group that may load, in the order of their names.
 
-    One that cannot be used is logged, with its traceback if it has one, and skipped where the group skips failures;
-    elsewhere it raises PluginError.
+    A plugin that cannot be used is logged, with its traceback if any, and skipped if the group skips failures;
+    otherwise raises PluginError.
     """
     loaded = []
     for plugin in allowed_plugins(group):
@@ -33,12 +33,12 @@ def load_group(group: PluginGroup) -> list[LoadedPlugin]:
 
 
 def load_named(group: PluginGroup, name: str) -> LoadedPlugin:
-    """The one plugin of a group with this name, no other being imported.
+    """Imports only the plugin of a group with this name.
 
-    Raises UnknownPluginError listing the names that there are, and PluginError when it cannot be used.
+    Raises UnknownPluginError listing the existing names, and PluginError if the plugin cannot be used.
     """
     plugins = allowed_plugins(group)
-    # Of two with one name the last knows of the other, and refuses to be loaded.
+    # Of two plugins with one name, the last has `namesake` set, and loading it fails.
     plugin = next((each for each in reversed(plugins) if each.name == name), None)
     if plugin is not None:
         return load(plugin)
@@ -49,10 +49,10 @@ def load_named(group: PluginGroup, name: str) -> LoadedPlugin:
 
 
 def load(plugin: Plugin) -> LoadedPlugin:
-    """Import what the entry point names.
+    """Imports the object that the entry point names.
 
-    Raises PluginError, having logged it, for a plugin that asks for another release of fastdeploy_lp (which is not
-    imported), for the second of one name, and for whatever the import raises.
+    Logs and raises PluginError for a plugin that requires another release of fastdeploy_lp (which is not imported),
+    for the second of one name, and for any exception of the import.
     """
     refuse_unusable(plugin)
     try:
@@ -63,7 +63,7 @@ def load(plugin: Plugin) -> LoadedPlugin:
 
 
 def call(loaded: LoadedPlugin, *arguments: Any) -> Any:
-    """What the plugin's function returns; raises PluginError, having logged it, if it is none or raises."""
+    """Calls the plugin's function; logs and raises PluginError if it is no function or raises."""
     plugin = loaded.plugin
     if not callable(loaded.found):
         problem = f"names no function but a {type(loaded.found).__name__}; write module:function"
@@ -76,7 +76,7 @@ def call(loaded: LoadedPlugin, *arguments: Any) -> Any:
 
 
 def refuse_unusable(plugin: Plugin) -> None:
-    """Raise PluginError, having logged it, for what can be told without importing anything."""
+    """Logs and raises PluginError for faults that are detectable without an import."""
     if plugin.namesake is not None:
         reason = f"{plugin.namesake} has a {plugin.group.kind} of this name, too; uninstall one of the two packages"
         raise _logged(PluginError(plugin, reason))
@@ -87,7 +87,7 @@ def refuse_unusable(plugin: Plugin) -> None:
 
 
 def failure(plugin: Plugin, problem: str, error: BaseException) -> PluginError:
-    """The error for what a plugin's code raised, after logging it with its traceback."""
+    """Logs an exception of a plugin's code with its traceback, and returns the error to raise."""
     if isinstance(error, IncompatibleVersionError):
         return _logged(PluginError(plugin, str(error), PluginState.INCOMPATIBLE))
     cause = f"{type(error).__name__}: {' '.join(str(error).split())}"

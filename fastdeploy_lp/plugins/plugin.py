@@ -1,4 +1,4 @@
-"""One plugin: what its package announced, and what that turned out to be."""
+"""One plugin: its entry point, the loaded object, and its state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastdeploy_lp.plugins.group import PluginGroup
 class Plugin:
     """An entry point of an installed distribution.
 
-    name: what `FASTDEPLOY_LP_PLUGINS` and messages call it. value: "module:attribute".
+    name: its name in `FASTDEPLOY_LP_PLUGINS` and messages. value: "module:attribute".
     distribution, version: the installed package. requirements: its `Requires-Dist` lines that name fastdeploy_lp.
-    namesake: the distribution of another plugin of this group and name that comes first; None when there is none.
+    namesake: the distribution of an earlier plugin of this group and name; None if there is none.
     """
 
     group: PluginGroup
@@ -47,7 +47,7 @@ class LoadedPlugin:
 
 
 class PluginState(str, Enum):
-    """What became of an installed plugin in this process."""
+    """State of an installed plugin in this process."""
 
     LOADED = "loaded"
     FILTERED = "filtered"
@@ -57,7 +57,7 @@ class PluginState(str, Enum):
 
 @dataclass(frozen=True)
 class PluginReport:
-    """A plugin's state, and why in one line where it is not loaded."""
+    """A plugin's state, and the reason in one line if it is not loaded."""
 
     plugin: Plugin
     state: PluginState
@@ -68,13 +68,13 @@ _running: ContextVar[Plugin | None] = ContextVar("running_plugin", default=None)
 
 
 def running_plugin() -> Plugin | None:
-    """The plugin whose function is being called right now, so that what it registers can be told to be its."""
+    """Returns the plugin whose function is running, so that its registrations can be attributed to it."""
     return _running.get()
 
 
 @contextmanager
 def running(plugin: Plugin) -> Iterator[None]:
-    """Inside, `running_plugin` gives `plugin`."""
+    """Inside, `running_plugin` returns `plugin`."""
     token = _running.set(plugin)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The contract of stat loggers: who is told what the engine does."""
+"""The contract of stat loggers, which receive the engine's statistics."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 
 class StatLoggerBase(ABC):
-    """Told of every iteration of one engine, in the API process and on its event loop: no method may wait.
+    """Receives the statistics of each iteration of one engine, on the API process's event loop: no method may block.
 
-    A logger that raises is reported with its traceback and not called again; requests never notice.
+    A logger that raises is reported with its traceback and not called again; requests are not affected.
     """
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:
-        """Before the model loads, once for each worker; what it raises stops the start. engine_index: the worker's."""
+        """Runs before the model loads, once per worker; an exception aborts the start. engine_index: the worker's."""
 
     @abstractmethod
     def record(
         self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, engine_idx: int = 0
     ) -> None:
-        """Both after each message of the worker; one alone when something happens between two.
+        """Receives both after each message of the worker; one alone for an event between two messages.
 
-        What is given is not to be changed.
+        The arguments must not be changed.
         """
 
     def log(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called every `--log-stats-interval` seconds, and once more at the end."""
+        """Runs every `--log-stats-interval` seconds, and once more at the end."""
 
     @abstractmethod
     def log_engine_initialized(self) -> None:
-        """The model is loaded and requests are taken."""
+        """Runs when the model is loaded and requests are accepted."""
 
 
-# A class of these, or anything else that makes one of a configuration and the engine's number.
+# A subclass, or any callable that makes a logger from a configuration and the engine's number.
 StatLoggerFactory: TypeAlias = Callable[[FDConfig, int], StatLoggerBase]

@@ -1,4 +1,4 @@
-"""Where stat loggers come from: installed plugins, and a program that hands over its own."""
+"""Sources of stat loggers: installed plugins, and loggers passed by a program."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ WHAT = "a class derived from fastdeploy_lp.StatLoggerBase"
 
 @dataclass(frozen=True)
 class StatLoggerSource:
-    """What makes a stat logger; `plugin` is None for one that a program handed over."""
+    """Factory of a stat logger; `plugin` is None for one passed by a program."""
 
     name: str
     make: StatLoggerFactory
     plugin: Plugin | None = None
 
     def build(self, fd_config: FDConfig, engine_index: int = 0) -> tuple[str, StatLoggerBase]:
-        """The logger of one worker, under its name.
+        """Builds the logger of one worker; returns its name and the logger.
 
-        Raises ValueError that names it if it cannot be made, with the cause logged.
+        Logs the cause and raises ValueError naming the logger if that fails.
         """
         try:
             made = self.make(fd_config, engine_index)
@@ -46,12 +46,12 @@ class StatLoggerSource:
 
 
 def installed_stat_loggers() -> list[StatLoggerSource]:
-    """Those of plugins that may load, by name; raises PluginError for one that cannot be used."""
+    """Returns the loggers of plugins that may load, by name; raises PluginError for one that cannot be used."""
     return [stat_logger_of(loaded) for loaded in load_group(PluginGroup.STAT_LOGGER)]
 
 
 def given_stat_loggers(given: Sequence[StatLoggerFactory]) -> list[StatLoggerSource]:
-    """Those that a program hands over, classes or functions that make one; raises ValueError for anything else."""
+    """Returns sources for a program's loggers, classes or factory functions; raises ValueError for anything else."""
     sources = []
     for index, make in enumerate(given):
         no_logger = isinstance(make, type) and not issubclass(make, StatLoggerBase)
@@ -62,7 +62,7 @@ def given_stat_loggers(given: Sequence[StatLoggerFactory]) -> list[StatLoggerSou
 
 
 def stat_logger_of(loaded: LoadedPlugin) -> StatLoggerSource:
-    """What a plugin brings; raises PluginError for one that cannot be used."""
+    """Returns the logger source of a plugin; raises PluginError for one that cannot be used."""
     found, value = loaded.found, loaded.plugin.value
     if not (isinstance(found, type) and issubclass(found, StatLoggerBase)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"

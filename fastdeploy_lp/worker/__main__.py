@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.worker`: the worker process, started by the API process and told what to do on stdin."""
+"""`python -m fastdeploy_lp.worker`: the worker process; the API process starts it and sends WorkerStart on stdin."""
 
 from fastdeploy_lp.worker.quiet_paddle import import_paddle
 

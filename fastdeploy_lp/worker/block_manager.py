@@ -1,4 +1,4 @@
-"""Which KV-cache blocks belong to which sequences."""
+"""Assignment of KV-cache blocks to sequences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NULL_BLOCK = 0
 
 
 class BlockManager:
-    """Hands out blocks 1 … num_blocks - 1; block 0 is the null block and stays free of data.
+    """Allocates blocks 1 … num_blocks - 1; block 0 is the null block and stays free of data.
 
-    With `prefix_caching`, full blocks that are computed are known by their tokens, and sequences that begin alike share
-    them. A known block that nobody holds is free, keeps its data until it is needed, and the one that was given back
-    longest ago is needed first. With `record_events`, changes of the known blocks are kept for `take_events`.
+    With `prefix_caching`, full computed blocks are known by their tokens, and sequences with the same beginning share
+    them. A known block without a holder is free but keeps its data until it is reused; the least recently released one
+    is reused first. With `record_events`, changes of the known blocks are kept for `take_events`.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class BlockManager:
     ) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
-        # The last one given back is the first to be taken: its memory has been touched already.
+        # The last block released is the first reused: its memory has been touched already.
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
@@ -48,7 +48,7 @@ class BlockManager:
         return self.num_total - self.num_free
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """The known blocks that a sequence without blocks can begin with; its last token is always left to compute.
+        """Returns the known blocks that a sequence without blocks can begin with; its last token is always computed.
 
         Empty for a sequence that needs the hidden state of every token of its prompt.
         """
@@ -61,9 +61,9 @@ class BlockManager:
         return self._cache.find(sequence.block_hashes[:usable])
 
     def admit(self, sequence: Sequence, prefix: list[int], *, spare: int = 0) -> bool:
-        """Give a sequence its `prefix`, just found, and blocks for all of its other tokens.
+        """Assigns a sequence its `prefix`, just found, and blocks for all of its other tokens.
 
-        False, and nothing is taken, when fewer than `spare` blocks would be left.
+        Returns False and takes nothing if fewer than `spare` blocks would be left.
         """
         missing = self._blocks_for(sequence.num_tokens) - len(prefix)
         idle = sum(self._holders[block] == 0 for block in prefix)
@@ -83,7 +83,7 @@ class BlockManager:
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """Give the sequence blocks for all of its tokens; False, and nothing is taken, if there are not enough."""
+        """Assigns the sequence blocks for all of its tokens; returns False and takes nothing if too few are free."""
         missing = self._blocks_for(sequence.num_tokens) - len(sequence.block_table)
         if missing > self.num_free:
             return False
@@ -92,7 +92,7 @@ class BlockManager:
         return True
 
     def share_computed(self, sequence: Sequence) -> None:
-        """Make the full blocks known whose keys and values have been computed since the last call."""
+        """Makes full blocks known once their keys and values are computed."""
         full = sequence.num_computed // self._block_size
         known = sequence.num_known_blocks
         if full <= known or self._cache is None:
@@ -108,13 +108,13 @@ class BlockManager:
         sequence.num_known_blocks = full
 
     def completed_by(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
-        """The names of the blocks that computing the next `num_tokens` of the prompt completes."""
+        """Returns the names of the blocks that computing the next `num_tokens` of the prompt completes."""
         start = sequence.num_computed // self._block_size
         return sequence.block_hashes[start : (sequence.num_computed + num_tokens) // self._block_size]
 
     def release(self, sequence: Sequence) -> None:
-        """Take the sequence's blocks back; what it computed has to be computed, or found, again."""
-        # From the end, since a block is of no use to anybody without those before it.
+        """Frees the sequence's blocks; its tokens must be computed, or found in the cache, again."""
+        # From the end, since a block is useless without the blocks before it.
         for block in reversed(sequence.block_table):
             self._holders[block] -= 1
             if self._holders[block]:
@@ -127,7 +127,7 @@ class BlockManager:
         sequence.num_computed = sequence.num_known_blocks = 0
 
     def take_events(self) -> list[KVEvent]:
-        """What changed among the known blocks since the last call, in order."""
+        """Returns the changes of the known blocks since the last call, in order."""
         return [] if self._cache is None else self._cache.take_events()
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Finds the stages that left a row without a token, by running them once more, one after the other."""
+"""Search for the stages that left a row without a token, by running them once more, one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddle import Tensor
 class Stage:
     """One stage of a step: `apply` changes the step's logits [rows, vocab_size], in place or not.
 
-    label: its name for an error. by_request: its work is the request's own choice, not a third party's code.
+    label: its name in an error. by_request: the request itself chose its effect; it is no third-party code.
     """
 
     label: str
@@ -43,11 +43,11 @@ class _Row:
 
 
 def stages_to_blame(stages: Sequence[Stage], raw: Callable[[], Tensor], row: int) -> list[Stage]:
-    """The stages, in their order, that together left `row` without a token; empty if they do not do so again.
+    """Returns the stages, in order, that together left `row` without a token; empty if the failure does not recur.
 
     raw: computes the step's logits [rows, vocab_size] before the first stage. A stage that writes NaN or +inf, or that
-    leaves nothing by itself, is alone to blame; otherwise it shares the blame with those before it that removed a token
-    it would have kept.
+    removes every token by itself, is the only cause; otherwise it shares the blame with earlier stages that removed a
+    token it would have kept.
     """
     logits = raw()
     before = _Row.of(logits, row)

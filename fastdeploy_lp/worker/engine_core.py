@@ -1,4 +1,4 @@
-"""The core of serving: sequences in, one step at a time, what each step did out. Knows no sockets."""
+"""The serving core: takes sequences, runs one step at a time, returns each step's results. Uses no sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATS_EVERY_STEPS = 16
 class EngineCore:
     """Continuous batching on one worker: sequences join and leave between steps.
 
-    chain: what processes logits, or what builds it once the worker's device is set.
+    chain: the logits-processor chain, or a function that builds it once the worker's device is set.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class EngineCore:
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
         self._troubles_told = 0
-        # The last step found that every sequence's slot is held.
+        # True if the last step found every sequence's slot held.
         self._held_up = False
         self.runner.held.on_release(self.preparing.wake_up.signal)
 
     @property
     def has_work(self) -> bool:
-        """Whether there are sequences that are not over."""
+        """True if any sequence is unfinished."""
         return self.scheduler.has_work or len(self.preparing) > 0
 
     @property
     def can_step(self) -> bool:
-        """True if a step would do anything now; else `preparing.wake_up` is signalled when it would."""
+        """True if a step has work now; otherwise `preparing.wake_up` is signalled once it has."""
         held_up = self._held_up and not self.runner.held.have_news
         return (self.scheduler.has_work and not held_up) or self.preparing.has_news
 
     def add(self, request: AddRequest | AddPooling) -> None:
-        """Queue a request, once the logits processors that it needs are built."""
+        """Queues a request once the logits processors it needs are built."""
         self._held_up = False
         if isinstance(request, AddPooling):
             self.scheduler.add(Sequence.from_pooling(request))
@@ -74,14 +74,14 @@ class EngineCore:
             self.scheduler.add(sequence)
 
     def finish_preparing(self) -> list[SequenceStep]:
-        """Wait until nothing is being built; returns the ends of sequences that cannot run."""
+        """Waits until all processors are built; returns the final steps of sequences that cannot run."""
         steps: list[SequenceStep] = []
         while self.preparing.is_building:
             steps += self._admit_prepared()
         return steps
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; their slots, arguments and blocks are free at once."""
+        """Drops requests; frees their slots, arguments and blocks at once."""
         self._held_up = False
         aborted = set(request_ids)
         self.preparing.abort(aborted)
@@ -90,20 +90,20 @@ class EngineCore:
             self.runner.chain.builder.forget(request_id)
 
     def reset_processor(self, name: str) -> None:
-        """Put a quarantined logits processor back into service."""
+        """Puts a quarantined logits processor back into service."""
         self.runner.chain.reset(name)
 
     def load(self) -> StepOutputs:
-        """What a step would tell of the load and of the logits processors, without a step."""
+        """Returns the load and the logits processors' counters, without running a step."""
         return self._outputs([], list(self.runner.chain.stats.values()))
 
     def take_cache_events(self) -> list[KVEvent]:
-        """What changed in the prefix cache since the last call; empty unless the configuration publishes events."""
+        """Returns prefix-cache changes since the last call; empty unless the configuration publishes events."""
         return self.blocks.take_events()
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> StepOutputs:
-        """Compute what is scheduled, hand out the new tokens and pooled prompts, and let the finished sequences go.
+        """Runs the scheduled chunks, returns new tokens and pooled prompts, and releases finished sequences.
 
         When all sequences are being prepared or held, waits until a processor is built, or a mask computed, for one.
         """
@@ -119,7 +119,7 @@ class EngineCore:
         steps = unprepared
         for chunk in chunks:
             sequence = chunk.sequence
-            # Before it can leave: whoever comes next may share what it computed.
+            # Before the sequence can leave: later sequences may share its computed blocks.
             self.blocks.share_computed(sequence)
             token = next(tokens) if chunk.samples else None
             if sequence.slot in result.failures:
@@ -139,7 +139,7 @@ class EngineCore:
         self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
 
     def _scheduled(self) -> list[ScheduledChunk]:
-        """What the step computes; empty if only sequences that are being prepared may go on before those in slots."""
+        """Returns the step's chunks; empty if every sequence in a slot is held while others are being prepared."""
         if self._held_up and not (len(self.preparing) or self.runner.held.have_news):
             self.runner.held.wait()
         self.runner.held.take_news()
@@ -148,7 +148,7 @@ class EngineCore:
         return chunks
 
     def _admit_prepared(self) -> list[SequenceStep]:
-        """Queue the sequences that are ready; returns the ends of those that cannot run."""
+        """Queues prepared sequences; returns the final steps of sequences that cannot run."""
         ready, failed = self.preparing.take(wait=not self.can_step)
         for sequence in ready:
             self.scheduler.add(sequence)
@@ -203,12 +203,12 @@ class EngineCore:
         return _failed(sequence, failure)
 
     def _end(self, sequence: Sequence) -> None:
-        """A running sequence is over."""
+        """Ends a running sequence."""
         self.scheduler.release(sequence)
         self.runner.chain.builder.forget(sequence.request_id)
 
     def _changed_stats(self) -> list[ProcessorStats] | None:
-        """The counters, when a batch has ended or once in a while during a long one; None in between."""
+        """Returns the counters when work runs out, troubles change, or every `STATS_EVERY_STEPS` steps; else None."""
         self._steps_since_stats += 1
         if self.scheduler.has_work and self._steps_since_stats < STATS_EVERY_STEPS and not self._troubles_changed():
             return None

@@ -1,4 +1,4 @@
-"""Guided decoding in the worker: a matcher for each sequence with a grammar, and the masks of a step."""
+"""Guided decoding in the worker: one matcher per sequence with a grammar, and the masks of a step."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from fastdeploy_lp.worker.sequence import Sequence
 MAX_THREADS = 8
 BUILD_THREADS = 4
 GRACE_SECONDS = 0.01
-"""How long a step waits for masks, all of its rows together, before it leaves out those that are late."""
+"""Seconds that a step waits for masks, for all of its rows together, before it leaves late rows out."""
 
-# Compilations that the API process lets pass take up to the configured time, and not on the same core.
+# Factor on the timeout: the API process accepts compilations up to the configured time, measured on another core.
 BUILD_LENIENCY = 2.0
 
 
 class _Compilation:
-    """A grammar that is being compiled for all who wait at its place."""
+    """A grammar being compiled, shared by all rows that wait for it."""
 
     def __init__(self, compiled: Future[LLMatcher], client: str) -> None:
         self.client = client
@@ -51,17 +51,17 @@ class _Compilation:
         return self._compiled.done()
 
     def fail(self, error: BaseException) -> None:
-        # It may have just been compiled.
+        # The compilation may have just finished.
         with suppress(InvalidStateError):
             self._compiled.set_exception(error)
 
 
 class GuidedDecoding(LogitsMask):
-    """Rules out what the grammars of requests do not allow; requests without one have no state here.
+    """Rules out tokens that the requests' grammars do not allow; requests without a grammar have no state here.
 
-    Threads of this class compile grammars, read sampled tokens and compute masks: the library works without the
-    interpreter's lock. The mask of a token is computed as soon as the token before it is known. A step waits for masks
-    for a moment and leaves late rows out (`holds`). An error ends the request that it belongs to.
+    Threads of this class compile grammars, read sampled tokens and compute masks: the library releases the
+    interpreter's lock. The mask of a token is computed as soon as the token before it is known. A step waits briefly
+    for masks and leaves late rows out (`holds`). An error ends only its own request.
     """
 
     def __init__(self, fd_config: FDConfig, ops: RowOps, held: HeldRows) -> None:
@@ -89,26 +89,26 @@ class GuidedDecoding(LogitsMask):
 
     @property
     def active(self) -> bool:
-        """Whether a row of this step has a grammar."""
+        """True if any row of this step has a grammar."""
         return bool(self._step)
 
     @property
     def completed(self) -> set[int]:
-        """The slots whose text is complete with this step's token."""
+        """Slots whose text is complete with this step's token."""
         return self._completed
 
     @property
     def failures(self) -> dict[int, str]:
-        """By slot, what is wrong with a grammar."""
+        """Grammar errors by slot."""
         return self._failures
 
     def warm_up(self) -> None:
-        """Read the vocabulary, for which the library keeps the interpreter's lock: 0.3 s for 49,152 tokens."""
+        """Reads the vocabulary while the library holds the interpreter's lock: 0.3 s for 49,152 tokens."""
         if self._has_texts:
             self._compiler.prepare()
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes its slot; one that comes back goes on where it was."""
+        """Registers a sequence in its slot; a preempted one resumes at its last output token."""
         grammar, client = sequence.grammar, sequence.client
         if grammar is None:
             return
@@ -128,13 +128,13 @@ class GuidedDecoding(LogitsMask):
         compiled.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again."""
+        """Clears a slot."""
         row = self._by_slot.pop(slot, None)
         if row is not None and not row.ready:
             self._watch(row)
 
     def holds(self, slot: int) -> bool:
-        """True while the slot's mask is not there; waits for it while the step has time left for that."""
+        """Returns True while the slot's mask is missing; first waits for it within the step's grace time."""
         row = self._by_slot.get(slot)
         if row is None or row.ready:
             return False
@@ -143,7 +143,7 @@ class GuidedDecoding(LogitsMask):
             with self._changed:
                 self._changed.wait_for(lambda: row.ready, self._grace)
             self._grace -= time.monotonic() - began
-        # In this order: who makes it ready looks afterwards whether somebody waits.
+        # In this order: the thread that makes the row ready checks `awaited` afterwards.
         row.awaited = True
         if row.ready:
             row.awaited = False
@@ -152,7 +152,7 @@ class GuidedDecoding(LogitsMask):
         return True
 
     def begin(self, slots: NDArray[np.int64]) -> None:
-        """Take the masks of these slots' grammars."""
+        """Copies the masks of these slots' grammars."""
         self._completed, self._failures, self._step = set(), {}, []
         if not self._by_slot:
             return
@@ -163,13 +163,13 @@ class GuidedDecoding(LogitsMask):
             self._bits[index] = row.bits
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - those of `begin`
-        """The same tensor, changed in place."""
+        """Masks the logits in place and returns the same tensor."""
         if self._step:
             self._ops.mask(logits, self._rows, self._bits[: len(self._rows)])
         return logits
 
     def apply_to_copies(self, copies: Tensor, rows: NDArray[np.int64]) -> None:
-        """The masks of those rows that have one."""
+        """Applies the masks to copies of rows that have one."""
         if not self._step:
             return
         masked = np.flatnonzero(np.isin(self._rows, rows))
@@ -177,7 +177,7 @@ class GuidedDecoding(LogitsMask):
             self._ops.mask(copies, np.searchsorted(rows, self._rows[masked]), self._bits[masked])
 
     def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - those of `begin`
-        """Follow the grammars over the sampled tokens, and start with the masks of the next ones."""
+        """Advances the grammars by the sampled tokens and starts computing the next masks."""
         if not self._step:
             return
         self._grace = GRACE_SECONDS
@@ -191,14 +191,14 @@ class GuidedDecoding(LogitsMask):
                 self._completed.add(slot)
 
     def bans_in(self, slot: int) -> list[str]:
-        """Whether a grammar is there."""
+        """Returns "guided decoding" if the slot has a grammar."""
         return ["guided decoding"] if slot in self._by_slot else []
 
     def _follow(self, going_on: list[tuple[GuidedRow, int]]) -> None:
-        """Let threads read the tokens and compute masks; waits a moment for the former."""
+        """Has threads read the tokens and compute masks; waits up to `GRACE_SECONDS` for the reading."""
         for row, _ in going_on:
             row.ready = row.consumed = False
-        # One row can take as long as all others: threads take the next row as they come free.
+        # One row can take longer than all others together: each free thread takes the next row.
         tokens, to_fill = iter(going_on), deque[GuidedRow]()
         for _ in range(min(self._num_threads, len(going_on))):
             self._masks.submit(partial(self._read_and_fill, tokens, to_fill))
@@ -219,7 +219,7 @@ class GuidedDecoding(LogitsMask):
         with self._changed:
             self._changed.notify_all()
         while to_fill:
-            with suppress(IndexError):  # another thread may have taken the last one
+            with suppress(IndexError):  # another thread may have taken the last row
                 row = to_fill.popleft()
                 stays = self._masks.run(row, row.fill)
                 self._settled(row)
@@ -247,7 +247,7 @@ class GuidedDecoding(LogitsMask):
         (self._masks if row.begun else self._builds).watch(row)
 
     def _settled(self, row: GuidedRow) -> None:
-        """A row's mask is there."""
+        """Announces that a row's mask is ready."""
         with self._changed:
             self._changed.notify_all()
         if row.awaited:

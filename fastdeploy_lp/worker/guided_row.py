@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar, with the mask of its next token."""
+"""One sequence's position in its grammar, with the mask of its next token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EVERYTHING = -1
 class GuidedRow:
     """Follows one sequence through its grammar; its calls run in threads, one at a time.
 
-    bits: the mask of the next token, [words]; valid while `ready`. error: why the sequence cannot go on. That makes the
-    row ready, with a mask that allows everything: its next step ends the request. complete: nothing can follow.
-    begun: its matcher is there. consumed: the last token was read. working: the thread in which a call runs. client:
-    whose request it is. awaited: a step has left the row out. slow: a call has taken so long that no step waits for the
-    row any more.
+    bits: the mask of the next token, [words]; valid while `ready`. error: why the sequence cannot continue. An error
+    makes the row ready, with a mask that allows everything: its next step ends the request. complete: nothing can
+    follow. begun: its matcher exists. consumed: the last token was read. working: the thread in which a call runs.
+    client: the request's client. awaited: a step has left the row out. slow: a call has taken so long that no step
+    waits for the row any more.
     """
 
     def __init__(self, words: int, client: str) -> None:
@@ -37,7 +37,7 @@ class GuidedRow:
         self._matcher: GrammarMatcher | None = None
 
     def begin(self, matcher: Callable[[], GrammarMatcher], output: Sequence[int]) -> None:
-        """Take a matcher, which reads the output so far."""
+        """Sets the matcher and has it read the output so far."""
         try:
             self._matcher = matcher()
             self._matcher.consume(list(output))
@@ -46,7 +46,7 @@ class GuidedRow:
         self.begun = True
 
     def consume(self, token: int) -> None:
-        """Take a sampled token; the mask is that of the token before until `fill` has returned."""
+        """Reads a sampled token; `bits` stays the previous mask until `fill` has returned."""
         if self.error is not None or self._matcher is None:
             return
         try:
@@ -57,7 +57,7 @@ class GuidedRow:
         self.consumed = True
 
     def fill(self) -> None:
-        """Compute the mask."""
+        """Computes the mask."""
         bits = self.bits
         if self.error is not None or self._matcher is None:
             self.ready = True
@@ -70,10 +70,10 @@ class GuidedRow:
             self.ready = True
 
     def fail(self, error: BaseException) -> None:
-        """Let it end; the first reason counts."""
+        """Records an error, of which the first counts, and makes the row ready."""
         reason = str(error) if isinstance(error, GrammarError) else f"{type(error).__name__}: {error}"
         if self.error is None:
-            # Other than the one that a lost call may still write to.
+            # A new array: a lost call may still write to the old one.
             self.bits = np.full(self.bits.shape, EVERYTHING, np.int32)
             self.error = f"guided decoding cannot go on: {reason}"
         self.ready = True

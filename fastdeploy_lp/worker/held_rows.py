@@ -1,4 +1,4 @@
-"""The news that rows which steps have left out can go on."""
+"""Notification that rows which steps have left out can run again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class HeldRows:
-    """Lets threads tell the one that runs steps that a row is no longer held."""
+    """Notifies the thread that runs steps of rows that are no longer held."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -16,25 +16,25 @@ class HeldRows:
 
     @property
     def have_news(self) -> bool:
-        """Whether a row was released since `take_news`."""
+        """True if a row was released since `take_news`."""
         return self._released
 
     def release(self) -> None:
-        """A row that is held can go on; any thread may call this."""
+        """Reports that a held row can run again; any thread may call this."""
         with self._changed:
             self._released = True
             self._changed.notify_all()
         self._call()
 
     def take_news(self) -> None:
-        """All rows are about to be looked at."""
+        """Clears the news; the caller checks all rows afterwards."""
         self._released = False
 
     def wait(self) -> None:
-        """Wait for news."""
+        """Waits for news."""
         with self._changed:
             self._changed.wait_for(lambda: self._released)
 
     def on_release(self, call: Callable[[], None]) -> None:
-        """Have this called at each release, in the thread that makes it."""
+        """Sets a callback for each release; it runs in the releasing thread."""
         self._call = call

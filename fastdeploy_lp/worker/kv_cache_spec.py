@@ -1,4 +1,4 @@
-"""What a block of the KV cache takes, so that blocks can be counted against memory."""
+"""Memory of a KV-cache block, to compute how many blocks fit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class KVCacheSpec:
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> KVCacheSpec:
-        """That of a decoder with the sizes in `config.json`; raises ValueError naming a field that it lacks."""
+        """Returns the spec of a decoder with the sizes in `config.json`; raises ValueError naming a missing field."""
         cache, ranks = fd_config.cache_config, fd_config.parallel_config.tensor_parallel_size
         return cls(cache.block_size, kv_bytes_per_token(fd_config.model_config.hf_config, cache.dtype, ranks))
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes in all layers."""
+        """Bytes of one block in all layers."""
         return self.block_size * self.bytes_per_token

@@ -1,4 +1,4 @@
-"""What happens to the KV cache, told to routers over ZeroMQ: the messages that vLLM's subscribers read."""
+"""KV-cache events, published to routers over ZeroMQ in vLLM's message format."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 import zmq
 
 TOPIC = b"kv-events"
-# Messages that a slow subscriber may be behind before it loses some; the sequence numbers tell it.
+# Messages queued for a slow subscriber before it loses some; sequence numbers reveal the gap.
 HIGH_WATER_MARK = 100_000
-# Not 0: libzmq 4.3.5 aborts the process when a subscriber's connection breaks while messages to it are thrown away.
+# Not 0: libzmq 4.3.5 aborts the process when a subscriber's connection breaks while its messages are discarded.
 LINGER_MS = 100
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Blocks whose keys and values can be shared from now on, each the child of the one before.
+    """Blocks whose keys and values are now shareable, each the child of the previous one.
 
-    `token_ids` are `block_size` for each of `block_hashes`; `parent_block_hash` is None for a sequence's first block.
-    The last three are vLLM's, for adapters and storage tiers that this server does not have.
+    `token_ids` has `block_size` entries for each of `block_hashes`; `parent_block_hash` is None for a sequence's first
+    block. The last three fields are vLLM's, for adapters and storage tiers that this server does not have.
     """
 
     block_hashes: list[int]
@@ -32,21 +32,21 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Blocks that can not be shared any more."""
+    """Blocks that are no longer shareable."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Nothing that was stored before is there."""
+    """All blocks stored before are gone."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, array_like=True, frozen=True):
-    """The events of one step of one worker in their order; `ts` is the wall clock's seconds since 1970."""
+    """The ordered events of one step of one worker; `ts` is wall-clock time in seconds since 1970."""
 
     ts: float
     events: list[KVEvent]
@@ -60,7 +60,7 @@ class CachePortError(ValueError):
 class KVEventPublisher:
     """A PUB socket on a loopback port; messages are [topic, sequence number (8 bytes, big-endian), msgpack of a batch].
 
-    Publishing never waits: what a subscriber cannot take is dropped for it. The first message begins with
+    Publishing never waits: messages that a subscriber cannot take are dropped for it. The first message begins with
     AllBlocksCleared, for subscribers that knew an earlier process on the same port.
 
     Raises CachePortError when the port cannot be listened on.
@@ -80,7 +80,7 @@ class KVEventPublisher:
         self._sent = 0
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Send the events of a step as one message; without events nothing is sent."""
+        """Sends the events of a step as one message; sends nothing without events."""
         if not events:
             return
         told = [AllBlocksCleared(), *events] if self._sent == 0 else list(events)
@@ -89,5 +89,5 @@ class KVEventPublisher:
         self._sent += 1
 
     def close(self) -> None:
-        """Stop listening."""
+        """Closes the socket."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Threads for calls of the grammar library, which no step waits for once they take long."""
+"""Threads for calls of the grammar library; steps stop waiting for slow calls."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fastdeploy_lp.guided_decoding.compiler import GrammarError
 from fastdeploy_lp.guided_decoding.threads import start_daemon
 
 SLOW_SECONDS = 0.02
-"""Processor time after which a call goes on at a lower priority, in a thread that serves nothing else."""
+"""Processor time after which a call continues at a lower priority, in a dedicated thread."""
 
 SLOW_NICE = 10
-"""Its priority. A thread that returns from its call takes the interpreter's lock, and all threads of the process wait
-while it holds the lock and waits for a processor. Beside two busy processes they wait 43 ms at most at this priority,
-99 ms at 15 and 1.2 s at SCHED_IDLE."""
+"""Niceness of a slow call's thread. A thread that returns from its call takes the interpreter's lock, and all threads
+of the process wait while it holds the lock and waits for a processor. With two other busy processes they wait at most
+43 ms at this niceness, 99 ms at 15 and 1.2 s at SCHED_IDLE."""
 
 WATCH_SECONDS = 0.02
 IDLE_SECONDS = 10.0
 MAX_LOST = 8
 MAX_LOST_OF_CLIENT = 2
-"""Calls that run beyond their limit; a client with so many may begin no further grammar."""
+"""Overdue calls per client; a client with this many may start no further grammar."""
 
 
 class Work(Protocol):
-    """What a call is for.
+    """Work done by a call.
 
-    working: the thread in which it runs. ready: it has ended, or was given up by `fail`. slow: it has taken long.
+    working: the thread in which it runs. ready: it has ended, or `fail` has given it up. slow: it has taken long.
     """
 
     client: str
@@ -41,19 +41,19 @@ class Work(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended or failed."""
 
     def fail(self, error: BaseException) -> None:
-        """Its call takes too long."""
+        """Gives the work up because its call takes too long."""
 
 
 class MaskThreads:
-    """Makes calls in threads, of which a slow one takes no thread of the others.
+    """Thread pool for calls; a slow call does not occupy a thread of the pool.
 
-    The library cannot be interrupted. A watched call that takes more than `limit` seconds of processor time fails; its
-    thread runs on. Threads start when there is something to do, and end when there has been nothing for a while.
+    The library cannot be interrupted. A watched call that takes more than `limit` seconds of processor time fails, but
+    its thread keeps running. Threads start on demand and end after `IDLE_SECONDS` without work.
 
-    given_up: called after a call has failed in this way, from any thread. niceness: of the threads from the beginning.
+    given_up: called, from any thread, after a call has failed in this way. niceness: initial niceness of the threads.
     """
 
     def __init__(
@@ -66,28 +66,28 @@ class MaskThreads:
         self._niceness = niceness
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Condition()
-        # Each with the job that it runs.
+        # Threads and their current jobs.
         self._threads: dict[threading.Thread, Callable[[], None] | None] = {}
-        # Each with the thread of its call and that thread's processor time when the watch of the call began.
+        # Each work with the thread of its call and that thread's processor time when watching began.
         self._watched: dict[Work, tuple[threading.Thread, float] | None] = {}
         self._watcher: threading.Thread | None = None
         self._lost: dict[threading.Thread, str] = {}
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a thread run a job, which makes each call with `run`.
+        """Queues a job, which makes each call with `run`.
 
-        A job is run once more by another thread when one of its calls turns out slow: it must take what it is about
-        from an iterator that its runs share.
+        Another thread runs the job again when one of its calls turns out slow: the job must take its items from an
+        iterator that its runs share.
         """
         with self._lock:
             if len(self._threads) < self._num_threads:
-                # Where the system has room for no further thread, those that run take the job.
+                # If the system refuses another thread, the running ones take the job.
                 with suppress(RuntimeError) if self._threads else nullcontext():
                     self._start()
             self._jobs.put(job)
 
     def run(self, work: Work, call: Callable[[], None]) -> bool:
-        """Make a call in this thread; False if the thread is to leave what is left of its job to another one."""
+        """Makes a call in this thread; returns False if another thread takes over the rest of its job."""
         thread = threading.current_thread()
         work.working = thread
         call()
@@ -95,7 +95,7 @@ class MaskThreads:
         return thread in self._threads
 
     def watch(self, work: Work) -> None:
-        """Nobody waits for this work any more: keep an eye on it until it is ready."""
+        """Watches work for which no step waits any more, until it is ready."""
         with self._lock:
             if work.ready or work in self._watched:
                 return
@@ -105,7 +105,7 @@ class MaskThreads:
             self._lock.notify()
 
     def has_room_for(self, client: str) -> bool:
-        """False while too many calls of this client, or of all, run beyond their limit."""
+        """Returns False while too many calls of this client, or of all clients, are overdue."""
         with self._lock:
             lost = list(self._lost.values())
         return len(lost) < MAX_LOST and lost.count(client) < MAX_LOST_OF_CLIENT
@@ -126,14 +126,14 @@ class MaskThreads:
                 self._threads[thread] = None
 
     def _next(self, thread: threading.Thread) -> Callable[[], None] | None:
-        """The next job, which the thread runs from now on; None if the thread is to end."""
+        """Returns the thread's next job and records it as current; None if the thread must end."""
         with suppress(Empty):
             job = self._jobs.get(timeout=IDLE_SECONDS)
             with self._lock:
                 self._threads[thread] = job
             return job
         with self._lock:
-            # A job that was put in the meantime counts on this thread.
+            # A job submitted in the meantime relies on this thread.
             if self._jobs.empty():
                 del self._threads[thread]
                 return None
@@ -154,7 +154,7 @@ class MaskThreads:
                 self._lock.wait(WATCH_SECONDS)
 
     def _is_lost(self, work: Work) -> bool:
-        """Look at a watched call, which is slow if it has taken some time, and lost if it has taken too much."""
+        """Checks a watched call: slow after `SLOW_SECONDS`, lost (True) after the limit."""
         thread, seen = work.working, self._watched[work]
         if work.ready:
             del self._watched[work]
@@ -175,7 +175,7 @@ class MaskThreads:
         return True
 
     def _replace(self, thread: threading.Thread) -> None:
-        """Another thread takes the place of one with a slow call, and its job."""
+        """Replaces a thread that has a slow call by a new one, which takes over its job."""
         job = self._threads.pop(thread)
         _set_niceness(thread, SLOW_NICE)
         self._start()
@@ -184,14 +184,14 @@ class MaskThreads:
 
 
 def _cpu_seconds(thread: threading.Thread) -> float:
-    """Processor time of a thread that runs; seconds on the clock where the system does not count it."""
+    """Returns the processor time of a running thread; clock time if the system does not measure it."""
     if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic()
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def _set_niceness(thread: threading.Thread, niceness: int) -> None:
-    """Let what serves all requests go first; only Linux has priorities of threads."""
+    """Sets a thread's niceness, so that threads that serve all requests run first; only on Linux."""
     if sys.platform == "linux" and thread.native_id is not None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread.native_id, niceness)

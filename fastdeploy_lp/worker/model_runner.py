@@ -1,4 +1,4 @@
-"""Runs one step: share_inputs → chain state → forward → logits → chain → sampler → tokens."""
+"""The model runner; one step is share_inputs → chain state → forward → logits → chain → sampler → tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
@@ -28,7 +29,6 @@ from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 from fastdeploy_lp.worker.step_trace import StepTrace
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
 from fastdeploy_lp.worker.tracing import Tracing
@@ -39,9 +39,9 @@ RAW, GUIDED = "raw", "guided_decoding"
 
 
 class ModelRunner(ModelRunnerBase):
-    """Owns the model, its KV cache, `share_inputs`, the mask, the chain, the sampler and what traces their work.
+    """Owns the model, its KV cache, `share_inputs`, the mask, the chain, the sampler and tracing.
 
-    `mask` is guided decoding; it is applied before the chain and again behind it.
+    `mask` is guided decoding, applied before the chain and again after it.
     """
 
     _model: CausalLM
@@ -58,7 +58,7 @@ class ModelRunner(ModelRunnerBase):
         self.tracing = Tracing(self._sampler.ops)
 
     def load_model(self, *, show_progress: bool = False) -> None:
-        """The weights of the checkpoint, every tensor of which the model has to take."""
+        """Loads the checkpoint's weights; the model must use every tensor."""
         self._model = open_model(self.fd_config, show_progress=show_progress)
         config = self.fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
@@ -66,22 +66,22 @@ class ModelRunner(ModelRunnerBase):
         )
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """The model's own cache."""
+        """Allocates the model's cache."""
         with paddle.no_grad():
             self._model.initialize_cache(num_blocks)
 
     def warm_up(self) -> None:
-        """The mask's preparation and the model's own, if it has any."""
+        """Warms up the mask, and the model if it supports that."""
         self.mask.warm_up()
         if isinstance(self._model, WarmsUp):
             with paddle.no_grad():
                 self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes its slot."""
+        """Registers a sequence in its slot."""
         self.share_inputs.assign(sequence)
         self._pooling.enter(sequence)
-        # Nothing is sampled for a prompt that is pooled.
+        # No token is sampled for a pooled prompt.
         if sequence.pooling is not None:
             return
         self.mask.enter(sequence)
@@ -91,7 +91,7 @@ class ModelRunner(ModelRunnerBase):
         self.tracing.enter(sequence)
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again, its arguments and its processors' state with it."""
+        """Clears a slot with its arguments and its processors' state."""
         self.share_inputs.clear(slot)
         self._block_tables.clear(slot)
         self.mask.leave(slot)
@@ -102,11 +102,11 @@ class ModelRunner(ModelRunnerBase):
         self.tracing.leave(slot)
 
     def holds(self, slot: int) -> bool:
-        """As the interface says: guided decoding may need time for a mask."""
+        """See `ModelRunnerBase.holds`: guided decoding may need time for a mask."""
         return self.mask.holds(slot)
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """As the interface says."""
+        """See `ModelRunnerBase.execute`."""
         slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
@@ -134,7 +134,7 @@ class ModelRunner(ModelRunnerBase):
         )
 
     def _split_hidden(self, hidden: Tensor, chunks: list[ScheduledChunk], parts: list[SequenceChunk]) -> Tensor:
-        """Hand on what prompt logprobs and pooling want; gives the hidden states [rows, hidden_size] to sample from."""
+        """Passes rows to prompt logprobs and pooling; returns the hidden states [rows, hidden_size] to sample from."""
         if self._prompt_logprobs.idle and self._pooling.idle:
             return hidden
         takers = [self._taker(chunk, part) for chunk, part in zip(chunks, parts, strict=True)]
@@ -146,17 +146,17 @@ class ModelRunner(ModelRunnerBase):
         return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
 
     def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
-        """Who takes the chunk's hidden states before any is sampled from."""
+        """Returns the consumer of the chunk's hidden states, which runs before sampling."""
         if chunk.sequence.pooling is not None:
             return self._pooling if part.num_outputs else None
         return self._prompt_logprobs if self._prompt_logprobs.wants(chunk.sequence.slot) else None
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
-        """A token for each of the hidden states [rows, hidden_size], through chain and sampler."""
+        """Returns a token for each of the hidden states [rows, hidden_size], through chain and sampler."""
         trace = self.tracing.begin(slots)
         logits = self._process(hidden, slots, trace)
         shadows = self._shadow_draws(logits, slots)
-        # A row left with NaN or nothing but -inf yields -1; a mask, too, may leave none.
+        # A row with NaN or only -inf yields -1; a mask may also leave no token.
         guard = self.mask.active or self.chain.needs_guard()
         prompts = self._prompt_logprobs.finish(slots.tolist())
         sampled = self._sampler(
@@ -186,7 +186,7 @@ class ModelRunner(ModelRunnerBase):
         )
 
     def _process(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace | None) -> Tensor:
-        """Hidden states [rows, hidden_size] to logits [rows, vocab_size] after mask, chain and mask again."""
+        """Turns hidden states [rows, hidden_size] into logits [rows, vocab_size]: mask, chain, mask again."""
 
         def raw_logits() -> Tensor:
             return self.mask.apply(self._model.compute_logits(hidden), slots)
@@ -205,7 +205,7 @@ class ModelRunner(ModelRunnerBase):
         return logits
 
     def _traced_raw_logits(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace) -> Tensor:
-        """The same as without the trace, in two stages."""
+        """Computes the masked logits in two stages, each of which is traced."""
         trace.start_clock()
         logits = self._model.compute_logits(hidden)
         trace.keep(RAW, MODEL, logits)
@@ -217,7 +217,7 @@ class ModelRunner(ModelRunnerBase):
         return [slot for slot in trace.slots if self.mask.bans_in(slot)]
 
     def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64]) -> ShadowDraws | None:
-        """What processors in shadow make of the chain's logits; None while there are none."""
+        """Runs the shadow processors on copies of the chain's logits; returns None without any."""
         if not self.chain.shadows.has_work:
             return None
         all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
@@ -228,7 +228,7 @@ class ModelRunner(ModelRunnerBase):
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
     def _nothing_is_left(self, slot: int, hidden: Tensor, slots: NDArray[np.int64]) -> SlotFailure:
-        """The stages that left the slot's row without a token: those of the step's rows `slots`, from `hidden`."""
+        """Returns a failure naming the stages that left the slot's row without a token; reruns them from `hidden`."""
         ran = self.chain.ran_on(slot)
         masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
         bans = self._sampler.bans_in(slot)
@@ -245,7 +245,7 @@ class ModelRunner(ModelRunnerBase):
         except Exception as error:
             logger.warning("the stages of a row without a token cannot be run again", exc_info=error)
             blamed = []
-        # A processor that did something else this time: the last one is the likeliest.
+        # The failure did not recur: the last processor is the most likely cause.
         labels = [stage.label for stage in blamed] or [_label(entry) for entry in ran[-1:]] or ["the model"]
         message = f"{' and '.join(dict.fromkeys(labels))} left no token that can be sampled"
         return SlotFailure(message, by_request=bool(blamed) and all(stage.by_request for stage in blamed))

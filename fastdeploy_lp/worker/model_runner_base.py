@@ -1,4 +1,4 @@
-"""What a model runner is to its worker, and what a step gives."""
+"""Interface of model runners, and the result of a step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 @dataclass(frozen=True)
 class StepResult:
-    """One token for each chunk that samples [rows], whose requests have to end, and by slot the logprobs asked for.
+    """One token for each chunk that samples [rows], failures of requests by slot, and requested logprobs by slot.
 
     prompt_logprobs: one entry for each prompt token but the first, with a request's first token.
     pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
-    completed: the slots whose output is whole with this token.
-    traces: by slot, the stages of a token that is traced. shadows: by slot, the tokens of processors in shadow.
+    completed: the slots whose output is complete with this token.
+    traces: by slot, the stages of a traced token. shadows: by slot, the tokens of shadow processors.
     """
 
     tokens: NDArray[np.int64]
@@ -39,7 +39,7 @@ class StepResult:
 class ModelRunnerBase(ABC):
     """Runs steps: model, KV cache, chain and sampler. A platform names the class; `ModelRunner` is ours.
 
-    Built as `cls(fd_config, chain)`; then come `load_model`, once, and `initialize_cache`, once or, where memory is
+    Built as `cls(fd_config, chain)`, followed by `load_model`, once, and `initialize_cache`, once or, if memory is
     measured, first with few blocks and then with all.
     """
 
@@ -50,30 +50,30 @@ class ModelRunnerBase(ABC):
 
     @abstractmethod
     def load_model(self, *, show_progress: bool = False) -> None:
-        """Read the weights; raises ValueError for a checkpoint that does not fit."""
+        """Reads the weights; raises ValueError for an unsuitable checkpoint."""
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included, in place of a cache that is there."""
+        """Allocates the KV cache of `num_blocks` blocks, null block 0 included, replacing an existing cache."""
 
     def warm_up(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
-        """Whatever is better done before the first step, the cache being there; nothing by default."""
+        """Does preparation that needs the cache and should precede the first step; nothing by default."""
 
     @abstractmethod
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes its slot."""
+        """Registers a sequence in its slot."""
 
     @abstractmethod
     def leave(self, slot: int) -> None:
-        """A slot is empty again, its arguments and its processors' state with it."""
+        """Clears a slot with its arguments and its processors' state."""
 
     def holds(self, slot: int) -> bool:  # noqa: ARG002
-        """True while no token of the slot can be sampled; `held` tells when that has changed. Never by default."""
+        """Returns True while no token of the slot can be sampled; `held` reports the change. False by default."""
         return False
 
     @abstractmethod
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """Compute chunks, given in ascending slot order; sample one token for each that ends its sequence, or pool.
+        """Computes chunks in ascending slot order; samples one token for each that ends its sequence, or pools it.
 
-        Row r of the logits is the r-th chunk that samples. A step in which none does leaves chain and sampler alone.
+        Row r of the logits is the r-th chunk that samples. A step without such chunks does not run chain and sampler.
         """

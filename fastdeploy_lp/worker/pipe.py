@@ -1,4 +1,4 @@
-"""Frames on a pipe between a process and the one that started it: eight bytes of length, then the content."""
+"""Frames on a pipe between a process and its parent: eight bytes of length, then the content."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import IO
 
 
 def read_frame(pipe: RawIOBase) -> bytes:
-    """The next frame; raises EOFError when the other end is closed."""
+    """Returns the next frame; raises EOFError when the other end is closed."""
     return _read_exactly(pipe, int.from_bytes(_read_exactly(pipe, 8), "big"))
 
 
 def write_frame(pipe: IO[bytes], content: bytes) -> None:
-    """Send one frame; raises BrokenPipeError when nobody can read it any more."""
+    """Sends one frame; raises BrokenPipeError when the other end is closed."""
     pipe.write(len(content).to_bytes(8, "big") + content)
     pipe.flush()
 

@@ -1,4 +1,4 @@
-"""From the hidden states of a prompt, chunk by chunk, to one vector or one a token."""
+"""Pooling of a prompt's hidden states, chunk by chunk, to one vector or one per token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from paddle import Tensor
 
 from fastdeploy_lp.pooling_params import TOKEN_POOLING
 
-# A hidden state becomes a whole number of 2^-10 and, for the rest, one of 2^-46. In float64 sums of whole numbers are
-# exact below 2^53, whatever their order: for 2^18 tokens as long as |hidden state| < 2^25.
+# A hidden state is split into a multiple of 2^-10 and a remainder in multiples of 2^-46. In float64, sums of integers
+# below 2^53 are exact in any order: for 2^18 tokens if |hidden state| < 2^25.
 COARSE_STEPS = 2.0**10
 FINE_STEPS = 2.0**36
 
@@ -18,20 +18,20 @@ FINE_STEPS = 2.0**36
 class Pooling(Protocol):
     """Takes the chunks of one prompt in order.
 
-    `every_row`: it is given the hidden states of every token; otherwise of the prompt's last one alone.
+    `every_row`: it takes the hidden states of every token; otherwise only of the prompt's last token.
     """
 
     every_row: ClassVar[bool]
 
     def take(self, hidden: Tensor) -> None:
-        """Hidden states [tokens, hidden_size] of the next tokens."""
+        """Takes the hidden states [tokens, hidden_size] of the next tokens."""
 
     def result(self) -> Tensor:
-        """What the prompt comes to, float32 [hidden_size], or [tokens, hidden_size]."""
+        """Returns the pooled prompt, float32 [hidden_size] or [tokens, hidden_size]."""
 
 
 class MeanPooling:
-    """The mean over all tokens, rounded once: the same bits however the prompt is cut and on any device."""
+    """Mean over all tokens, rounded once: identical bits for any chunking and on any device."""
 
     every_row: ClassVar[bool] = True
 
@@ -85,7 +85,7 @@ class TokenPooling:
 
     def take(self, hidden: Tensor) -> None:
         """See `Pooling.take`."""
-        # What is given may lie in memory that the next pass writes to.
+        # The next forward pass may overwrite this memory.
         self._chunks.append(hidden.clone())
 
     def result(self) -> Tensor:

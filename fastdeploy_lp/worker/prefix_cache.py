@@ -1,4 +1,4 @@
-"""Which blocks hold which tokens, so that sequences with the same beginning share them."""
+"""Index from token prefixes to KV-cache blocks, so that sequences with the same beginning share them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 
 from fastdeploy_lp.worker.kv_events import BlockRemoved, BlockStored, KVEvent
 
-# What a first block has for a parent.
+# Parent of a sequence's first block.
 ROOT = bytes(16)
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The 16-byte name of a full block of these tokens behind the block `parent`; the same in every process."""
+    """Returns the 16-byte name of a full block of these tokens after the block `parent`; equal in all processes."""
     tokens = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.blake2b(parent + tokens, digest_size=len(ROOT)).digest()
 
 
 def published_hash(name: bytes) -> int:
-    """The name of a block as events carry it: 64 bits that mean nothing but themselves."""
+    """Returns a block's name as used in events: an opaque 64-bit number."""
     return int.from_bytes(name[:8], "big")
 
 
 class PrefixCache:
-    """Full blocks by the hash of everything up to their end. Knows names, not who holds a block.
+    """Full blocks by the hash of all tokens up to their end. Does not track the holders of blocks.
 
-    With `record_events`, what enters and leaves is kept until `take_events`.
+    With `record_events`, additions and removals are kept until `take_events`.
     """
 
     def __init__(self, block_size: int, *, record_events: bool = False) -> None:
@@ -43,7 +43,7 @@ class PrefixCache:
         return block in self._hash_of
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known beginning of a chain of hashes."""
+        """Returns the blocks of the longest known prefix of a chain of hashes."""
         found: list[int] = []
         for name in hashes:
             block = self._block_of.get(name)
@@ -53,9 +53,9 @@ class PrefixCache:
         return found
 
     def store(self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, token_ids: Sequence[int]) -> None:
-        """Make consecutive blocks of a sequence known; one whose tokens another block already holds stays private.
+        """Makes consecutive blocks of a sequence known; a block whose tokens another block already holds stays private.
 
-        `parent` names the block before the first, ROOT if there is none; `token_ids` are those of all the blocks.
+        `parent` names the block before the first, ROOT if there is none; `token_ids` covers all the blocks.
         """
         new = [name not in self._block_of for name in hashes]
         for block, name, is_new in zip(blocks, hashes, new, strict=True):
@@ -66,7 +66,7 @@ class PrefixCache:
             self._record_stored(hashes, new, parent, token_ids)
 
     def forget(self, block: int) -> None:
-        """The block is about to hold something else."""
+        """Removes a block whose memory is about to be reused."""
         name = self._hash_of.pop(block)
         del self._block_of[name]
         if not self._record_events:
@@ -77,14 +77,14 @@ class PrefixCache:
             self._events.append(BlockRemoved([published_hash(name)]))
 
     def take_events(self) -> list[KVEvent]:
-        """What changed since the last call, in order."""
+        """Returns the changes since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def _record_stored(
         self, hashes: Sequence[bytes], new: Sequence[bool], parent: bytes, token_ids: Sequence[int]
     ) -> None:
-        """One event for each run of new blocks."""
+        """Records one event for each run of new blocks."""
         size = self._block_size
         before = [parent, *hashes]
         start = 0

@@ -1,4 +1,4 @@
-"""Sequences whose logits processors are being built, before the scheduler hears of them."""
+"""Sequences whose logits processors are being built, before they reach the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastdeploy_lp.worker.wake_up import WakeUp
 
 @dataclass(eq=False)
 class _Work:
-    """A sequence with the calls that it waits for, by processor; `order` is the new order that they build."""
+    """A sequence with its pending calls by processor; `order` is the new order that they build."""
 
     sequence: Sequence
     order: Order
@@ -27,13 +27,13 @@ class _Work:
 
 
 class Preparing:
-    """Builds the instances that sequences need, in threads; all methods are for the thread that runs the steps.
+    """Builds processor instances for sequences, in threads; only the step thread may call its methods.
 
-    A sequence that needs nothing built is ready at once, so that slow constructors delay no other request. One whose
-    order is being built already waits for that; one whose order has no room among those that others use waits for room,
-    and later sequences with orders of their own wait after it, so that no order is kept out by requests that follow.
+    A sequence that needs no new instance is ready at once, so that slow constructors delay no other request. If its
+    order is being built already, it waits for that; if there is no room for its order beside the orders in use, it
+    waits for room, and later sequences with new orders wait after it, so that later requests cannot starve an order.
 
-    timeout: seconds that a constructor may take; 0 for no limit. `wake_up` is signalled when there is news.
+    timeout: time limit of a constructor in seconds; 0 for no limit. `wake_up` is signalled when a call has ended.
     """
 
     def __init__(self, chain: LogitsProcessorChain, timeout: float) -> None:
@@ -50,7 +50,7 @@ class Preparing:
 
     @property
     def is_building(self) -> bool:
-        """True while a call is under way; sequences without room wait for others."""
+        """True while a call is running; sequences without room wait for others."""
         return bool(self._works)
 
     @property
@@ -59,7 +59,7 @@ class Preparing:
         return not self._outcomes.empty() or (bool(self._without_room) and self._has_room(self._without_room[0]))
 
     def add(self, sequence: Sequence) -> bool:
-        """Begin to prepare a sequence; True if it can go to the scheduler at once."""
+        """Starts preparing a sequence; returns True if it can be scheduled at once."""
         order = self._chain.builder.order_of(sequence.selection)
         if order is not None and order not in self._building and (self._without_room or not self._has_room(sequence)):
             self._without_room.append(sequence)
@@ -67,9 +67,9 @@ class Preparing:
         return self._begin_unless_building(sequence)
 
     def take(self, *, wait: bool = False) -> tuple[list[Sequence], list[tuple[Sequence, SlotFailure]]]:
-        """Sequences that are ready now, and sequences that cannot run.
+        """Returns the sequences that are ready now, and sequences that cannot run.
 
-        wait: do not return before a call has ended, if any is under way; a sequence may need several.
+        wait: if any call is running, wait until one has ended; a sequence may need several.
         """
         ready: list[Sequence] = []
         failed: list[tuple[Sequence, SlotFailure]] = []
@@ -80,7 +80,7 @@ class Preparing:
                 outcome = self._next_outcome(wait=False)
             waiting, self._without_order = self._without_order, deque()
             ready += [sequence for sequence in waiting if self._begin_unless_building(sequence)]
-        # All of them may wait in every step: none after the first is looked at.
+        # Only the first is checked, since all of them may be waiting in every step.
         while self._without_room and self._has_room(self._without_room[0]):
             sequence = self._without_room.popleft()
             if self._begin_unless_building(sequence):
@@ -88,7 +88,7 @@ class Preparing:
         return ready, failed
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop these requests; calls that run already are not waited for."""
+        """Drops these requests without waiting for running calls."""
         dropped = set(request_ids)
         for request_id in dropped & self._works.keys():
             self._drop(self._works[request_id])
@@ -106,7 +106,7 @@ class Preparing:
         return builder.has_room_for(builder.order_of(sequence.selection), self._building)
 
     def _begin_unless_building(self, sequence: Sequence) -> bool:
-        """True if it can go to the scheduler at once."""
+        """Returns True if the sequence can be scheduled at once."""
         if self._chain.builder.order_of(sequence.selection) in self._building:
             self._without_order.append(sequence)
             return False
@@ -125,7 +125,7 @@ class Preparing:
         return False
 
     def _done(self, work: _Work, name: str, outcome: Outcome) -> None:
-        """In any thread."""
+        """Queues an outcome; runs in any thread."""
         self._outcomes.put((work, name, outcome))
         self.wake_up.signal()
 
@@ -144,7 +144,7 @@ class Preparing:
         failed: list[tuple[Sequence, SlotFailure]],
     ) -> None:
         sequence = work.sequence
-        # It may have been aborted, or have failed by another processor.
+        # The request may have been aborted, or another processor may have failed.
         if self._works.get(sequence.request_id) is not work:
             return
         if outcome.error is None:

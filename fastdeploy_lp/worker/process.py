@@ -49,10 +49,10 @@ ORPHANED = 3
 
 
 def main() -> None:
-    """Read WorkerStart from stdin, serve until told to stop, and never outlive the API process."""
-    # Paddle has given the root logger a handler of its own by now, on a stream that nobody reads.
+    """Reads WorkerStart from stdin and serves until Shutdown; never outlives the API process."""
+    # Paddle has added its own root-logger handler by now, on a stream without a reader.
     configure_from_environment("worker")
-    # Ctrl-C in a terminal reaches the whole process group; the API process decides what it means.
+    # Ctrl-C in a terminal reaches the whole process group; only the API process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Unbuffered: a daemon thread that waits inside a buffered reader aborts the interpreter's exit.
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
@@ -77,7 +77,7 @@ class WorkerProcess:
         self._cache_events: KVEventPublisher | None = None
 
     def serve(self) -> None:
-        """Until Shutdown arrives; a fault of the engine is reported before the process ends with status 1."""
+        """Serves until Shutdown arrives; reports an engine error before the process exits with status 1."""
         try:
             self._open_cache_events()
             engine = self._start_engine()
@@ -100,7 +100,7 @@ class WorkerProcess:
             self._context.term()
 
     def _open_cache_events(self) -> None:
-        """Before the model loads, so that a port in use is told at once."""
+        """Opens the events port before the model loads, so that a port in use is reported at once."""
         fd_config = self._start.fd_config
         port, rank = fd_config.cache_config.cache_queue_port, fd_config.parallel_config.data_parallel_rank
         if port is not None:
@@ -115,9 +115,9 @@ class WorkerProcess:
             fastdeploy_compat.install()
         load_general_plugins()
         engine = EngineCore(fd_config, partial(self._build_chain, fd_config), show_progress=sys.stderr.isatty())
-        # Everything is loaded: a process that is killed from now on leaves nothing.
+        # All libraries are loaded: a process killed from now on leaves no entries.
         shared_memory.remove_of(os.getpid())
-        # What a worker starts with stays: no collection need ever look at it again.
+        # Start-up objects live until exit: no later collection needs to scan them.
         gc.collect()
         gc.freeze()
         self._send(WorkerReady(time.monotonic() - began, engine.runner.chain.argmax_invariant))
@@ -134,9 +134,9 @@ class WorkerProcess:
         return LogitsProcessorChain(declared, fd_config, calls=calls, quarantine=self._start.quarantine)
 
     def _receive(self, engine: EngineCore) -> bool:
-        """Handle every message that waits; False ends the loop.
+        """Handles all pending messages; returns False to end the loop.
 
-        Waits for one, or for a sequence to be prepared, while there is nothing to compute.
+        Waits for a message, or for a sequence to be prepared, while there is nothing to compute.
         """
         while self._poll(engine):
             message: Any = self._inbox.decode(self._socket.recv())
@@ -153,7 +153,7 @@ class WorkerProcess:
         return True
 
     def _poll(self, engine: EngineCore) -> bool:
-        """Whether a message waits."""
+        """Returns True if a message is pending."""
         events = dict(self._poller.poll(0 if engine.can_step else None))
         wake_up = engine.preparing.wake_up
         if wake_up.fileno() in events:
@@ -169,7 +169,7 @@ class WorkerProcess:
 
 
 def _exit_with_parent(pipe: RawIOBase, endpoint: str, parent: int) -> None:
-    """The API process never closes our stdin while it lives, so its end means that we are orphaned."""
+    """Exits when stdin ends: the API process never closes it while alive, so this process is orphaned."""
     pipe.read(1)
     logger.error("the API process is gone")
     scheme, _, path = endpoint.partition("://")

@@ -1,6 +1,6 @@
-"""A worker on a device with memory of its own: what is left for the KV cache is measured, not reckoned.
+"""A worker on a device with separate memory: the memory left for the KV cache is measured, not estimated.
 
-Not yet run on a GPU; tests run its step of greatest demand on a CPU.
+Not yet run on a GPU; tests run its most demanding step on a CPU.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.worker import Worker
 
-# The null block, and one that everything is written to while memory is measured.
+# The null block, and one block for all writes while memory is measured.
 BLOCKS_WHILE_MEASURING = 2
 SOME_TOKEN = 0
 
 
 class ProfilingWorker(Worker):
-    """Gives the cache what `gpu_memory_utilization` leaves beside weights, activations and everything else."""
+    """Assigns the cache the memory that `gpu_memory_utilization` allows beyond weights, activations and other uses."""
 
     def init_device(self) -> None:
-        """As the interface says; takes note of the memory that is free before anything is on the device."""
+        """See `WorkerBase.init_device`; records the free memory before anything is on the device."""
         self._free_at_start = current_platform().free_memory()
         super().init_device()
 
     def determine_available_memory(self) -> int:
-        """Bytes for the cache, after a step that asks for as much memory as any step can.
+        """Returns bytes for the cache, after a step that needs the most memory of any step.
 
-        What that step took stays with Paddle's allocator, so that later steps find it there.
+        Paddle's allocator keeps that step's memory for later steps.
         """
         self.model_runner.initialize_cache(BLOCKS_WHILE_MEASURING)
-        # It ends with a read, for which the device has to be done.
+        # The step ends with a read, which waits for the device.
         run_worst_case(self.model_runner, self.fd_config)
         kept_free = (1 - self.fd_config.cache_config.gpu_memory_utilization) * self._free_at_start
         return max(0, int(current_platform().free_memory() - kept_free))
@@ -45,9 +45,9 @@ class ProfilingWorker(Worker):
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def run_worst_case(runner: ModelRunnerBase, fd_config: FDConfig) -> None:
-    """One step of as many tokens as a step may have, in new prompts that fill every slot and ask for everything.
+    """Runs one step with the maximum number of tokens, in new prompts that fill every slot and use every option.
 
-    Every row is drawn with all filters and gives the most logprobs there are, those of its prompt included.
+    Every row is drawn with all filters and returns the maximum number of logprobs, also for its prompt.
     """
     sequences = worst_case_sequences(fd_config)
     for sequence in sequences:
@@ -58,7 +58,7 @@ def run_worst_case(runner: ModelRunnerBase, fd_config: FDConfig) -> None:
 
 
 def worst_case_sequences(fd_config: FDConfig) -> list[Sequence]:
-    """Sequences of equal length, as many as have slots, which fill the step's budget of tokens or their contexts."""
+    """Returns one sequence per slot, of equal length, that fill the step's token budget or their contexts."""
     scheduler, length = fd_config.scheduler_config, fd_config.model_config.max_model_len
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     # A sequence with a full context has no room for a token to generate.

@@ -1,4 +1,4 @@
-"""The tokens of a step that go to prompts, and whose prompts get them."""
+"""Division of a step's prompt tokens among sequences."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 
 class PromptBudget:
-    """Grants tokens of a step's budget to prompts, in the order in which it is asked.
+    """Grants tokens of a step's budget to prompts, in the order of the calls.
 
-    A token of a prompt whose logprobs are wanted counts as several (`Sequence.prompt_token_cost`).
+    A prompt token counts as several if prompt logprobs are requested (`Sequence.prompt_token_cost`).
     """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
     def has_tokens_for(self, _: Sequence) -> bool:
-        """True if `grant` gives the sequence any."""
+        """Returns True if `grant` returns at least one token for the sequence."""
         return self._tokens > 0
 
     def grant(self, sequence: Sequence, wanted: int) -> int:
-        """Tokens of the sequence that the step computes, at most `wanted`; 0 when nothing is left for it."""
+        """Returns the number of the sequence's tokens to compute, at most `wanted`; 0 if the budget is spent."""
         granted, cost = _affordable(sequence, wanted, self._tokens)
         self._tokens -= cost
         return granted
 
 
 class FairPromptBudget:
-    """Divides the tokens evenly among the clients of these sequences; one that needs less leaves the rest to others.
+    """Divides the tokens evenly among the clients of these sequences; other clients share what a client does not need.
 
-    sequences: those that may be granted tokens, the oldest first.
+    sequences: candidates for tokens, oldest first.
     """
 
     def __init__(self, tokens: int, sequences: Iterable[Sequence]) -> None:
@@ -40,7 +40,7 @@ class FairPromptBudget:
             wanted[sequence.client] = wanted.get(sequence.client, 0) + left
         self._by_client = dict.fromkeys(wanted, 0)
         if wanted and tokens > 0:
-            # Without a token the oldest might wait for ever where there are more clients than tokens.
+            # Without a token, the oldest could wait forever if there are more clients than tokens.
             oldest = next(iter(wanted))
             self._by_client[oldest] += 1
             wanted[oldest] -= 1
@@ -51,11 +51,11 @@ class FairPromptBudget:
             tokens -= share
 
     def has_tokens_for(self, sequence: Sequence) -> bool:
-        """True if `grant` gives the sequence any."""
+        """Returns True if `grant` returns at least one token for the sequence."""
         return self._by_client.get(sequence.client, 0) > 0
 
     def grant(self, sequence: Sequence, wanted: int) -> int:
-        """Tokens of the sequence that the step computes, at most `wanted`; 0 when its client's share is used up."""
+        """Returns the count of the sequence's tokens to compute: at most `wanted`; 0 once the client has no share."""
         granted, cost = _affordable(sequence, wanted, self._by_client.get(sequence.client, 0))
         if granted:
             self._by_client[sequence.client] -= cost
@@ -63,7 +63,7 @@ class FairPromptBudget:
 
 
 def _affordable(sequence: Sequence, wanted: int, tokens: int) -> tuple[int, int]:
-    """Of `wanted` tokens, those that `tokens` of the budget pay for, and what they cost; one may cost all there is."""
+    """Returns how many of `wanted` tokens fit a budget of `tokens`, and their cost; one fits if `tokens` > 0."""
     if tokens <= 0:
         return 0, 0
     granted = min(wanted, max(tokens // sequence.prompt_token_cost, 1))

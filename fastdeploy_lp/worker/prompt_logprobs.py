@@ -1,4 +1,4 @@
-"""Log probabilities of prompts, gathered chunk by chunk until the first output token takes them along."""
+"""Log probabilities of prompts, collected chunk by chunk and sent with the first output token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fastdeploy_lp.model_executor.ops.row_ops import RowLogprobs, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
-# Logits of so many bytes at a time: a long chunk's would not fit beside the model.
+# Bytes of logits computed at a time: those of a long chunk would not fit beside the model.
 PIECE_BYTES = 32 << 20
 
 
 @dataclass
 class Pending:
-    """A prompt [tokens] of which the logprobs of positions 1 to `done` are in `parts`."""
+    """A prompt [tokens]; `parts` holds the logprobs of positions 1 to `done`."""
 
     token_ids: Sequence[int]
     count: int
@@ -30,9 +30,9 @@ class Pending:
 
 
 class PromptLogprobs:
-    """Follows requests that ask for `prompt_logprobs` through slots; everyone else costs nothing.
+    """Tracks requests with `prompt_logprobs` in slots; other requests cost nothing.
 
-    The model's own logits are meant in every --logprobs-mode: nothing is sampled from a prompt.
+    Uses the model's raw logits in every --logprobs-mode, since nothing is sampled from a prompt.
     """
 
     def __init__(self, ops: RowOps, mode: str, vocab_size: int, compute_logits: Callable[[Tensor], Tensor]) -> None:
@@ -43,27 +43,27 @@ class PromptLogprobs:
         self._by_slot: dict[int, Pending] = {}
 
     def enter(self, sequence: WorkerSequence) -> None:
-        """A sequence takes a slot; one that has output already was preempted, and its prompt's logprobs are sent."""
+        """Registers a sequence; one with output was preempted after its prompt's logprobs were sent."""
         count = sequence.params.prompt_logprobs
         if count is not None and not sequence.output_token_ids:
             self._by_slot[sequence.slot] = Pending(sequence.prompt_token_ids, count)
 
     def leave(self, slot: int) -> None:
-        """A slot is empty."""
+        """Clears a slot."""
         self._by_slot.pop(slot, None)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for logprobs."""
+        """True if no request waits for prompt logprobs."""
         return not self._by_slot
 
     def wants(self, slot: int) -> bool:
-        """Whether the hidden states of every token of the slot's next chunk are needed."""
+        """Returns True if the hidden states of every token of the slot's next chunk are needed."""
         pending = self._by_slot.get(slot)
         return pending is not None and pending.done < len(pending.token_ids) - 1
 
     def take(self, slot: int, hidden: Tensor) -> None:
-        """Hidden states [tokens, hidden_size] of the slot's next chunk, every token of it."""
+        """Takes the hidden states [tokens, hidden_size] of every token of the slot's next chunk."""
         pending = self._by_slot[slot]
         follow = pending.token_ids[pending.done + 1 : pending.done + 1 + hidden.shape[0]]
         for begin in range(0, len(follow), self._piece_rows):
@@ -74,24 +74,24 @@ class PromptLogprobs:
         pending.done += len(follow)
 
     def finish(self, slots: Iterable[int]) -> FinishedPrompts:
-        """Those of these slots, which sample their first token now, that wait for their prompts' logprobs."""
+        """Removes and returns the prompts with logprobs in these slots, which sample their first token now."""
         return FinishedPrompts({slot: self._by_slot.pop(slot) for slot in slots if slot in self._by_slot})
 
 
 @dataclass(frozen=True)
 class FinishedPrompts:
-    """Prompts whose logprobs go out with this step's tokens."""
+    """Prompts whose logprobs are sent with this step's tokens."""
 
     by_slot: dict[int, Pending]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the step's one read has to bring to the host."""
+        """Tensors to copy to the host in the step's single read."""
         parts = [part for pending in self.by_slot.values() for part in pending.parts]
         return [tensor for part in parts for tensor in (part.values, part.tokens, part.ranks)]
 
     def unpack(self, arrays: Iterable[NDArray[Any]]) -> dict[int, PackedLogprobs]:
-        """By slot, a position for each prompt token but the first; `arrays` are what was read of `tensors`."""
+        """Returns by slot a position for each prompt token but the first; `arrays` are host copies of `tensors`."""
         arrays = iter(arrays)
         found: dict[int, PackedLogprobs] = {}
         for slot, pending in self.by_slot.items():

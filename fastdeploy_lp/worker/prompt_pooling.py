@@ -1,4 +1,4 @@
-"""Prompts that are pooled, followed through slots until their last token."""
+"""Pooled prompts, tracked in slots until their last token."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 
 class PromptPooling:
-    """Keeps what has been pooled of the prompt in each slot; a sequence that generates costs nothing."""
+    """Pooling state of the prompt in each slot; generating sequences cost nothing."""
 
     def __init__(self) -> None:
         self._by_slot: dict[int, Pooling] = {}
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes a slot; one that was preempted starts over."""
+        """Registers a sequence in its slot; a preempted one starts over."""
         if sequence.pooling is not None:
             self._by_slot[sequence.slot] = POOLINGS[sequence.pooling]()
 
     def leave(self, slot: int) -> None:
-        """A slot is empty."""
+        """Clears a slot."""
         self._by_slot.pop(slot, None)
 
     @property
     def idle(self) -> bool:
-        """Whether no slot holds a prompt that is pooled."""
+        """True if no slot holds a pooled prompt."""
         return not self._by_slot
 
     def wants_every_row(self, slot: int) -> bool:
-        """Whether the hidden states of every token of the slot's next chunk are needed."""
+        """Returns True if the hidden states of every token of the slot's next chunk are needed."""
         return slot in self._by_slot and self._by_slot[slot].every_row
 
     def take(self, slot: int, hidden: Tensor) -> None:
-        """Hidden states [tokens, hidden_size] of the slot's next chunk: of every token if wanted, else of its last."""
+        """Takes hidden states [tokens, hidden_size] of the slot's chunk: every token's if wanted, else the last."""
         self._by_slot[slot].take(hidden)
 
     def finish(self, slots: Iterable[int]) -> PooledPrompts:
-        """What the prompts in these slots, whose last tokens were taken, come to."""
+        """Returns the results of the prompts in these slots, whose last tokens were taken."""
         return PooledPrompts({slot: self._by_slot[slot].result() for slot in slots})
 
 
 @dataclass(frozen=True)
 class PooledPrompts:
-    """By slot, what is to go out with this step: float32 [hidden_size] or [tokens, hidden_size] on the device."""
+    """Pooled results of this step by slot: float32 [hidden_size] or [tokens, hidden_size] on the device."""
 
     by_slot: dict[int, Tensor]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the step's one read has to bring to the host."""
+        """Tensors to copy to the host in the step's single read."""
         return list(self.by_slot.values())
 
     def unpack(self, arrays: Iterator[NDArray[Any]]) -> dict[int, NDArray[np.float32]]:
-        """By slot, the same on the host; takes from `arrays` what was read of `tensors`."""
+        """Returns the results on the host by slot; consumes the host copies of `tensors` from `arrays`."""
         return {slot: next(arrays).astype(np.float32) for slot in self.by_slot}

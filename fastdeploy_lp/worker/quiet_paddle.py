@@ -1,4 +1,4 @@
-"""Imports Paddle without its greeting: advice that does not concern whoever reads our log."""
+"""Import of Paddle without its start-up messages, which are irrelevant to readers of the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 
 
 def import_paddle() -> None:
-    """To be called before anything that imports Paddle."""
+    """Imports Paddle quietly; call it before any import of a module that imports Paddle."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         importlib.import_module("paddle")

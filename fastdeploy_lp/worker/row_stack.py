@@ -9,7 +9,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import Int64s, RowOps
 
 
 class RowStack:
-    """Grows row by row; `expected` is for how many rows it makes room at first."""
+    """Growable stack of rows; `expected` is the initial capacity."""
 
     def __init__(self, ops: RowOps, expected: int) -> None:
         self._ops = ops
@@ -21,7 +21,7 @@ class RowStack:
         return self._count
 
     def push(self, logits: Tensor, rows: Int64s) -> None:
-        """Copy these rows of logits [*, vocab_size] behind what is there."""
+        """Appends copies of these rows of logits [*, vocab_size]."""
         end = self._count + len(rows)
         if self._rows is None:
             self._rows = paddle.empty([max(self._expected, end), logits.shape[-1]], "float32")
@@ -31,11 +31,11 @@ class RowStack:
         self._count = end
 
     def cut(self, count: int) -> None:
-        """Keep so many rows, the first ones."""
+        """Keeps the first `count` rows."""
         self._count = min(self._count, count)
 
     def take(self) -> Tensor:
-        """All rows, float32 [rows, vocab_size], at least one; raises ValueError where there is none."""
+        """Returns all rows, float32 [rows, vocab_size]; raises ValueError if there are none."""
         if self._rows is None or not self._count:
             raise ValueError("rows: there are none")
         return self._rows[: self._count]

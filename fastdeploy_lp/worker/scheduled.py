@@ -1,4 +1,4 @@
-"""What the next step computes of one sequence."""
+"""A sequence's chunk of the next step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """Tokens `start` … `start + num_tokens - 1` of a sequence, `start` being what it has computed when this is made.
+    """Tokens `start` … `start + num_tokens - 1` of a sequence; `start` is its `num_computed` at creation.
 
-    `samples` says whether they reach the sequence's last token, so that a new one follows; `pools` whether they do and
-    the prompt is pooled, so that it ends. `cost` is what they count as in the step's budget.
+    `samples` is True if they reach the sequence's last token, so that a new one is sampled; `pools` if they do in a
+    pooled prompt, which then ends. `cost` is the number of tokens charged to the step's budget.
     """
 
     sequence: Sequence

@@ -1,4 +1,4 @@
-"""What the next step computes: continuous batching over the slots, long prompts in chunks, first come first served."""
+"""Scheduler: continuous batching over the slots, long prompts in chunks, first come first served."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _by_slot = attrgetter("sequence.slot")
 
 
 class Slots(Protocol):
-    """Who has to know which sequence is in which slot."""
+    """Interface notified of sequences entering and leaving slots."""
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence has taken `sequence.slot`."""
+        """Registers a sequence in `sequence.slot`."""
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again."""
+        """Clears a slot."""
 
     def holds(self, slot: int) -> bool:
-        """True while no token of the slot can be sampled."""
+        """Returns True while no token of the slot can be sampled."""
 
 
 class Scheduler:
     """Keeps waiting sequences in order of arrival and running ones in slots; the lowest free slot is taken first.
 
-    A step computes at most `max_num_batched_tokens` tokens: first the one token of each sequence that generates, then
-    prompts in order of arrival, with `fair_queue` in equal shares of their clients. While sequences generate, `pace`
-    may leave prompts less. A sequence is admitted while tokens of the step's budget are left, with blocks for its
-    whole prompt. So no more sequences run than the budget has tokens, and every generating one gets its token in every
-    step. When a generating sequence finds no block, the youngest running one is preempted: it goes back to the head of
-    the queue and computes its tokens anew later. A slot may be held, which its sequence then has without a token.
+    A step computes at most `max_num_batched_tokens` tokens: first one token of each generating sequence, then prompts
+    in order of arrival, with `fair_queue` in equal shares per client. While sequences generate, `pace` may reduce the
+    prompts' tokens. A sequence is admitted while the step's budget has tokens left, with blocks for its whole prompt.
+    So the budget bounds the number of running sequences, and every generating one gets its token in every step. When a
+    generating sequence finds no free block, the youngest running one is preempted: it returns to the head of the queue
+    and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: Slots) -> None:
@@ -49,7 +49,7 @@ class Scheduler:
         self._slots = slots
         self._free_slots = list(range(config.max_num_seqs))
         self._waiting: deque[Sequence] = deque()
-        # In order of arrival: admission takes the head of the queue, and preemption the last of these.
+        # In order of arrival: admission takes the head of the queue, preemption the last running sequence.
         self._running: dict[int, Sequence] = {}
         self._fair = config.fair_queue
         self.pace = StepPace(config.prompt_step_seconds)
@@ -67,31 +67,31 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if any sequence waits or runs."""
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
+        """Queues a sequence."""
         self._waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """What the next step computes, in ascending order of slots; every sequence has the blocks that it needs.
+        """Returns the next step's chunks in ascending slot order; every sequence has the blocks it needs.
 
-        Empty while there is work only if all of it is held.
+        With work left, the result is empty only if all slots are held.
         """
         preemptions = self.num_preemptions
         chunks = self._generating()
         left = self._budget - len(chunks)
         budget = self._prompt_budget(self.pace.allowance(left) if chunks else left)
         self._continue_prompts(chunks, budget)
-        # Admitting now would take the blocks that the preempted ones have just made room with.
+        # Admission would take the blocks that preemption has just freed.
         if self.num_preemptions == preemptions:
             self._admit(chunks, budget)
         chunks.sort(key=_by_slot)
         return chunks
 
     def release(self, sequence: Sequence) -> None:
-        """Free a running sequence's slot and blocks."""
+        """Frees a running sequence's slot and blocks."""
         slot, sequence.slot = sequence.slot, NO_SLOT
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
@@ -99,13 +99,13 @@ class Scheduler:
         self._blocks.release(sequence)
 
     def abort(self, request_ids: set[str]) -> None:
-        """Drop these requests wherever they are; the slots and blocks of those that run are free at once."""
+        """Drops these waiting or running requests; frees slots and blocks of running ones at once."""
         self._waiting = deque(sequence for sequence in self._waiting if sequence.request_id not in request_ids)
         for sequence in [each for each in self._running.values() if each.request_id in request_ids]:
             self.release(sequence)
 
     def preempt(self) -> None:
-        """Send the youngest running sequence back to the head of the queue, where it was before all that wait."""
+        """Returns the youngest running sequence to the head of the queue, since it arrived before all waiting ones."""
         sequence = next(reversed(self._running.values()))
         self.release(sequence)
         sequence.was_preempted = True
@@ -113,10 +113,10 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _generating(self) -> list[ScheduledChunk]:
-        """The sequences that have one token left to compute."""
+        """Returns chunks of the sequences that have one token left to compute."""
         chunks: list[ScheduledChunk] = []
         for sequence in tuple(self._running.values()):
-            # Younger ones may have had to go for an older one's block meanwhile.
+            # May have been preempted above for an older sequence.
             if sequence.slot == NO_SLOT or sequence.num_tokens - sequence.num_computed != 1:
                 continue
             if self._slots.holds(sequence.slot):
@@ -136,7 +136,7 @@ class Scheduler:
         return FairPromptBudget(tokens, [*begun, *islice(self._waiting, len(self._free_slots))])
 
     def _continue_prompts(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
-        """Spend the budget on prompts that have begun, oldest first."""
+        """Spends the budget on started prompts, oldest first."""
         for sequence in self._running.values():
             left = sequence.num_tokens - sequence.num_computed
             if left > 1:
@@ -151,10 +151,10 @@ class Scheduler:
             if not budget.has_tokens_for(sequence):
                 return
             prefix = self._blocks.find_prefix(sequence)
-            # Another sequence computes its next block in this very step: in the next one it is there to be shared.
+            # Another sequence computes its next block in this step and can share it in the next.
             if not in_progress.isdisjoint(sequence.block_hashes[len(prefix) : len(prefix) + 1]):
                 return
-            # Each running sequence may want a block soon, and would push the new one out again.
+            # Spare blocks: each running sequence may soon need one and would preempt the new sequence.
             if not self._blocks.admit(sequence, prefix, spare=len(self._running)):
                 return
             self._waiting.popleft()
@@ -167,7 +167,7 @@ class Scheduler:
             in_progress.update(self._blocks.completed_by(sequence, granted))
 
     def _append(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: PromptBudget | FairPromptBudget) -> int:
-        """Spend the budget on a prompt; returns the number of tokens. The last token of a held one has to wait."""
+        """Spends the budget on a prompt; returns the number of tokens. The last token of a held prompt waits."""
         wanted = sequence.num_tokens - sequence.num_computed - self._slots.holds(sequence.slot)
         granted = budget.grant(sequence, wanted) if wanted else 0
         if granted:

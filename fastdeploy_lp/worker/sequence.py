@@ -1,4 +1,4 @@
-"""One running or waiting sequence as the worker sees it."""
+"""A running or waiting sequence in the worker."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.pooling import POOLINGS
 
 NO_SLOT = -1
-# A row of logits and the most likely tokens of it, for a token of a prompt: measured, about as much as a small model.
+# Budget tokens per prompt token with logprobs. Measured: its logits and top tokens cost about as much as a small model.
 LOGPROBS_COST = 2
 
 
 @dataclass(slots=True)
 class Sequence:
-    """A prompt, its parameters, and what has been generated so far.
+    """A prompt, its parameters, and the output so far.
 
     `slot` is its row in `share_inputs`, NO_SLOT while it waits; `block_table` lists its KV-cache blocks;
-    `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks as far as
-    that was needed, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is how much of the prompt
-    was found when it was first admitted, None before; `scheduled_at` is when that was, on the monotonic clock.
-    `was_preempted` says that it was in a slot before. Processors hold the two lists of tokens, which only
-    `append` changes.
-    `pooling` is set for a prompt that is pooled: it ends with its last token and generates nothing. `grammar` is what
-    the output has to match, `client` the API key or address that the request came from.
+    `num_computed` counts the tokens whose keys and values are in them. `block_hashes` names its full blocks hashed so
+    far, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is the number of prompt tokens found
+    in the cache at first admission, None before; `scheduled_at` is that time, on the monotonic clock. `was_preempted`
+    is True if it lost a slot before. Processors hold the two lists of tokens, which only `append` changes.
+    `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
+    that the output must match, `client` the API key or address of the request's sender.
     """
 
     request_id: str
@@ -55,12 +54,12 @@ class Sequence:
 
     @classmethod
     def from_request(cls, request: AddRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> Sequence:
-        """The sequence that a request asks for; it ends at the latest when the context is full."""
+        """Returns the sequence of a request; it ends at the latest when the context is full."""
         params = request.params
         room = max_model_len - len(request.prompt_token_ids)
         stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))
         if request.grammar is not None:
-            # Processors may ask whether the output is bound to a form.
+            # Processors may check whether the output is constrained.
             params = msgspec.structs.replace(params, guided_decoding=GuidedDecodingParams(grammar=request.grammar))
         return cls(
             request_id=request.request_id,
@@ -75,7 +74,7 @@ class Sequence:
 
     @classmethod
     def from_pooling(cls, request: AddPooling) -> Sequence:
-        """A prompt that is pooled; raises ValueError for a kind of pooling that there is not."""
+        """Returns the sequence of a pooled prompt; raises ValueError for an unknown kind of pooling."""
         if request.pooling not in POOLINGS:
             raise ValueError(f"pooling: {request.pooling!r} is none of {', '.join(POOLINGS)}")
         return cls(
@@ -96,19 +95,19 @@ class Sequence:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether every token of the prompt has to be computed for this sequence: its logprobs or hidden states."""
+        """True if every token of the prompt must be computed, for its logprobs or hidden state."""
         if self.pooling is not None:
             return POOLINGS[self.pooling].every_row
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     @property
     def prompt_token_cost(self) -> int:
-        """How many tokens of a step's budget a token of its prompt counts as."""
+        """Tokens of a step's budget charged per prompt token."""
         wants_logprobs = self.params.prompt_logprobs is not None and not self.output_token_ids
         return LOGPROBS_COST if wants_logprobs else 1
 
     def token_ids_between(self, start: int, end: int) -> list[int]:
-        """The tokens at positions `start` … `end - 1` of prompt and output."""
+        """Returns the tokens at positions `start` … `end - 1` of prompt and output."""
         prompt_len = len(self.prompt_token_ids)
         if start >= prompt_len:
             return self.output_token_ids[start - prompt_len : end - prompt_len]
@@ -117,7 +116,7 @@ class Sequence:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_len]
 
     def append(self, token: int) -> None:
-        """Take a sampled token and settle whether it is the last one; end of sequence wins over length."""
+        """Appends a sampled token; sets the finish reason if it is the last, where "stop" precedes "length"."""
         list.append(self.output_token_ids, token)
         if token in self.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token
@@ -125,5 +124,5 @@ class Sequence:
             self.finish_reason = "length"
 
     def complete(self) -> None:
-        """Its last token was the last one that its grammar has; that counts before the length."""
+        """Sets the finish reason "stop": the grammar is complete. This takes precedence over "length"."""
         self.finish_reason = "stop"

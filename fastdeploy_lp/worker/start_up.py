@@ -1,4 +1,4 @@
-"""How every worker starts: the one place in which the calls of its start are made."""
+"""Worker start-up: the only place that makes the start-up calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 def start_worker(
     fd_config: FDConfig, build_chain: Callable[[], LogitsProcessorChain], *, show_progress: bool = False
 ) -> tuple[WorkerBase, FDConfig]:
-    """A worker that takes steps, of the class that the configuration names, else the platform's.
+    """Starts a worker of the configured class, or else the platform's, and returns it with the settled configuration.
 
-    The configuration comes back with the number of blocks that the cache has: what was settled before, or less if the
-    worker has less memory. Raises ValueError for a name that leads to no worker, and for memory or a number of blocks
-    that does not hold one sequence of full length, which must be able to go on alone.
+    The returned configuration has the cache's actual number of blocks: the settled number, or fewer if the worker has
+    less memory. Raises ValueError for a name that is no worker class, and for memory or a number of blocks that does
+    not hold one sequence of full length, which must be able to run alone.
     """
     worker = _worker_class(fd_config)(fd_config, build_chain, show_progress=show_progress)
     worker.init_device()

@@ -1,19 +1,19 @@
-"""How many tokens of prompts a step may compute beside sequences that generate, by the time that they have taken."""
+"""Limit on a step's prompt tokens while sequences generate, from measured times."""
 
 from __future__ import annotations
 
-# A step computes at least so many, however slow they are: a prompt of any length comes to its end.
+# Minimum per step, however slow: a prompt of any length finishes.
 LEAST_TOKENS = 4
 # Weight of the last step in the averages.
 WEIGHT = 0.3
 
 
 class StepPace:
-    """Keeps what prompts add to a step below a number of seconds while sequences generate.
+    """Limits the seconds that prompts add to a step while sequences generate.
 
-    Results do not depend on it: a prompt has the same tokens however it is cut.
+    Results do not depend on it: they are the same for any chunking of a prompt.
 
-    limit: those seconds; 0 for no limit.
+    limit: seconds; 0 for no limit.
     """
 
     def __init__(self, limit: float) -> None:
@@ -22,19 +22,19 @@ class StepPace:
         self._token_seconds = 0.0
 
     def allowance(self, budget: int) -> int:
-        """Tokens of prompts, at most `budget`, for a step in which sequences generate."""
+        """Returns the number of prompt tokens, at most `budget`, for a step in which sequences generate."""
         if not self._limit:
             return budget
         affordable = int(self._limit / self._token_seconds) if self._token_seconds else 0
         return min(budget, max(affordable, LEAST_TOKENS))
 
     def took(self, seconds: float, num_generating: int, num_prompt_tokens: int) -> None:
-        """A step has computed these tokens, prompts' weighted as in the budget."""
+        """Records the duration of a step with these tokens; prompt tokens are weighted as in the budget."""
         if not num_prompt_tokens:
             self._generating_seconds = _average(self._generating_seconds, seconds)
             return
         own = seconds - self._generating_seconds if num_generating else seconds
-        # Of a few tokens, the time of all that a step does besides would be taken for theirs.
+        # With only a few tokens, the step's fixed costs would be counted as theirs.
         if num_prompt_tokens >= LEAST_TOKENS:
             self._token_seconds = _average(self._token_seconds, max(own, 0.0) / num_prompt_tokens)
 

@@ -1,4 +1,4 @@
-"""One step's traced rows: a copy of them behind each stage, and what is told of the copies."""
+"""Trace of one step: copies of the traced rows after each stage, and their statistics."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 
 FINAL = "final"
-# As many rows are made room for of each that is traced; there may be more.
+# Initial capacity in copies per traced row; it grows as needed.
 STAGES = 8
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """`place`: where among the kept rows the copy is; None for a stage that has none."""
+    """A stage of a slot's trace. `place`: index of its copy among the kept rows; None without a copy."""
 
     name: str
     kind: str
@@ -40,17 +40,17 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How much had been told of each slot, and how many rows had been kept."""
+    """Position to restart from: stages recorded per slot, and rows kept."""
 
     told: dict[int, int]
     rows: int
 
 
 class StepTrace(ChainTrace, DrawWatcher):
-    """Keeps copies of the traced rows, and nothing of the others.
+    """Keeps copies of the traced rows only.
 
-    rows: by slot, ascending, which row of the step's logits is traced. counts: by slot, how many most likely tokens are
-    told. When all is read, `stages` has the stages of each slot.
+    rows: traced rows of the step's logits by slot, ascending. counts: by slot, the number of most likely tokens to
+    report. After the step's read, `stages` has the stages of each slot.
     """
 
     def __init__(self, ops: RowOps, rows: Mapping[int, int], counts: Mapping[int, int]) -> None:
@@ -59,7 +59,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         self._counts = counts
         self._told: dict[int, list[_Stage]] = {slot: [] for slot in rows}
         self._kept = RowStack(ops, STAGES * len(rows))
-        # Of each kept row its slot, and the slot's row before it.
+        # For each kept row, its slot and the slot's previous kept row.
         self._slots: list[int] = []
         self._before: list[int] = []
         self._chain_began: _Mark | None = None
@@ -68,15 +68,15 @@ class StepTrace(ChainTrace, DrawWatcher):
 
     @property
     def slots(self) -> list[int]:
-        """As the chain wants to know."""
+        """Traced slots, for the chain."""
         return list(self._rows)
 
     def start_clock(self) -> None:
-        """What comes now belongs to the next stage."""
+        """Starts timing the next stage."""
         self._began = time.perf_counter()
 
     def keep(self, name: str, kind: str, logits: Tensor, slots: Sequence[int] | None = None) -> None:
-        """These slots, or all that are traced, have passed a stage that left logits [rows, vocab_size] behind."""
+        """Records a stage of these slots (default: all traced ones) from its output, logits [rows, vocab_size]."""
         seconds = time.perf_counter() - self._began
         slots = self.slots if slots is None else slots
         if slots:
@@ -85,11 +85,11 @@ class StepTrace(ChainTrace, DrawWatcher):
         self.start_clock()
 
     def was_processed(self, slot: int) -> bool:
-        """Whether a processor has run on the slot's row."""
+        """Returns True if a processor has run on the slot's row."""
         return any(stage.kind == PROCESSOR and stage.status == RAN for stage in self._told[slot])
 
     def restart(self) -> None:
-        """The chain begins; what was told of it before is void."""
+        """Marks the start of the chain; a repeated call discards the stages recorded since."""
         if self._chain_began is None:
             told = {slot: len(stages) for slot, stages in self._told.items()}
             self._chain_began = _Mark(told, len(self._slots))
@@ -101,20 +101,20 @@ class StepTrace(ChainTrace, DrawWatcher):
         del self._slots[mark.rows :], self._before[mark.rows :]
 
     def ran(self, name: str, slots: Sequence[int], rows: Int64s, logits: Tensor, seconds: float) -> None:
-        """Copy the rows that a processor has left behind."""
+        """Copies the rows that a processor has produced."""
         self._put(name, PROCESSOR, slots, logits, rows, seconds)
 
     def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
-        """Tell so."""
+        """Records that a processor did not run on these slots."""
         for slot in slots:
             self._told[slot].append(_Stage(name, PROCESSOR, status, 0.0, None))
 
     def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - those of this step
-        """Copy the rows that penalties and bans work on."""
+        """Copies the rows that penalties and bans change."""
         self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if edits.works_on(slot)])
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:
-        """Compute what is told, on the device; a greedy row's last stage follows from the one before."""
+        """Computes the statistics on the device; a greedy row's last stage is derived from the previous one."""
         seconds = time.perf_counter() - self._began
         random = [slot for slot, row in self._rows.items() if draws.temperature[row] > 0]
         if random:
@@ -135,7 +135,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         return [top.values, top.tokens, top.ranks, *numbers]
 
     def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
-        """Put the stages together."""
+        """Builds `stages` from the host copies."""
         columns = [next(read).tolist() for _ in range(7)]
         rows = list(zip(*columns, strict=True))
         for slot, stages in self._told.items():
@@ -167,7 +167,7 @@ def _numbers(
     moved: float,
     most_likely: float,
 ) -> StageNumbers:
-    """Of one row, whose chosen token stands before the most likely ones; those that are ruled out are none."""
+    """Returns one row's numbers; its chosen token precedes the most likely ones, and ruled-out tokens are omitted."""
     top = [(int(token), value) for token, value in zip(tokens[1 : count + 1], values[1:], strict=False)]
     top = [(token, value) for token, value in top if value > -math.inf]
     return StageNumbers(
@@ -187,6 +187,6 @@ def _last(told: Sequence[StageTrace]) -> StageNumbers:
 
 
 def _greedy(token: int, before: StageNumbers) -> StageNumbers:
-    """All of the probability on the token that is taken."""
+    """Returns the numbers of a greedy draw: all probability is on the chosen token."""
     moved = 1.0 - math.exp(before.logit - before.log_sum)
     return StageNumbers([token], [before.logit], before.logit, 0.0, moved, token, before.logit, 1)

@@ -1,4 +1,4 @@
-"""Which rows of a step are traced."""
+"""Selection of the rows of a step to trace."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fastdeploy_lp.worker.step_trace import StepTrace
 
 
 class Tracing:
-    """Follows requests that are traced through slots; everyone else costs nothing."""
+    """Tracks traced requests in slots; other requests cost nothing."""
 
     def __init__(self, ops: RowOps) -> None:
         self._ops = ops
         self._by_slot: dict[int, tuple[Sequence, TraceParams]] = {}
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes a slot."""
+        """Registers a sequence if it is traced."""
         if sequence.params.trace is not None:
             self._by_slot[sequence.slot] = (sequence, sequence.params.trace)
 
     def leave(self, slot: int) -> None:
-        """A slot is empty."""
+        """Clears a slot."""
         self._by_slot.pop(slot, None)
 
     def begin(self, slots: Int64s) -> StepTrace | None:
-        """What follows those of these slots, row r being slot `slots[r]`, whose next token is traced; None for none."""
+        """Returns a trace of the slots whose next token is traced, or None; row r is slot `slots[r]`."""
         if not self._by_slot:
             return None
         rows = {slot: row for row, slot in enumerate(slots.tolist()) if self._traces(slot)}

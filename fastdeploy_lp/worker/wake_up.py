@@ -1,4 +1,4 @@
-"""A signal from other threads to one that waits in a poll."""
+"""A signal from other threads to a thread that waits in a poll."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class WakeUp:
-    """A pipe that is readable from `signal` to `clear`; closed when it is collected."""
+    """A pipe that is readable from `signal` to `clear`; closed on garbage collection."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -19,13 +19,13 @@ class WakeUp:
         return self._reader
 
     def signal(self) -> None:
-        """Make it readable; any thread may call this."""
+        """Makes the pipe readable; any thread may call this."""
         # A full pipe is readable already.
         with suppress(BlockingIOError):
             os.write(self._writer, b"\0")
 
     def clear(self) -> None:
-        """Make it unreadable, before the events that it told of are looked at."""
+        """Drains the pipe; call it before handling the signalled events."""
         with suppress(BlockingIOError):
             while os.read(self._reader, 4096):
                 pass

@@ -1,4 +1,4 @@
-"""The worker of this package: a model on one device of Paddle's."""
+"""The package's worker: a model on one Paddle device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fastdeploy_lp.worker.worker_base import WorkerBase
 
 
 class Worker(WorkerBase):
-    """Runs the model runner that the configuration names, else the platform's, on the platform's device."""
+    """Runs the configured model runner, or else the platform's, on the platform's device."""
 
     def init_device(self) -> None:
-        """As the interface says; raises ValueError for a name that leads to no model runner."""
+        """See `WorkerBase.init_device`; raises ValueError for a name that is no model runner."""
         platform = current_platform()
         paddle.set_device(platform.device_type)
         name = self.fd_config.device_config.model_runner_class or platform.get_model_runner_class()
@@ -26,21 +26,21 @@ class Worker(WorkerBase):
         self.model_runner = found(self.fd_config, self.build_chain())
 
     def load_model(self) -> None:
-        """As the interface says."""
+        """See `WorkerBase.load_model`."""
         self.model_runner.load_model(show_progress=self.show_progress)
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
-        """That of the dense decoders of this package."""
+        """Returns the spec of this package's dense decoders."""
         return KVCacheSpec.of(self.fd_config)
 
     def determine_available_memory(self) -> int:
-        """What the configured number of blocks takes: it was settled from free memory before this process started."""
+        """Returns the bytes of the configured blocks, settled from free memory before this process started."""
         return self.fd_config.cache_config.num_blocks * self.get_kv_cache_spec().bytes_per_block
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """As the interface says."""
+        """See `WorkerBase.initialize_cache`."""
         self.model_runner.initialize_cache(num_blocks)
 
     def compile_or_warm_up_model(self) -> None:
-        """The model runner's own preparation."""
+        """Warms up the model runner."""
         self.model_runner.warm_up()

@@ -1,4 +1,4 @@
-"""What a worker is to the engine core: the calls of its start, in their order, and those of a step."""
+"""Worker interface of the engine core: the start-up calls in order, and the calls of a step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class WorkerBase(ABC):
     `init_device`, `load_model`, `get_kv_cache_spec`, `determine_available_memory`, `initialize_cache`,
     `compile_or_warm_up_model`. A platform names the class; `fastdeploy_lp.worker.worker:Worker` is ours.
 
-    model_runner: what steps run on, set by `init_device`. build_chain: gives the chain for it; its processors may put
-    tensors on the device, so it is called when the device is set.
+    model_runner: runs the steps, set by `init_device`. build_chain: returns its chain; the processors may put tensors
+    on the device, so it is called once the device is set.
     """
 
     model_runner: ModelRunnerBase
@@ -34,39 +34,39 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def init_device(self) -> None:
-        """Make the device ready, then set `model_runner` with the chain."""
+        """Prepares the device, then sets `model_runner` with the chain."""
 
     @abstractmethod
     def load_model(self) -> None:
-        """Bring the weights to the device; raises ValueError for a checkpoint that does not fit."""
+        """Loads the weights to the device; raises ValueError for an unsuitable checkpoint."""
 
     @abstractmethod
     def get_kv_cache_spec(self) -> KVCacheSpec:
-        """What one block of the KV cache consists of."""
+        """Returns the memory layout of one KV-cache block."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Bytes that the KV cache may take, the model being loaded."""
+        """Returns the bytes available for the KV cache once the model is loaded."""
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache: `num_blocks` blocks, the null block 0 included."""
+        """Allocates the KV cache of `num_blocks` blocks, the null block 0 included."""
 
     def compile_or_warm_up_model(self) -> None:  # noqa: B027 - not abstract: most devices have nothing to do
-        """Whatever is better done before the first request, such as capturing graphs; nothing by default."""
+        """Does preparation that should precede the first request, such as capturing graphs; nothing by default."""
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence has taken `sequence.slot`."""
+        """Registers a sequence in `sequence.slot`."""
         self.model_runner.enter(sequence)
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again."""
+        """Clears a slot."""
         self.model_runner.leave(slot)
 
     def holds(self, slot: int) -> bool:
-        """True while no token of the slot can be sampled."""
+        """Returns True while no token of the slot can be sampled."""
         return self.model_runner.holds(slot)
 
     def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """One step: see `ModelRunnerBase.execute`."""
+        """Runs one step; see `ModelRunnerBase.execute`."""
         return self.model_runner.execute(chunks)

@@ -13,7 +13,7 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain
-from fastdeploy_lp.worker.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 
 CONFIG = tiny_fd_config()
 

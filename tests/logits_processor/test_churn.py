@@ -16,9 +16,9 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 SLOTS = 6
 MAX_MODEL_LEN = 40

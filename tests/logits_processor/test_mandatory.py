@@ -64,7 +64,7 @@ class Rows:
 
         slots = Slots(SLOTS, 8)
         for slot, selection in enumerate(selections):
-            slots.assign(slot, Occupant(f"r{slot}", [1, 2], [], selection))
+            slots.assign(Occupant(slot, f"r{slot}", [1, 2], [], selection))
             self._chain.enter(slot, selection)
         slots.set_active(list(range(len(selections))))
         self._chain.update_state(slots)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, ProcessorArgs, Selection
 from fastdeploy_lp.logits_processor.processor_view import ProcessorView
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 

@@ -1,4 +1,4 @@
-"""Reasoning parsers by name: what a model thinks apart from what it answers."""
+"""Reasoning parsers by name: they separate a model's reasoning from its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {"deepseek_r1": DeepSeekR1
 
 
 def find_reasoning_parser(name: str) -> type[ReasoningParser]:
-    """The parser of this name; raises ValueError that lists the valid ones."""
+    """Returns the parser of this name; raises ValueError listing the valid names."""
     if name not in REASONING_PARSERS:
         raise ValueError(f"reasoning_parser: {name!r} is none of {', '.join(REASONING_PARSERS)}")
     return REASONING_PARSERS[name]

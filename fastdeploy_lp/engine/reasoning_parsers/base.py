@@ -1,4 +1,4 @@
-"""What every reasoning parser does."""
+"""Base class of reasoning parsers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SplitText:
-    """A piece of text by what it is; markers are in neither."""
+    """A piece of text split into reasoning and answer, without markers."""
 
     reasoning: str = ""
     content: str = ""
 
 
 class ReasoningParser(ABC):
-    """Takes one completion's text as it comes; a whole text is one piece, so that both ways give the same.
+    """Splits one completion's text incrementally; a whole text is one piece, so both ways return the same.
 
     `length` counts the characters up to the end of the reasoning, markers included.
     """
@@ -25,8 +25,8 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> SplitText:
-        """What is certain with this piece; an end that may be the beginning of a marker waits for the next one."""
+        """Returns what is certain after this piece; holds back an end that may be the beginning of a marker."""
 
     @abstractmethod
     def finish(self) -> SplitText:
-        """What waited when the text ended."""
+        """Returns the text held back when the completion ended."""

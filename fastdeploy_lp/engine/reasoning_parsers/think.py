@@ -11,7 +11,7 @@ BEGIN, END = "<think>", "</think>"
 
 
 class Qwen3Parser(ReasoningParser):
-    """The reasoning begins with the marker, or there is none."""
+    """Parser for text that begins with the marker, or has no reasoning."""
 
     reasons_unmarked: ClassVar[bool] = False
 
@@ -22,7 +22,7 @@ class Qwen3Parser(ReasoningParser):
         self._ended = False
 
     def push(self, text: str) -> SplitText:
-        """As the base class says."""
+        """See `ReasoningParser.push`."""
         if self._ended:
             return SplitText(content=text)
         self._waiting += text
@@ -31,7 +31,7 @@ class Qwen3Parser(ReasoningParser):
         return self._take()
 
     def finish(self) -> SplitText:
-        """As the base class says."""
+        """See `ReasoningParser.finish`."""
         rest, self._waiting = self._waiting, ""
         if not rest or not (self._begun or self.reasons_unmarked):
             return SplitText(content=rest)
@@ -39,7 +39,7 @@ class Qwen3Parser(ReasoningParser):
         return SplitText(reasoning=rest)
 
     def _begin(self) -> bool:
-        """Settle what the text begins with, if enough of it is there."""
+        """Checks for the begin marker; returns False if more text is needed."""
         seen = self._waiting.lstrip()
         if len(seen) < len(BEGIN) and BEGIN.startswith(seen):
             return False
@@ -62,6 +62,6 @@ class Qwen3Parser(ReasoningParser):
 
 
 class DeepSeekR1Parser(Qwen3Parser):
-    """The prompt ends with the marker, so that the output begins with reasoning whether it is repeated or not."""
+    """Parser for models whose prompt ends with the marker: output begins with reasoning, with or without the marker."""
 
     reasons_unmarked = True

@@ -1,4 +1,4 @@
-"""Tool parsers by name: calls of tools apart from the answer's text."""
+"""Tool parsers by name: they separate tool calls from the answer's text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesToolParser}
 
 
 def find_tool_parser(name: str) -> type[ToolParser]:
-    """The parser of this name; raises ValueError that lists the valid ones."""
+    """Returns the parser of this name; raises ValueError listing the valid names."""
     if name not in TOOL_PARSERS:
         raise ValueError(f"tool_call_parser: {name!r} is none of {', '.join(TOOL_PARSERS)}")
     return TOOL_PARSERS[name]
 
 
 def tool_parser_for(chat_template: str | None) -> type[ToolParser] | None:
-    """The parser for the calls that a chat template shows to the model, None if it shows none that are known."""
+    """Returns the parser for the call format in a chat template; None if the template has no known format."""
     shown = (parser for parser in TOOL_PARSERS.values() if chat_template and parser.marker in chat_template)
     return next(shown, None)
 

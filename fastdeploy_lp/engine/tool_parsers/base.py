@@ -1,4 +1,4 @@
-"""What every tool parser does."""
+"""Base class of tool parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """What the `index`-th call gained: `name` comes first and once, `arguments` as pieces of JSON."""
+    """An addition to the `index`-th call: `name` first and once, `arguments` as pieces of JSON."""
 
     index: int
     name: str | None = None
@@ -18,17 +18,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ParsedText:
-    """A piece of text: what is answer, and what calls gained."""
+    """A piece of text: its answer part, and the additions to calls."""
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 class ToolParser(ABC):
-    """Takes one completion's text as it comes; a whole text is one piece, so that both ways give the same.
+    """Parses one completion's text incrementally; a whole text is one piece, so both ways return the same.
 
-    Arguments are given as the model wrote them, valid JSON or not. What cannot be a call is answer.
-    `marker` is what calls begin with in the chat templates of models that this parser is for.
+    Arguments are returned as the model wrote them, valid JSON or not. Text that cannot be a call is answer.
+    `marker` is the beginning of calls in the chat templates of models that this parser supports.
     """
 
     marker: ClassVar[str]
@@ -36,15 +36,15 @@ class ToolParser(ABC):
     @classmethod
     @abstractmethod
     def call_frame(cls, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of a call of the function `name`, as models write it.
+        """Returns the text before and after the arguments of a call of the function `name`, as models write it.
 
-        It begins with the marker.
+        The first part begins with the marker.
         """
 
     @abstractmethod
     def push(self, text: str) -> ParsedText:
-        """What is certain with this piece."""
+        """Returns what is certain after this piece."""
 
     @abstractmethod
     def finish(self) -> ParsedText:
-        """What waited when the text ended."""
+        """Returns the text held back when the completion ended."""

@@ -1,4 +1,4 @@
-"""One call as a JSON object `{"name": …, "arguments": {…}}`, read while it is written."""
+"""Incremental parser of one call, a JSON object `{"name": …, "arguments": {…}}`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ NAME, ARGUMENTS = "name", "arguments"
 
 
 class CallBody:
-    """Takes characters; `name` is None until it is known, `take_arguments` gives what is new of the arguments.
+    """Reads characters; `name` is None until it is known, `take_arguments` returns the new part of the arguments.
 
-    `complete` is set behind the object's last brace, `broken` at a character that JSON does not have there.
+    `complete` is set after the object's last brace, `broken` at a character that JSON does not allow there.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CallBody:
         self._given = 0
 
     def feed(self, text: str) -> str:
-        """Take text up to the object's end or what breaks it; gives back the rest."""
+        """Reads text up to the object's end or the first invalid character; returns the rest."""
         for place, character in enumerate(text):
             at = len(self.text)
             if self._in_string:
@@ -45,9 +45,9 @@ class CallBody:
         return ""
 
     def take_arguments(self) -> str:
-        """What the arguments gained; an object as it is written, a string with an object in it once it is whole."""
+        """Returns the new part of the arguments: an object incrementally, a string with an object once complete."""
         if self._arguments_at is None:
-            # A call without arguments is one with none.
+            # Missing arguments mean an empty object.
             return self._give("{}") if self.complete else ""
         raw = self.text[self._arguments_at : self._arguments_end]
         if raw.startswith(("{", "[")):
@@ -95,7 +95,7 @@ class CallBody:
                 self._arguments_at = at
 
     def _end_value(self, end: int) -> None:
-        """The value's last character may be the one that is being taken, which only brackets and quotes are."""
+        """Ends a value; its last character may be the current one, which is then a bracket or a quote."""
         if self._value_at is None:
             return
         if self._key == ARGUMENTS and self._arguments_end is None:
@@ -106,7 +106,7 @@ class CallBody:
 
 
 def _string(raw: str) -> str | None:
-    """The text of a JSON string; None if it is none. Half a surrogate pair is no text either."""
+    """Returns the text of a JSON string; None for anything else, and for half a surrogate pair."""
     try:
         value = json.loads(raw)
         return value if isinstance(value, str) and value.encode() is not None else None

@@ -1,4 +1,4 @@
-"""Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3 and many others."""
+"""Parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3 and many others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesToolParser(ToolParser):
-    """Whitespace around calls is part of neither them nor the answer."""
+    """Parser of Hermes calls; whitespace around calls belongs neither to the calls nor to the answer."""
 
     marker = BEGIN
 
     @classmethod
     def call_frame(cls, name: str) -> tuple[str, str]:
-        """As the base class says."""
+        """See `ToolParser.call_frame`."""
         return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{END}"
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class HermesToolParser(ToolParser):
         self._calls: list[ToolCallDelta] = []
 
     def push(self, text: str) -> ParsedText:
-        """As the base class says."""
+        """See `ToolParser.push`."""
         self._waiting += text
         while self._read_call() if self._body is not None else self._read_text():
             pass
         return self._taken()
 
     def finish(self) -> ParsedText:
-        """As the base class says."""
+        """See `ToolParser.finish`."""
         if self._body is not None and not self._announced:
             self._content += self._space + BEGIN + self._body.text
         if not self._behind_call or self._waiting.strip():
@@ -49,8 +49,8 @@ class HermesToolParser(ToolParser):
         return self._taken()
 
     def _read_text(self) -> bool:
-        """Take answer up to the next call; False when more text is needed."""
-        # A second end marker is answer, also when it comes in a piece of its own.
+        """Reads answer text up to the next call; returns False if more text is needed."""
+        # A second end marker is answer text, even as a separate piece.
         if not self._closed and not self._close():
             return False
         self._closed = True
@@ -67,7 +67,7 @@ class HermesToolParser(ToolParser):
         return found
 
     def _close(self) -> bool:
-        """Leave the end marker out; False when more text is needed to know whether it is there."""
+        """Skips the end marker; returns False if more text is needed to recognize it."""
         seen = self._waiting.lstrip()
         if len(seen) < len(END) and END.startswith(seen):
             return False
@@ -75,7 +75,7 @@ class HermesToolParser(ToolParser):
         return True
 
     def _read_call(self) -> bool:
-        """Take the call's body; False when more text is needed."""
+        """Reads the call's body; returns False if more text is needed."""
         body = self._body
         if body is None:
             return True

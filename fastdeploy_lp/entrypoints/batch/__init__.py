@@ -1,1 +1,1 @@
-"""Files of requests in the format of OpenAI's batches, answered one by one as the server would answer them."""
+"""Request files in OpenAI's batch format, answered as the server answers single requests."""

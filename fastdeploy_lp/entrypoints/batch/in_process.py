@@ -1,4 +1,4 @@
-"""Exchanges with an ASGI application in this process: the server's own checks and answers, without a network."""
+"""Exchanges with an ASGI application in this process: the server's checks and answers, without a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 @dataclass
 class Answer:
-    """What came back; header names are in lower case."""
+    """A response; header names are in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Answer:
 
 
 async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
-    """POST a JSON body; a cancelled caller is a client who went."""
+    """POSTs a JSON body and returns the response; cancellation acts as a client's disconnect."""
     answer = Answer()
     parts: list[bytes] = []
     request: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -56,7 +56,7 @@ async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
     }
     try:
         await app(scope, receive, send)
-    except Exception:  # what has been answered with status 500 is raised once more, for a server's log
+    except Exception:  # after a response with status 500, the application raises the exception again for the log
         if not answer.status:
             raise
     answer.body = b"".join(parts)

@@ -1,4 +1,4 @@
-"""The file that answers go to, which a later run takes up where an earlier one was broken off."""
+"""The output file of a batch, which a later run continues after an interruption."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# Every line begins so; what begins otherwise was not written here, and is left alone.
+# Beginning of every line; a file with another beginning is not a batch output and is not modified.
 BEGINNING = b'{"id": "batch_req_'
 
 
 class OutputFile:
-    """Appends whole lines; `with OutputFile(path) as output:` closes it.
+    """A file to which complete lines are appended; `with OutputFile(path) as output:` closes it.
 
-    A last line that was torn is removed, and its request is answered again. Raises ValueError for a file that holds
-    anything else or that another run writes to, and OSError where it cannot be written.
+    An incomplete last line is removed, and its request is answered again. Raises ValueError for a file with other
+    content or that another run writes to, and OSError if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,11 +32,11 @@ class OutputFile:
             raise
 
     def has(self, custom_id: str | None, message: str = "") -> bool:
-        """Whether the request has its line; one without a `custom_id` is known by its error's message."""
+        """True if the request has a line; without a `custom_id`, its error message identifies it."""
         return _key(custom_id, message) in self._answered
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line, at once."""
+        """Appends one line, unbuffered."""
         content = json.dumps(line, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
         while content:
             content = content[os.write(self._file, content) :]
@@ -64,7 +64,7 @@ class OutputFile:
                     reason = f"line {number} is no batch output; give another file"
                     raise ValueError(f"output_file: {self._path}: {reason}")
                 if not line.endswith(b"\n"):
-                    break  # the last one: what follows is written below
+                    break  # the last line; the code below completes or removes it
         os.ftruncate(self._file, whole)
         os.lseek(self._file, 0, os.SEEK_END)
         if whole and os.pread(self._file, 1, whole - 1) != b"\n":

@@ -1,4 +1,4 @@
-"""One line of an input file."""
+"""A line of a batch input file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIELDS = ("custom_id", "method", "url", "body")
 
 @dataclass(frozen=True)
 class RequestLine:
-    """A request; `custom_id` is the caller's name for it."""
+    """A request; `custom_id` is the caller's identifier."""
 
     custom_id: str
     url: str
@@ -22,7 +22,7 @@ class RequestLine:
 
 
 class BadLineError(ValueError):
-    """A line that is no request; `custom_id` is None where it has none."""
+    """A line that is not a valid request; `custom_id` is None if the line has none."""
 
     def __init__(self, custom_id: str | None, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class BadLineError(ValueError):
 
 
 def read_line(line: bytes, number: int) -> RequestLine:
-    """Parse the `number`-th line of a file; raises BadLineError naming the line and the field."""
+    """Parses the `number`-th line of a file; raises BadLineError naming the line and the field."""
     twice: DuplicateKeyError | None = None
     try:
         content = load(line)

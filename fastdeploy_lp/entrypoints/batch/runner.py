@@ -1,4 +1,4 @@
-"""Answers the requests of an input file, so many at a time."""
+"""Answers the requests of an input file, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass
 class Tally:
-    """What became of the lines."""
+    """Counts of processed lines."""
 
     completed: int = 0
     failed: int = 0
@@ -29,7 +29,7 @@ class Tally:
 
 
 class BatchRunner:
-    """Sends requests to an application; each gets one line of output, whatever becomes of it."""
+    """Sends requests to an application and writes one output line for each, also for errors."""
 
     def __init__(self, app: ASGIApp, output: OutputFile, progress: Any) -> None:
         self._app = app
@@ -39,11 +39,11 @@ class BatchRunner:
         self.tally = Tally()
 
     async def run(self, lines: Iterable[bytes], concurrency: int) -> None:
-        """Until every line has its answer; raises EngineDeadError, with nothing written for what it cost."""
+        """Runs until every line has its answer; raises EngineDeadError without writing lines for the lost requests."""
         await for_each(self._requests(lines), self._answer, concurrency)
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[RequestLine]:
-        """Those still to be answered; lines that are none are answered here."""
+        """Yields the requests without an answer; answers invalid lines with an error."""
         for number, line in numbered(lines):
             try:
                 request = read_line(line, number)
@@ -88,7 +88,7 @@ class BatchRunner:
 
 
 def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, each with its number from 1."""
+    """Yields lines that are not blank, each with its line number, from 1."""
     for number, line in enumerate(lines, 1):
         content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if content.strip():

@@ -1,1 +1,1 @@
-"""The load generator behind `fastdeploy-lp bench` and `benchmarks/serving.py`."""
+"""The load generator of `fastdeploy-lp bench` and `benchmarks/serving.py`."""

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for load generators: it streams responses at little cost for each piece of a body."""
+"""A small HTTP/1.1 client for load generators, which streams responses at a low cost per piece of a body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httptools
 
 
 class HTTPClientError(Exception):
-    """No exchange with the server: a URL that is none, a closed connection, an answer that is no HTTP."""
+    """A failed exchange: an invalid URL, a closed connection, or a response that is not HTTP."""
 
 
 class UnansweredError(HTTPClientError):
@@ -22,8 +22,8 @@ class UnansweredError(HTTPClientError):
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection that carries one exchange at a time.
 
-    What is read goes straight to the exchange's receiver, without a task being woken for it: on a machine where the
-    server runs too, the client's own work for each chunk is taken from what it measures.
+    Passes received data directly to the exchange's receiver, without waking a task: if the server runs on the same
+    machine, the client's work per chunk reduces the measured performance.
     """
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another exchange may follow."""
+        """True if another exchange may follow."""
         alive = self._transport is not None and not self._transport.is_closing()
         return alive and self._complete and self._keep_alive
 
     async def exchange(self, request: bytes, receive: Callable[[int, bytes], None]) -> None:
-        """Send ``request``; ``receive`` gets the status and each piece of the body, the last one perhaps empty.
+        """Sends ``request``; calls ``receive`` with the status and each piece of the body (the last may be empty).
 
-        Raises UnansweredError where nothing comes back, HTTPClientError for what is no HTTP response, and whatever
-        ``receive`` raises.
+        Raises UnansweredError without a response, HTTPClientError for a response that is not HTTP or is cut off, and
+        the exceptions of ``receive``.
         """
         if self._transport is None or self._transport.is_closing():
             raise UnansweredError("the connection is closed")
@@ -57,29 +57,29 @@ class Connection(asyncio.Protocol):
         try:
             await self._ended
         except BaseException:
-            # What is left of the response must not be taken for the next one.
+            # The rest of the response must not be read as the next one.
             self.close()
             raise
         finally:
             self._receive = None
 
     def close(self) -> None:
-        """Drop the connection, soon."""
+        """Aborts the connection, without waiting for its end."""
         if self._transport is not None:
             self._transport.abort()
 
     async def closed(self) -> None:
-        """Wait until the connection is gone."""
+        """Waits until the connection is closed."""
         if self._lost is not None:
             await self._lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio says that the connection stands."""
+        """Called by asyncio when the connection is established."""
         self._transport = cast(asyncio.Transport, transport)
         self._lost = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio brings what was read."""
+        """Called by asyncio with received data."""
         self._answered = True
         self._body.clear()
         try:
@@ -88,14 +88,14 @@ class Connection(asyncio.Protocol):
                 self._receive(self._parser.get_status_code(), b"".join(self._body))
         except httptools.HttpParserError as error:
             self._end(HTTPClientError(f"no HTTP response: {error}"))
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the exchange
+        except Exception as error:  # noqa: BLE001 - the caller of `exchange` receives it
             self._end(error)
         else:
             if self._complete:
                 self._end(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Asyncio says that the connection is gone: without a length, this is how a response ends."""
+        """Called by asyncio when the connection is closed, which ends a response without a length."""
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         if self._answered:
@@ -104,13 +104,13 @@ class Connection(asyncio.Protocol):
             self._end(UnansweredError(f"the server closed the connection: {error}"))
 
     def on_body(self, body: bytes) -> None:
-        """The parser found a piece of the body."""
+        """Called by the parser for a piece of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """The parser found the end of the response."""
+        """Called by the parser at the end of the response."""
         self._complete = True
-        # Asked later, the parser has already forgotten the response.
+        # Read here, since the parser discards the response's state afterwards.
         self._keep_alive = bool(self._parser.should_keep_alive())
 
     def _end(self, error: Exception | None) -> None:
@@ -124,9 +124,9 @@ class Connection(asyncio.Protocol):
 
 @dataclass
 class Client:
-    """Connections to one server; as many as there are exchanges at a time, kept open between them.
+    """A client of one server; opens one connection per concurrent exchange and reuses it.
 
-    ``base_url`` is the API's root, ``headers`` are sent with every request. Proxies are not used.
+    ``base_url``: the API's root. ``headers``: sent with every request. Proxies are not used.
     """
 
     base_url: str
@@ -143,9 +143,9 @@ class Client:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in (self.headers | {"Host": parts.netloc}).items())
 
     async def exchange(self, method: str, path: str, body: bytes, receive: Callable[[int, bytes], None]) -> None:
-        """One request and its response, as ``Connection.exchange`` does it; also raises OSError.
+        """Sends a request and receives its response, as ``Connection.exchange`` does; also raises OSError.
 
-        A server may end an idle connection at any time; a request that meets this is sent again on another one.
+        A server may close an idle connection at any time; the client then sends the request again on another one.
         """
         head = f"{method} {self._path}/{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n"
         if body:
@@ -180,7 +180,7 @@ class Client:
         return connection
 
     async def close(self) -> None:
-        """Drop the connections that are idle."""
+        """Closes the idle connections."""
         while self.idle:
             connection = self.idle.pop()
             connection.close()

@@ -1,4 +1,4 @@
-"""Streaming completions kept in flight, or sent at given times, and what each of them measured."""
+"""Closed-loop and open-loop load of streaming completions, with measurements of each request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
 
-# Thinking models stream their reasoning in a field of its own, and usage counts those tokens as output too.
+# Reasoning models stream their reasoning in a separate field, and usage counts those tokens as output too.
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 
 class BenchmarkError(Exception):
-    """Something that keeps a request, or the whole run, from being measured."""
+    """An error that prevents the measurement of a request or of the whole run."""
 
 
 class SSEDecoder:
-    """Incremental parser of server-sent events: feed it bytes as they arrive, get whole ``data`` payloads.
+    """Incremental parser of server-sent events: takes bytes as they arrive and yields complete ``data`` payloads.
 
-    It looks for line breaks in the bytes because a read may end inside a multi-byte character, and takes LF or CRLF
-    only because ``str.splitlines`` would also break at U+2028 inside generated text.
+    Searches line breaks in the bytes, because a read may end inside a multi-byte character. Accepts only LF and CRLF,
+    because ``str.splitlines`` would also break at U+2028 inside generated text.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class SSEDecoder:
         self._data: list[str] = []
 
     def feed(self, block: bytes) -> Iterator[str]:
-        """Yield the payload of each event that ``block`` completes."""
+        """Yields the payload of each event that ``block`` completes."""
         *lines, self._partial_line = (self._partial_line + block).split(b"\n")
         for raw in lines:
             line = raw.removesuffix(b"\r").decode("utf-8")
@@ -49,7 +49,7 @@ class SSEDecoder:
 
 @dataclass
 class Sample:
-    """What one request measured; times are ``time.perf_counter`` seconds."""
+    """Measurements of one request; times are ``time.perf_counter`` seconds."""
 
     started: float
     ended: float = 0.0
@@ -68,14 +68,14 @@ class Sample:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from sending the request to its first text, or None where no text came."""
+        """Seconds from sending the request to its first text, or None without text."""
         return None if self.first_text is None else self.first_text - self.started
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token after the first, or None where the stream does not show it.
+        """Seconds per output token after the first, or None if the stream does not show it.
 
-        Text that came all at once has no time between tokens: counting it as zero would flatter the server.
+        Text that arrived in one piece has no time between tokens: counting it as zero would flatter the server.
         """
         if self.first_text is None or self.last_text is None or self.output_tokens < 2:
             return None
@@ -84,12 +84,12 @@ class Sample:
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
-    """Return ``value`` if it is a JSON object, else an empty one."""
+    """Returns ``value`` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def has_text(chunk: dict[str, Any]) -> bool:
-    """Say whether a stream chunk carries generated text (a chat's opening chunk often holds only the role)."""
+    """True if a stream chunk has generated text (a chat's first chunk often has only the role)."""
     listed = chunk.get("choices")
     choices = [as_mapping(choice) for choice in listed] if isinstance(listed, list) else []
     deltas = [as_mapping(choice.get("delta")) for choice in choices]
@@ -99,7 +99,7 @@ def has_text(chunk: dict[str, Any]) -> bool:
 
 
 class ChatStream:
-    """What the body of one streamed chat completion brings, noted in ``sample`` as it arrives."""
+    """Receives the body of one streamed chat completion and records times and usage in ``sample``."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -110,7 +110,7 @@ class ChatStream:
         self._done = False
 
     def receive(self, status: int, body: bytes) -> None:
-        """Take a piece of the body; raises BenchmarkError or ValueError for what can not be measured."""
+        """Reads a piece of the body; raises BenchmarkError or ValueError if it cannot be measured."""
         now = time.perf_counter()
         self._status = status
         if status != HTTPStatus.OK:
@@ -130,7 +130,7 @@ class ChatStream:
             self._usage = as_mapping(chunk.get("usage")) or self._usage
 
     def finish(self) -> None:
-        """Note the usage; raises BenchmarkError where the response was no whole stream."""
+        """Records the usage; raises BenchmarkError if the response is not a complete stream."""
         if self._status != HTTPStatus.OK:
             text = self._refusal.decode("utf-8", errors="replace")
             raise BenchmarkError(f"HTTP {self._status}: {text}")
@@ -145,14 +145,14 @@ class ChatStream:
 
 
 async def exchange(client: Client, body: dict[str, Any], sample: Sample, path: str) -> None:
-    """Stream one completion to its last byte and note times and usage in ``sample``."""
+    """Streams one completion to its last byte and records times and usage in ``sample``."""
     stream = ChatStream(sample)
     await client.exchange("POST", path, json.dumps(body).encode(), stream.receive)
     stream.finish()
 
 
 async def send(client: Client, body: dict[str, Any], timeout: float, path: str = "chat/completions") -> Sample:
-    """Send one request; whatever goes wrong with it ends up in the sample's ``error``."""
+    """Sends one request and returns its sample; a failure becomes the sample's ``error``."""
     sample = Sample(started=time.perf_counter())
     try:
         await asyncio.wait_for(exchange(client, body, sample, path), timeout)
@@ -169,7 +169,7 @@ async def send(client: Client, body: dict[str, Any], timeout: float, path: str =
 async def closed_loop(
     client: Client, bodies: Sequence[dict[str, Any]], concurrency: int, timeout: float, progress: Any
 ) -> list[Sample]:
-    """Send all ``bodies``, each of ``concurrency`` workers starting its next request as its last one ends."""
+    """Sends all ``bodies``; each of ``concurrency`` tasks starts its next request when its last one ends."""
     queue = iter(bodies)
     samples: list[Sample] = []
 
@@ -190,9 +190,9 @@ async def open_loop(
     progress: Any,
     path: str = "chat/completions",
 ) -> list[Sample]:
-    """Send each body at its time, in seconds from now, however many are in flight; the samples in the same order.
+    """Sends each body at its time, in seconds from now, without a concurrency limit; returns samples in the same order.
 
-    Raises ValueError where bodies and times are not as many.
+    Raises ValueError if the numbers of bodies and times differ.
     """
     if len(bodies) != len(times):
         raise ValueError("times: must be one for each body")
@@ -208,6 +208,6 @@ async def open_loop(
 
 
 def poisson_times(count: int, rate: float, seed: int) -> list[float]:
-    """When that many requests come, ``rate`` a second on average and each without regard to the others."""
+    """Returns ``count`` arrival times of a Poisson process with ``rate`` requests per second."""
     draw = random.Random(seed)
     return list(accumulate(draw.expovariate(rate) for _ in range(count)))

@@ -1,4 +1,4 @@
-"""From the samples of a level to its numbers, and from those to a table."""
+"""Results of a level from its samples, and a table of all levels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastdeploy_lp.entrypoints.bench.load import Sample
 
 
 def percentile(values: Sequence[float], q: int) -> float:
-    """Return the ``q``-th percentile (1 to 99), interpolating linearly between the two nearest ranks."""
+    """Returns the ``q``-th percentile (1 to 99), interpolating linearly between the two nearest ranks."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[q - 1]
 
 
 def distribution_ms(seconds: Sequence[float | None]) -> dict[str, float] | None:
-    """Summarise the known values in milliseconds, or return None where there is none."""
+    """Returns statistics of the known values in milliseconds, or None if there are none."""
     known = [1000 * value for value in seconds if value is not None]
     if not known:
         return None
@@ -26,9 +26,9 @@ def distribution_ms(seconds: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def summarise(samples: Sequence[Sample], full_length: int | None, warmup: Sequence[Sample] = ()) -> dict[str, Any]:
-    """Turn one level's samples into its results; of failed requests only the errors and the wall time count.
+    """Returns the results of one level's samples; failed requests count only as errors and in the times.
 
-    ``full_length`` is the output length that every request should have reached, None where any will do.
+    ``full_length``: the output length that every request should reach, or None for any length.
     """
     good = [sample for sample in samples if sample.error is None]
     errors = [sample.error for sample in (*warmup, *samples) if sample.error is not None]
@@ -54,7 +54,7 @@ def summarise(samples: Sequence[Sample], full_length: int | None, warmup: Sequen
 
 
 def render(levels: Sequence[dict[str, Any]]) -> str:
-    """Lay the results out with one column per level, followed by notes on what went wrong."""
+    """Returns a table with one column per level, followed by notes on failures and short outputs."""
     level_name = "request_rate" if "request_rate" in levels[0] else "concurrency"
     counts = (level_name, "completed", "errors", "prompt_tokens", "output_tokens")
     rows: list[tuple[str, list[str]]] = []

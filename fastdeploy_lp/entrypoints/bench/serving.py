@@ -1,9 +1,9 @@
 """Load generator for any server with an OpenAI-compatible chat API.
 
 Each concurrency level keeps that many streaming requests in flight until it has sent all of its requests, then
-reports throughput and latency; with request rates, each level sends its requests at random times instead (Poisson),
-whatever is still in flight. ``benchmarks/README.md`` says what each number means. It uses nothing of this project
-but this folder, so that it measures every server the same way.
+reports throughput and latency. With request rates, each level sends its requests at random times (Poisson) instead,
+without a concurrency limit. ``benchmarks/README.md`` defines each number. The module uses no other part of this
+project than this folder, so that it measures every server the same way.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ How do vaccines train the immune system?
 
 
 def positive_int(text: str) -> int:
-    """Parse an argument that must be at least 1."""
+    """Parses an argument that must be at least 1."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
 
 
 def positive_float(text: str) -> float:
-    """Parse an argument that must be a number above 0."""
+    """Parses an argument that must be a number above 0."""
     if not 0 < (value := float(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"{value:g} is not above 0")
     return value
 
 
 def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argparse.Namespace:
-    """Parse and check the command line."""
+    """Parses and checks the command line."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Measure an OpenAI-compatible server under closed-loop or open-loop load."
     )
@@ -97,7 +97,7 @@ def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argp
 
 
 async def first_model(client: Client) -> str:
-    """Ask the server which models it serves and take the first."""
+    """Returns the first model that the server lists; raises BenchmarkError."""
     text = bytearray()
 
     def receive(status: int, body: bytes) -> None:
@@ -113,7 +113,7 @@ async def first_model(client: Client) -> str:
 
 
 async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
-    """Run every level in turn and return the whole report."""
+    """Runs all levels in turn and returns the report."""
     text = Path(args.prompt_file).read_text(encoding="utf-8") if args.prompt_file else PROMPTS
     prompts = [line.strip() for line in text.split("\n") if line.strip()]
     if not prompts:
@@ -143,7 +143,7 @@ async def benchmark(args: argparse.Namespace) -> dict[str, Any]:
 async def _measure_level(
     args: argparse.Namespace, client: Client, bodies: Sequence[dict[str, Any]], level: float
 ) -> dict[str, Any]:
-    """The results of one concurrency, or of one rate."""
+    """Runs one level, a concurrency or a rate, and returns its results."""
     is_open = args.request_rate is not None
     name = "request_rate" if is_open else "concurrency"
     count = args.requests_per_level or max(8, round((30 if is_open else 4) * level))
@@ -164,7 +164,7 @@ async def _measure_level(
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Run the command line; return 1 when any request failed."""
+    """Runs the command line; returns 1 if any request failed."""
     args = parse_arguments(argv, prog)
     try:
         report = asyncio.run(benchmark(args))

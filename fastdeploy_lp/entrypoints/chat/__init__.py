@@ -1,1 +1,1 @@
-"""A chat in the terminal: its commands and settings, and the two places that answers come from."""
+"""A chat in the terminal: its commands, its settings and the two backends for answers."""

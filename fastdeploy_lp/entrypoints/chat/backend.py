@@ -1,4 +1,4 @@
-"""What a chat needs of the place where its answers come from."""
+"""The interface between a chat and the source of its answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ Message = Mapping[str, str]
 
 
 class BackendError(Exception):
-    """An answer that cannot be had, and why."""
+    """A failure to answer; the message states the reason."""
 
 
 class Backend(Protocol):
     """Answers conversations."""
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Iterator[str]:
-        """Pieces of the answer as they come; closing the iterator aborts it. Raises BackendError.
+        """Yields pieces of the answer as they arrive; closing the iterator aborts the request. Raises BackendError.
 
-        settings: fields of a request's body but for its messages.
+        settings: fields of a request's body, except its messages.
         """
         ...

@@ -1,4 +1,4 @@
-"""Answers from a model of one's own."""
+"""Answers from a model loaded for this chat."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
 
 
 class LLMBackend:
-    """Answers with an `LLM`, whose owner shuts it down."""
+    """Answers with an `LLM`, which the caller shuts down."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Iterator[str]:
-        """Pieces of the answer as they come."""
+        """Yields pieces of the answer as they arrive."""
         fields = [name for name in SamplingParams.__struct_fields__ if name != "output_kind"]
         unknown = sorted(settings.keys() - set(fields))
         if unknown:

@@ -1,4 +1,4 @@
-"""Answers from a running server, this one or any other with an OpenAI-compatible API."""
+"""Answers from a running server with an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PIECE_BYTES = 1 << 16
 
 
 class ServerBackend:
-    """Answers over HTTP; one connection an answer, so that closing it aborts.
+    """Answers over HTTP; uses one connection per answer, so that closing it aborts the request.
 
-    url: the API's root, `http://127.0.0.1:8180/v1`. model: None asks the server for its first one.
-    Raises BackendError when there is no such server.
+    url: the API's root, such as `http://127.0.0.1:8180/v1`. model: None selects the first one that the server lists.
+    Raises BackendError for an invalid URL or when no model can be read from the server.
     """
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
@@ -36,7 +36,7 @@ class ServerBackend:
         self.model = model or self._first_model()
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Iterator[str]:
-        """Pieces of the answer as they come."""
+        """Yields pieces of the answer as they arrive."""
         body = {"model": self.model, **settings, "messages": list(messages), "stream": True}
         done = False
         for payload in self._payloads("POST", "chat/completions", body):
@@ -75,7 +75,7 @@ class ServerBackend:
 
 
 def _text_of(chunk: Mapping[str, Any]) -> str:
-    """Thoughts of a reasoning model count as text of the answer."""
+    """Returns the text of a chunk, including the reasoning text; raises BackendError for an error."""
     if chunk.get("error"):
         raise BackendError(str(chunk["error"].get("message", chunk["error"])))
     deltas = [choice["delta"] for choice in chunk["choices"]]

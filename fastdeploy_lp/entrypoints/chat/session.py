@@ -1,4 +1,4 @@
-"""A conversation, line by line: what is typed is said to the model or, with a slash before it, done."""
+"""A conversation by lines: a line is a message to the model or, if it begins with a slash, a command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A message that begins with a slash is written with two of them."""
 
 
 class ChatSession:
-    """Answers lines to `out`; what cannot be done is told on `err`, and the chat goes on."""
+    """Answers lines on `out`; reports an error on `err` and continues."""
 
     def __init__(
         self, backend: Backend, settings: Settings, system_prompt: str | None, out: TextIO, err: TextIO
@@ -35,7 +35,7 @@ class ChatSession:
         self.failures = 0
 
     def run(self, lines: Iterable[str]) -> None:
-        """Until the lines end, or one says /exit."""
+        """Processes lines until they end or one is /exit."""
         for line in lines:
             text = line.strip()
             if text in ("/exit", "/quit"):
@@ -55,7 +55,7 @@ class ChatSession:
                     answer += piece
                     self._show(piece)
         except BackendError as error:
-            # As if it had not been said, so that it can be said again.
+            # Removes the failed message, so that the user can send it again.
             self._messages.pop()
             self._complain(str(error))
             return
@@ -114,7 +114,7 @@ def _split(argument: str, usage: str) -> tuple[str, str]:
 
 
 def parse_assignments(given: Iterable[str], flag: str, setter: Callable[[str, str], Any]) -> None:
-    """Apply NAME=VALUE words of a flag; raises ValueError naming the flag."""
+    """Applies the NAME=VALUE words of a flag; raises ValueError naming the flag."""
     for word in given:
         name, _, value = word.partition("=")
         try:

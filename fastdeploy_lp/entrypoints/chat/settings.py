@@ -1,4 +1,4 @@
-"""What a chat sends along with its messages, as flags and slash commands set it."""
+"""The request fields that a chat sends with its messages, set by flags and slash commands."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ PROCESSORS, ARGS = "logits_processors", "logits_processors_args"
 
 
 class Settings:
-    """Fields of a request's body; every method raises ValueError naming what is wrong."""
+    """Fields of a request's body; every method raises ValueError naming the wrong field or value."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
-        # Their order is the order of execution.
+        # In execution order.
         self._used: dict[str, dict[str, Any]] = {}
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What is sent; fields that were never set are left to the server's defaults."""
+        """The fields to send; the server applies its defaults to the others."""
         used = [{"name": name, "params": params} for name, params in self._used.items()]
         return {**self._fields, **({PROCESSORS: used} if used else {})}
 
     def set(self, field: str, value: str) -> None:
-        """Give a field a value, written as JSON; what is no JSON is a text."""
+        """Sets a field to a value in JSON; a value that is not JSON is a string."""
         if field in ("messages", "stream", "n", PROCESSORS):
             hint = "; switch logits processors with /use" if field == PROCESSORS else ""
             raise ValueError(f"{field}: cannot be set in a chat{hint}")
         self._fields[field] = _object(field, value) if field == ARGS else _value(value)
 
     def unset(self, field: str) -> None:
-        """Go back to the default."""
+        """Removes a field, so that the server applies its default."""
         if field not in self._fields:
             raise ValueError(f"{field}: is not set; set are {', '.join(self._fields) or 'none'}")
         del self._fields[field]
 
     def use(self, name: str, params: str) -> None:
-        """Select a declared logits processor, behind those selected before, with a JSON object of parameters."""
+        """Selects a declared logits processor, after those already selected, with a JSON object of parameters."""
         self._used[name] = _object(name, params or "{}")
 
     def unuse(self, name: str) -> None:
-        """Leave a selected logits processor out."""
+        """Removes a selected logits processor."""
         if name not in self._used:
             raise ValueError(f"{name}: is not in use; in use are {', '.join(self._used) or 'none'}")
         del self._used[name]

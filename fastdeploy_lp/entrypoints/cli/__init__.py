@@ -1,4 +1,4 @@
-"""The `fastdeploy-lp` command: one file a subcommand."""
+"""The `fastdeploy-lp` command, with one file per subcommand."""
 
 from fastdeploy_lp.entrypoints.cli.command import main
 

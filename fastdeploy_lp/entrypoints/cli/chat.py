@@ -63,7 +63,7 @@ class ServerModel:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0, 1 when something failed in a chat that nobody watched, 2 for options that cannot be used."""
+    """Returns status 0, 1 after a failure in a chat that does not read a terminal, or 2 for invalid options."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     remote = any(word == "--url" or word.startswith("--url=") for word in arguments)
     second: type[Any] = ServerModel if remote else EngineArgs
@@ -99,7 +99,7 @@ def _chat(backend: Backend, settings: Settings, args: ChatArgs) -> int:
 
 
 def _typed() -> Iterator[str]:
-    """Lines from the terminal, with the usual keys to edit them."""
+    """Yields lines from the terminal, with the usual editing keys."""
     import readline  # noqa: F401 - gives `input` its keys, and only a terminal needs it
 
     while True:

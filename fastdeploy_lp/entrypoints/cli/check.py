@@ -1,4 +1,4 @@
-"""`fastdeploy-lp check`: holds a logits processor against the contract, without a model or a server."""
+"""`fastdeploy-lp check`: verifies a logits processor against the contract, without a model or a server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0 when every check passes, 1 when one fails (with --strict: or has advice), 2 for wrong options."""
+    """Returns status 0 if every check passes, 1 if one fails (with --strict: or has advice), 2 for invalid options."""
     parser = _parser(prog)
     args = parser.parse_args(argv)
-    # Paddle reads these when it is imported; with them, the times are those of a worker.
+    # Paddle reads these variables on import; with them, measured times equal a worker's.
     os.environ.update(current_platform().worker_environment())
     from fastdeploy_lp.logits_processor.testing import Outcome, check_processor
 

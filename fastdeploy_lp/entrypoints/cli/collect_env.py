@@ -1,4 +1,4 @@
-"""`fastdeploy-lp collect-env`: what a report of a problem should hold."""
+"""`fastdeploy-lp collect-env`: prints the information for a problem report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKAGES = (
     "torch",
     "vllm",
 )
-# What bears on how a worker computes; nothing else of the environment is looked at.
+# Variables that affect a worker's computation; the report omits all others.
 VARIABLES = re.compile(r"(FASTDEPLOY_LP|FLAGS|OMP|GOMP|MKL|KMP|MALLOC|GLIBC|CUDA)_\w+|CXX|PYTHONPATH")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 FEATURES = re.compile(r"avx\w*|amx\w*|fma|f16c|sse4_[12]|asimd\w*|sve\w*|bf16|i8mm")
@@ -43,7 +43,7 @@ OPS_SECONDS = 60.0
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Print it; never a secret's value."""
+    """Prints the information, without values of secrets."""
     argparse.ArgumentParser(
         prog=prog, description="Show versions, processor and settings, for a report of a problem. Secrets are left out."
     ).parse_args(argv)
@@ -90,7 +90,7 @@ def _processor() -> list[str]:
 
 
 def _platform() -> Iterator[tuple[str, list[str]]]:
-    """A plugin's platform that cannot be used may be what the report is about."""
+    """Reports the platform's error too, since an unusable platform plugin may be the problem."""
     try:
         found = current_platform()
     except ValueError as error:
@@ -102,7 +102,7 @@ def _platform() -> Iterator[tuple[str, list[str]]]:
 
 
 def _compiled_operators() -> str:
-    """Asked of a process of its own, since this one has nothing to do with models."""
+    """Reads the operators' state in a subprocess, since this process does not load the model code."""
     command = [sys.executable, "-m", "fastdeploy_lp.model_executor.ops"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=OPS_SECONDS, check=False)
@@ -112,7 +112,7 @@ def _compiled_operators() -> str:
 
 
 def _plugins() -> list[str]:
-    """By name only: loading them could fail, which is what the report may be about."""
+    """Lists plugins by name only: loading them may fail, which may be the reported problem."""
     return [f"{plugin} = {plugin.value}" for group in PluginGroup for plugin in installed_plugins(group)]
 
 

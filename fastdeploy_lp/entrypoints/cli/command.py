@@ -1,4 +1,4 @@
-"""What stands behind `fastdeploy-lp`: a table of subcommands, of which one is loaded and run."""
+"""The command `fastdeploy-lp`: a table of subcommands, of which one is loaded and run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = "fastdeploy-lp"
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A name, the module whose `main(argv, prog)` runs it, and what it does in one line."""
+    """A name, the module whose `main(argv, prog)` runs it, and a one-line summary."""
 
     name: str
     module: str
@@ -41,14 +41,14 @@ SUBCOMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a subcommand; an unknown one ends with status 2."""
+    """Runs a subcommand; an unknown one ends with status 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     subcommand = next((each for each in SUBCOMMANDS if arguments[:1] == [each.name]), None)
     if subcommand is None:
-        # Which ends the process: it shows what was asked for, or complains.
+        # Ends the process after printing help, the version or an error.
         _parser().parse_args(arguments)
         return
-    # Only this one: the others' imports would cost it time.
+    # Imports only this subcommand's module, to save time.
     run = import_module(subcommand.module).main
     status = run(arguments[1:], f"{PROGRAM} {subcommand.name}")
     if status:

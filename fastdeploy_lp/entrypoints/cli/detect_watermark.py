@@ -1,4 +1,4 @@
-"""`fastdeploy-lp detect-watermark`: whether a text holds the mark of `WatermarkLogitsProcessor`."""
+"""`fastdeploy-lp detect-watermark`: detects the watermark of `WatermarkLogitsProcessor` in a text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WatermarkArgs:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0 for a text with the mark, 1 for one without, 2 for options or a text that cannot be used."""
+    """Returns status 0 for a text with the watermark, 1 without it, 2 for invalid options or an unreadable text."""
     description = "Tell whether a text was written with WatermarkLogitsProcessor and this key."
     (args,) = OptionsParser(WatermarkArgs, prog=prog, description=description).parse_options(argv)
     try:

@@ -1,4 +1,4 @@
-"""`fastdeploy-lp explain`: how each token of an answer came about, stage by stage."""
+"""`fastdeploy-lp explain`: explains how each token of an answer was chosen, stage by stage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExplainArgs:
         self.params()
 
     def params(self) -> SamplingParams:
-        """Raises ValueError naming the option."""
+        """Returns the sampling parameters; raises ValueError naming the option."""
         settings = Settings()
         parse_assignments(self.use, "use", settings.use)
         if self.args is not None:
@@ -65,7 +65,7 @@ class ExplainArgs:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0, 1 when the request could not go on, 2 for options that cannot be used."""
+    """Returns status 0, 1 if the request failed while running, or 2 for invalid options."""
     parser = OptionsParser(ExplainArgs, EngineArgs, prog=prog, description=DESCRIPTION)
     args, engine = parser.parse_options(argv)
     try:

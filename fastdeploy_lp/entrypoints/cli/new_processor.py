@@ -11,7 +11,7 @@ from fastdeploy_lp.entrypoints.scaffold.package import DIALECTS, ProcessorPackag
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0 when it is written, 2 for a name that cannot be or a folder that is there already."""
+    """Returns status 0 if the package is written, 2 for an invalid name or an existing folder."""
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,

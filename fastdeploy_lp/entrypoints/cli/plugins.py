@@ -1,4 +1,4 @@
-"""`fastdeploy-lp plugins`: which plugins are installed, and what becomes of each when a server starts."""
+"""`fastdeploy-lp plugins`: lists the installed plugins and each one's status at a server's start."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fastdeploy_lp.plugins.stat_logger_source import stat_logger_of
 
 @dataclass(frozen=True)
 class Row:
-    """One plugin: what became of it, and what it is, or why it is not loaded."""
+    """One plugin with its state, and a description or the reason why it is not loaded."""
 
     plugin: Plugin
     state: PluginState
     detail: str
 
     def as_dict(self) -> dict[str, object]:
-        """What `--json` shows of it."""
+        """Returns the fields that `--json` prints."""
         plugin = self.plugin
         return {
             "group": plugin.group.value,
@@ -52,7 +52,7 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Load every plugin that may load and say what became of it; status 1 when one failed or is incompatible."""
+    """Loads every allowed plugin and reports its status; returns 1 if one failed or is incompatible."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Load the installed plugins as a server would, and say what became of each."
     )
@@ -115,7 +115,7 @@ def _stat_logger(loaded: LoadedPlugin) -> str:
     return "a stat logger"
 
 
-# What a group's plugins turn out to be; each raises ValueError for one that is not what its group asks for.
+# Functions that describe a group's plugins; each raises ValueError for a plugin that does not fit its group.
 _DETAILS: dict[PluginGroup, Callable[[LoadedPlugin], str]] = {
     PluginGroup.PLATFORM: _platform,
     PluginGroup.IO_PROCESSOR: _io_processor,

@@ -1,4 +1,4 @@
-"""`fastdeploy-lp processors`: what logits processors are and take, without a model."""
+"""`fastdeploy-lp processors`: lists logits processors and their arguments, without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Show the chain that `--logits-processors SPEC …` would give; status 2 for a SPEC that leads to no processor."""
+    """Shows the chain that `--logits-processors SPEC …` declares; returns 2 for a SPEC without a processor."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Show what these logits processors, and the installed ones, are and take."
     )

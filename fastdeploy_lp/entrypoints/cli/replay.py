@@ -1,4 +1,4 @@
-"""`fastdeploy-lp replay`: runs the requests of a request log again and reports what is different."""
+"""`fastdeploy-lp replay`: runs the requests of a request log again and reports differences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReplayArgs:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0 when every output is as it was, 1 when one is not, 2 for options or a file that cannot be used."""
+    """Returns status 0 if all outputs are unchanged, 1 for a changed output or damaged line, 2 for invalid input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     remote = any(word == "--url" or word.startswith("--url=") for word in arguments)
     kinds: list[type[Any]] = [ReplayArgs] if remote else [ReplayArgs, EngineArgs]

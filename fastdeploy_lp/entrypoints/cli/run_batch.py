@@ -1,4 +1,4 @@
-"""`fastdeploy-lp run-batch`: answers a file of requests with an engine of its own."""
+"""`fastdeploy-lp run-batch`: answers a file of requests with its own engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 
-# Whoever reads the queue is the only one who fills it.
+# Effectively no limit on waiting requests: this process is the engine's only client and bounds the concurrency.
 ANY_NUMBER = 2**31
 
 
@@ -53,7 +53,7 @@ class BatchArgs:
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Status 0 when every line has its answer, 1 when the run was broken off, 2 for options that cannot be used."""
+    """Returns status 0 if every line has its answer, 1 if the run was interrupted, 2 for invalid options."""
     parser = OptionsParser(
         BatchArgs,
         EngineArgs,

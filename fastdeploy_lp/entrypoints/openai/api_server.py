@@ -43,12 +43,12 @@ MISUSED, FAILED = 2, 1
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Serve until a signal ends it; everything that can be wrong is told in one line before the model loads."""
+    """Serves until a signal arrives; reports every option error in one line before the model loads."""
     description = "Serve a model over the OpenAI API. The model may also come first, without --model."
     parser = OptionsParser(EngineArgs, ServerArgs, first="model", prog=prog, description=description)
     engine_args, server_args = parser.parse_options(argv)
     configure_logging(server_args.log_level, server_args.log_format)
-    # The worker inherits them.
+    # The worker process inherits them.
     os.environ |= {LEVEL_VARIABLE: server_args.log_level, FORMAT_VARIABLE: server_args.log_format}
     try:
         with ExitStack() as stack:
@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
 
 
 def _restarting(engine_args: EngineArgs) -> EngineArgs:
-    """A server goes on when its worker ends, unless it was told otherwise."""
+    """Sets the server's default for `on_worker_failure`: restart."""
     return dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
 
 
 async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners) -> None:
-    """Answer from the first moment on, with 503 until the worker is ready; raises EngineDeadError."""
+    """Accepts requests at once, with status 503 until the worker is ready; raises EngineDeadError."""
     signals = StopSignals()
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
     if args.request_log is not None:
@@ -106,9 +106,9 @@ def _open_request_log(engine: Engine, path: str, max_bytes: int) -> RequestLog:
 
 
 def _on_ready(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> None:
-    # Processors' libraries are loaded: a process that is killed from now on leaves nothing.
+    # The processors' libraries are loaded: a process killed later leaves no shared memory.
     shared_memory.remove_of(os.getpid())
-    # What a server starts with stays: no collection need ever look at it again.
+    # Objects created at startup live until exit: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     print(_banner(fd_config, args, listener), flush=True)  # noqa: T201 - for the person who started it
@@ -122,7 +122,7 @@ def _tls(args: ServerArgs) -> dict[str, Any]:
 def _uvicorn_config(app: ASGIApp, protocol: type[Connection], tls: dict[str, Any] | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        # Its lines go the way of all others, and requests have lines of our own.
+        # uvicorn's lines use the logging of the process; requests are logged by our own middleware.
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -145,7 +145,7 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     chain = " → ".join(processors) or "none"
     where = f"platform {fd_config.device_config.platform}"
     url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
-    # Never the key itself: what is printed here ends up in logs.
+    # Never the key itself: this output ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
     page = url.removesuffix("/v1") + PLAYGROUND
     playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
@@ -158,14 +158,14 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
 
 @dataclasses.dataclass(frozen=True)
 class _Listeners:
-    """Bound first of all, so that a port in use is told at once; connections are taken when all is checked."""
+    """Sockets bound first, to report a port in use at once; connections are accepted after all checks."""
 
     api: socket.socket
     metrics: socket.socket | None
 
     @classmethod
     def of(cls, args: ServerArgs, stack: ExitStack) -> _Listeners:
-        """The sockets that the options ask for, which `stack` closes; raises ValueError naming the option."""
+        """Binds the sockets of the options, which `stack` closes; raises ValueError naming the option."""
         api = stack.enter_context(_listen("port", args.host, args.port))
         if args.metrics_port in (None, args.port):
             return cls(api, None)

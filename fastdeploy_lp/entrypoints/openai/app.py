@@ -41,7 +41,7 @@ from fastdeploy_lp.version import __version__
 
 
 def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
-    """The application, with all that a request passes before a route; until the engine has started it says so."""
+    """Returns the application with its middleware; routes answer with an error until the engine has started."""
     in_flight = RequestsInFlight()
     turns = EncodingTurns()
     watch = StreamWatch(args.stream_timeout, args.max_unread_tokens, stalled_streams(engine.metrics.registry))

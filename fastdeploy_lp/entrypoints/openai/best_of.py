@@ -1,4 +1,4 @@
-"""The best of several candidates."""
+"""Selection of the best of several candidates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fastdeploy_lp.outputs import CompletionOutput
 
 
 def best_of(candidates: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """The `count` with the highest log probability per token, best first and numbered anew.
+    """Returns the `count` candidates with the highest log probability per token, best first and renumbered.
 
-    Of equals the first is better. A candidate without tokens or logprobs is the last choice.
+    Ties keep their order. Candidates without tokens or logprobs rank last.
     """
     ranked = sorted(candidates, key=_mean_logprob, reverse=True)
     return [replace(candidate, index=index) for index, candidate in enumerate(ranked[:count])]

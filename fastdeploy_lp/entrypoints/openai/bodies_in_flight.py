@@ -1,4 +1,4 @@
-"""The bodies that arrive, over all connections, and how many bytes of them are kept."""
+"""Request bodies that are still arriving, over all connections, and the bound on their bytes in memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from fastdeploy_lp.entrypoints.openai.returned_memory import ReturnedMemory
 
 BODY_KEY = "body"
-# For a body to arrive: so many seconds, and those that it takes at this pace.
+# Time limit for a body to arrive: BODY_SECONDS plus its size at SLOWEST_BYTES_PER_SECOND.
 BODY_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 64 * 1024
 
 
 class BodyInFlight:
-    """One body, from its first byte until it is parsed. reading: the task that waits for the rest of it.
+    """One body, from its first byte until it is parsed. reading: the task that waits for the rest of the body.
 
-    gave_way: whether its room went to another body.
+    gave_way: True if the body was refused to make room for another one.
     """
 
     def __init__(self, bodies: BodiesInFlight, client: str) -> None:
@@ -32,19 +32,19 @@ class BodyInFlight:
 
     @property
     def deadline(self) -> float:
-        """When the body has to be there, given what has arrived; on the monotonic clock."""
+        """Deadline of the whole body, given the bytes so far; on the monotonic clock."""
         return self._began + BODY_SECONDS + self.size / SLOWEST_BYTES_PER_SECOND
 
     def grow(self, size: int) -> None:
-        """`size` more bytes have arrived."""
+        """Counts `size` more received bytes."""
         self._bodies.grow(self, size)
 
     def release(self) -> None:
-        """The bytes are not kept any more."""
+        """Stops counting the bytes, which are no longer in memory."""
         self._bodies.release(self)
 
     def give_way(self) -> None:
-        """Be refused."""
+        """Refuses the body, and cancels the task that reads it."""
         self.gave_way = True
         self.release()
         if self.reading is not None:
@@ -52,10 +52,10 @@ class BodyInFlight:
 
 
 class BodiesInFlight:
-    """Keeps at most `max_bytes` of bodies that are not parsed yet.
+    """Keeps at most `max_bytes` of unparsed bodies in memory.
 
-    When there are more, the client that has most of them loses its largest: a body that arrives slowly holds up nobody
-    else's, and a small one always finds room beside large ones.
+    Above the limit, the client with the most bytes loses its largest body: a slow body never delays the bodies of
+    other clients, and a small body always finds room beside large ones.
     """
 
     def __init__(self, max_bytes: int, on_freed: Callable[[int], None] | None = None) -> None:
@@ -65,11 +65,11 @@ class BodiesInFlight:
         self.bytes = 0
 
     def begin(self, client: str) -> BodyInFlight:
-        """A body of this client begins."""
+        """Returns a new, empty body of this client."""
         return BodyInFlight(self, client)
 
     def grow(self, body: BodyInFlight, size: int) -> None:
-        """Count bytes of a body; others, or the body itself, may have to give way."""
+        """Counts bytes of a body; above the limit, other bodies or this one are refused."""
         self._bodies.add(body)
         body.size += size
         self.bytes += size
@@ -77,7 +77,7 @@ class BodiesInFlight:
             self._heaviest().give_way()
 
     def release(self, body: BodyInFlight) -> None:
-        """Count a body's bytes no more."""
+        """Stops counting a body's bytes."""
         if body in self._bodies:
             self._bodies.discard(body)
             self.bytes -= body.size
@@ -91,7 +91,7 @@ class BodiesInFlight:
 
 
 def release_body(scope: Mapping[str, Any]) -> None:
-    """A request's body is parsed, and nothing refers to its bytes any more."""
+    """Releases the body of a request; call it after parsing, when no reference to the bytes is left."""
     body = scope.get("state", {}).get(BODY_KEY)
     if isinstance(body, BodyInFlight):
         body.release()

@@ -1,4 +1,4 @@
-"""JSON bodies: bounds on their size and form, whatever their fields mean, and where they are read."""
+"""JSON bodies: bounds on size and shape, independent of their fields, and the routes that read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastdeploy_lp.request_limits import MAX_BODY_CONTAINERS, MAX_BODY_DEPTH, MA
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Read = Callable[[Any], tuple[Any, list[Any]]]
 
-# Bytes of a body whose work takes a few milliseconds at most, and so no thread.
+# Bytes of a body that takes a few milliseconds at most to parse, so that it needs no thread.
 LIGHT_BODY = 8192
 TOO_MUCH = {
     "values": f"the body has more than {MAX_BODY_VALUES} values",
@@ -37,18 +37,18 @@ TOO_MUCH = {
 
 
 def bounded_route(engine: Engine, *, takes_room: bool = False, all_errors: bool = False) -> type[APIRoute]:
-    """Routes that refuse bodies which cost much more than they cost to send, and those with a key twice.
+    """Returns a route class that refuses bodies far costlier to process than to send, and bodies with duplicate keys.
 
-    Large bodies are parsed and validated by `engine.host`. takes_room: a request is refused before its body is read
-    when the engine has no room for a sequence. all_errors: a refusal of a large body has each of its mistakes, not
-    only the one that is told.
+    Large bodies are parsed and validated by `engine.host`. takes_room: refuse a request before its body is read
+    when the engine has no room for a sequence. all_errors: report all errors of a large body, not only the
+    foremost.
     """
 
     class BoundedRoute(APIRoute):
-        """Reads its requests' bodies."""
+        """A route that checks its requests' bodies."""
 
         def get_route_handler(self) -> Handler:
-            """The handler of the route, after the checks."""
+            """Returns the route's handler, preceded by the checks."""
             handler, field = super().get_route_handler(), self.body_field
 
             async def handle(request: Request) -> Response:
@@ -80,28 +80,28 @@ def bounded_route(engine: Engine, *, takes_room: bool = False, all_errors: bool 
 
 
 class _StrictRequest(Request):
-    """A request whose body is parsed once, by a parser that notices a key that an object has twice.
+    """A request whose body is parsed once, by a parser that rejects duplicate keys; its bytes are then dropped.
 
-    Its bytes are dropped then. `read` is what `json` returns, or the exception that it raises, once that is known.
+    read: the value that `json` returns, or the exception that it raises, once known.
     """
 
     read: Any = None
 
     async def whole_body(self) -> bytes:
-        """All bytes; for as long as they are not parsed."""
+        """Returns all bytes; only valid until they are parsed."""
         return await super().body()
 
     async def body(self) -> bytes:
-        """One byte, or none: the framework asks whether there are any, and would keep all until the answer is sent."""
+        """Returns one byte or none: the framework only tests for a body, but would keep it until the answer is sent."""
         return (await super().body())[:1]
 
     def drop_body(self) -> None:
-        """Give back the memory of the bytes, which are parsed."""
+        """Frees the memory of the parsed bytes."""
         self._body = self._body[:1]
         release_body(self.scope)
 
     async def json(self) -> Any:
-        """The body; raises _KeyTwiceError, or what `json.loads` raises."""
+        """Returns the parsed body; raises _KeyTwiceError, or the errors of `json.loads`."""
         if isinstance(self.read, Exception):
             raise self.read
         if self.read is not None:
@@ -115,7 +115,7 @@ class _StrictRequest(Request):
 
 
 class _KeyTwiceError(HTTPException):
-    """An exception that FastAPI passes on from where it reads the body."""
+    """A duplicate key; an HTTPException because FastAPI propagates it unchanged while it reads the body."""
 
     def __init__(self, error: strict_json.DuplicateKeyError) -> None:
         super().__init__(400, error.reason)
@@ -123,9 +123,9 @@ class _KeyTwiceError(HTTPException):
 
 
 def _read(body: bytes, validate: Read, *, all_errors: bool) -> Any:
-    """The validated body, or the exception with which parsing it ended.
+    """Returns the validated body, or the exception of the parser.
 
-    Raises InvalidRequestError that names the limit, and RequestValidationError.
+    Raises InvalidRequestError that names the exceeded limit, and RequestValidationError.
     """
     bounds = stepped_json.Bounds(MAX_BODY_VALUES, MAX_BODY_MEMBERS, MAX_BODY_CONTAINERS, MAX_BODY_DEPTH)
     try:
@@ -145,7 +145,7 @@ def _read(body: bytes, validate: Read, *, all_errors: bool) -> Any:
 
 
 def _is_json(request: Request) -> bool:
-    """Whether FastAPI parses the body."""
+    """Returns True if FastAPI parses the body."""
     message = email.message.Message()
     message["content-type"] = request.headers.get("content-type", "")
     subtype = message.get_content_subtype()
@@ -153,8 +153,8 @@ def _is_json(request: Request) -> bool:
 
 
 def _require_shallow(body: bytes) -> None:
-    """Raise InvalidRequestError for a light body of many levels; what is no JSON is left to whoever reads it."""
-    # Its number of values needs no check: they are fewer than its bytes.
+    """Raises InvalidRequestError for a light body of too many levels; ignores invalid JSON, which fails later."""
+    # The number of values needs no check: it is below the number of bytes.
     if body.count(b"{") + body.count(b"[") <= MAX_BODY_DEPTH:
         return
     try:

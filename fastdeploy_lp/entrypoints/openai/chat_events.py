@@ -20,7 +20,7 @@ from fastdeploy_lp.outputs import CompletionDelta
 
 
 class ChatEvents:
-    """Encodes them, and counts the tokens that they tell of."""
+    """Encoder of a chat's events, which counts the reported tokens."""
 
     def __init__(self, serving: Serving, generation: Generation, request: ChatCompletionRequest) -> None:
         self._serving = serving
@@ -34,7 +34,7 @@ class ChatEvents:
         self._text_events = [TextEvent(partial(self._plain, index)) for index in indices]
 
     def opening(self) -> bytes:
-        """The role of every choice; the first event has the prompt's token ids if they are asked for."""
+        """Returns one event per choice with its role; the first has the prompt's token ids if requested."""
         role = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=index, delta=role) for index in range(len(self._readers))]
         prompt = self._generation.prompt.token_ids if self._request.return_token_ids else None
@@ -42,7 +42,7 @@ class ChatEvents:
         return b"".join(server_sent_event(chunk) for chunk in chunks)
 
     def of(self, delta: CompletionDelta) -> bytes:
-        """What a choice gained; empty while that is not settled."""
+        """Returns the event of a delta; empty while its meaning is undecided."""
         self._num_tokens += len(delta.token_ids)
         reader = self._readers[delta.index]
         if reader.is_plain and delta.finish_reason is None and delta.logprobs is None and not self._counts:
@@ -51,7 +51,7 @@ class ChatEvents:
         return b"" if choice is None else server_sent_event(self._chunk([choice]))
 
     def usage(self) -> bytes:
-        """The chunk that has no choices."""
+        """Returns the usage event, which has no choices."""
         chunk = self._chunk([])
         chunk.usage = self._usage()
         return server_sent_event(chunk)

@@ -21,7 +21,7 @@ from fastdeploy_lp.outputs import CompletionDelta
 
 
 class CompletionEvents:
-    """Encodes them, and counts the tokens that they tell of."""
+    """Encoder of the events, which counts the reported tokens."""
 
     def __init__(self, serving: Serving, generations: Sequence[Generation], request: CompletionRequest) -> None:
         self._model = serving.model
@@ -37,7 +37,7 @@ class CompletionEvents:
         self._text_events = [TextEvent(partial(self._plain, index)) for index in range(n * len(generations))]
 
     def of(self, place: int, delta: CompletionDelta) -> bytes:
-        """What a completion of the prompt at this place gained; empty while that has to wait."""
+        """Returns the events of a delta for the `place`-th prompt; empty while the delta has to wait."""
         reader = self._readers[place]
         self._num_tokens += reader.num_tokens(delta)
         index = reader.first_index + delta.index
@@ -48,7 +48,7 @@ class CompletionEvents:
         return b"".join(server_sent_event(self._response([choice])) for choice in chunks)
 
     def usage(self) -> bytes:
-        """The event that has no choices."""
+        """Returns the usage event, which has no choices."""
         response = self._response([])
         response.usage = self._usage()
         return server_sent_event(response)

@@ -1,4 +1,4 @@
-"""From the completions of one prompt to their choices in the answer, whole or chunk by chunk."""
+"""Conversion of one prompt's completions to choices of the answer, whole or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Gained = TypeVar("Gained", CompletionDelta, CompletionOutput)
 
 
 class CompletionReader:
-    """Reads the completions of one prompt, whose choices are numbered from `first_index` on."""
+    """Reader of one prompt's completions, whose choices are numbered from `first_index`."""
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest, prompt: Prompt, first_index: int) -> None:
         self._request = request
         self._prompt = prompt
         self.first_index = first_index
         self._begun: set[int] = set()
-        # Deltas that came before the logprobs of the prompt, which stand before them.
+        # Deltas that arrived before the prompt's logprobs, which precede them in the answer.
         self._waiting: list[CompletionDelta] = []
         self._echo: Echo | None = None
         if request.echo:
@@ -44,25 +44,28 @@ class CompletionReader:
             self._echo = Echo.of(prompt, tokenizer, skip_special_tokens=skip)
 
     def is_plain(self, index: int) -> bool:
-        """Whether the completion's deltas of text are nothing but that from now on."""
+        """Returns True if further text deltas of the completion carry only text."""
         asks_for_text = not self._request.return_token_ids and not self._request.is_traced
         return asks_for_text and (self._echo is None or index in self._begun)
 
     def choices(self, output: RequestOutput) -> list[PiecedObject]:
-        """Of whole completions, each a `TextChoice`."""
+        """Returns the choices of whole completions, each a `TextChoice`."""
         found = output.completions
         if self._request.chooses:
             found = best_of(found, self._request.n or 1)
         return [self._pieced_choice(each, output.prompt_logprobs) for each in found]
 
     def num_tokens(self, gained: CompletionDelta | CompletionOutput) -> int:
-        """Output tokens that count as such."""
+        """Returns the number of output tokens to report."""
         return 0 if self._request.only_echoes else len(gained.token_ids)
 
     def chunks(self, delta: CompletionDelta, positions: PromptPositions | None) -> Iterator[TextChoice]:
-        """What a delta adds, and what waited for the prompt's log probabilities `positions`, None until they come."""
+        """Yields the choices of a delta and of earlier deltas that waited for the prompt's logprobs.
+
+        positions: the prompt's logprobs; None until they arrive.
+        """
         self._waiting.append(delta)
-        # A completion that was aborted before its prompt was computed ends without them.
+        # A completion aborted before its prompt was computed ends without prompt logprobs.
         awaited = self._echo is not None and self._request.logprobs is not None and positions is None
         if awaited and delta.finish_reason is None:
             return
@@ -121,19 +124,19 @@ class CompletionReader:
         if self._echo is None:
             return completion_logprobs_pieces(named(own), completion.text_offsets)
         prompt = self._echo.entries(positions or (), self._request.logprobs or 0)
-        # Without positions nothing but the first token stands there.
+        # Without positions, only the first token is listed.
         offsets = self._echo.offsets[: len(positions or (None,))]
         shifted = [offset + len(self._echo.text) for offset in completion.text_offsets]
         return completion_logprobs_pieces(chain(prompt, named(own)), [*offsets, *shifted])
 
     @staticmethod
     def _prompt_logprobs_pieces(positions: PromptPositions, count: int) -> Pieces:
-        """To echo with more of them than were asked for here may be there."""
+        """Returns the `count` most likely per position: with echo, `positions` may hold more than requested."""
         return prompt_logprobs_pieces(None if each is None else most_likely(each, count) for each in positions)
 
 
 def _nothing(gained: Gained) -> Gained:
-    """What is left of the one token that the engine samples behind a prompt that is only echoed."""
+    """Returns an empty completion: for an echo-only request, the engine samples one token, which is dropped."""
     logprobs = None if gained.logprobs is None else list[dict[int, Logprob]]()
     reason = gained.finish_reason and "length"
     trace = None if gained.logits_processors_trace is None else list[TokenTrace]()

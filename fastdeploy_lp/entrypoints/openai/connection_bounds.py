@@ -1,4 +1,4 @@
-"""How many connections may be open, in all and of one client, and which of them give way."""
+"""Limits on open connections, in total and per client, and the choice of connections to close."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import resource
 from collections import defaultdict
 from typing import Protocol
 
-# Files of this process that are no connections.
+# File descriptors reserved for files that are not connections.
 OTHER_FILES = 256
-# Bytes of unfinished heads over all connections; each of them has a bound, too.
+# Bytes of unfinished heads over all connections; each head also has a bound.
 MAX_BYTES_OF_HEADS = 64 * 1024 * 1024
-# Of an IPv6 address, one customer usually has the rest.
+# Bits of an IPv6 network that usually belongs to one client.
 IPV6_PREFIX = 64
 
 
 class OpenConnection(Protocol):
-    """A connection that may be told to end."""
+    """A connection that can be closed for others."""
 
     @property
     def peer(self) -> str:
-        """Whose connection it is, as `client_of` says."""
+        """The client of the connection, as returned by `client_of`."""
 
     def give_way(self) -> None:
-        """End at once."""
+        """Closes the connection at once."""
 
 
 class ConnectionBounds:
-    """Connections by client, and those that carry no whole request, longest idle first.
+    """Connections by client, and idle connections (without a whole request), longest idle first.
 
-    limit: connections in all. per_client: of one address (of IPv6, of one /64 network). When there are more, of that
-    client or of all, the one that is idle for longest gives way: the new one, if all others carry requests.
+    limit: connections in total. per_client: connections of one address (for IPv6, of one /64 network). Above a limit,
+    the longest idle connection of that client, or of all, is closed: the new one if all others carry requests.
     """
 
     def __init__(self, limit: int, per_client: int) -> None:
@@ -45,7 +45,7 @@ class ConnectionBounds:
         self._bytes_of_heads = 0
 
     def came(self, connection: OpenConnection) -> None:
-        """Count a new connection, which is idle."""
+        """Counts a new connection, which is idle."""
         client = connection.peer
         self._open[client] += 1
         self._count += 1
@@ -56,7 +56,7 @@ class ConnectionBounds:
             self._drop_first(self._idle)
 
     def left(self, connection: OpenConnection) -> None:
-        """Forget a connection that has ended."""
+        """Removes a connection that has ended."""
         client = connection.peer
         self.works(connection)
         self._open[client] -= 1
@@ -66,18 +66,18 @@ class ConnectionBounds:
             self._idle_of.pop(client, None)
 
     def rests(self, connection: OpenConnection) -> None:
-        """A connection is idle again."""
+        """Marks a connection as idle."""
         self._idle[connection] = None
         self._idle_of[connection.peer][connection] = None
 
     def works(self, connection: OpenConnection) -> None:
-        """A connection carries a request, or is gone."""
+        """Marks a connection as not idle: it carries a request, or has ended."""
         self.holds_of_head(connection, 0)
         self._idle.pop(connection, None)
         self._idle_of[connection.peer].pop(connection, None)
 
     def holds_of_head(self, connection: OpenConnection, size: int) -> None:
-        """`size` bytes of a connection's unfinished head are in memory; the oldest heads give way to the newest."""
+        """Records `size` bytes of a connection's unfinished head in memory; above the limit, closes the oldest."""
         self._bytes_of_heads += size - self._heads.pop(connection, 0)
         if size:
             self._heads[connection] = size
@@ -87,7 +87,7 @@ class ConnectionBounds:
             first.give_way()
 
     def make_room(self, count: int) -> None:
-        """End up to `count` connections, those that are idle for longest."""
+        """Closes up to `count` connections, longest idle first."""
         for _ in range(min(count, len(self._idle))):
             self._drop_first(self._idle)
 
@@ -97,18 +97,18 @@ class ConnectionBounds:
         first.give_way()
 
     def __contains__(self, connection: OpenConnection) -> bool:
-        """Whether a connection is idle."""
+        """Returns True if the connection is idle."""
         return connection in self._idle
 
 
 def connection_bounds(max_connections: int | None, per_client: int | None) -> ConnectionBounds:
-    """The bounds of a server; None: as many as this process may open files, and half of them of one client."""
+    """Returns a server's bounds; the defaults are the process's file limit, and half of it per client."""
     limit = max_connections or max(files_allowed() - OTHER_FILES, 1)
     return ConnectionBounds(limit, per_client or max(limit // 2, 1))
 
 
 def client_of(peer: str) -> str:
-    """Whose connection it is: an address, or the network that one client usually has."""
+    """Returns the client of a peer address: the address, or the IPv6 network that one client usually has."""
     if ":" not in peer:
         return peer
     try:
@@ -121,7 +121,7 @@ def client_of(peer: str) -> str:
 
 
 def files_allowed() -> int:
-    """How many files this process may open, once it has asked for all that it can have."""
+    """Raises the soft limit of open files to the hard limit, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -129,7 +129,7 @@ def files_allowed() -> int:
 
 
 def files_are_left() -> bool:
-    """Whether this process can open one more file."""
+    """Returns True if this process can open one more file."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError:

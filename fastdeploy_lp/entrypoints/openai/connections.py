@@ -1,4 +1,4 @@
-"""The connections of clients: one request after the other, each within its bounds."""
+"""Client connections: one request after the other, each within its bounds."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from fastdeploy_lp.entrypoints.openai.unread_bodies import UnreadBodies
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
-# For a request to come or to go on, and for what is left of the last answer to be read. Pools of clients and proxies
-# keep connections for up to a minute: the client has to give up first, or a request meets a closed end.
+# Time limit for a request to begin or continue, and for the client to read the rest of the last answer. Pools of
+# clients and proxies keep connections for up to a minute: the client has to close first, or its next request fails.
 IDLE_SECONDS = 75
-# From the first byte of a head to its last.
+# Time limit from the first byte of a head to its last.
 HEAD_SECONDS = 30
-# For a client to read why it was refused while it still sends: a connection closed before is reset.
+# Time for a client that still sends to read its refusal: closing earlier would reset the connection.
 LINGER_SECONDS = 2
 ABORT_EXTENSION = "fastdeploy_lp.abort"
-# Bytes that the parser gets at a time, so that what it keeps is counted in time.
+# Bytes per call of the parser, so that the bytes it keeps are counted in time.
 SLICE = 16 * 1024
-# Requests that wait behind the one that is answered; each costs far more than its bytes.
+# Requests that wait on a connection after the current one; each costs far more memory than its bytes.
 MAX_PIPELINED = 32
-# Of bodies that were refused before they were read: a client that reads while it sends sees its answer before.
+# Limit for bodies refused before they were read: a client that reads while it sends sees its answer before the limit.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
 NO_HTTP = RefusedRequestError(HTTPStatus.BAD_REQUEST, "invalid_http", "Invalid HTTP request received.")
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with bounds on heads, and an end to connections on which nothing happens.
+    """uvicorn's connection, with bounds on heads and timeouts for idle connections.
 
-    Requests may end theirs (`ABORT_EXTENSION`). A client that closes its half after a request is answered.
+    A request can close its connection (`ABORT_EXTENSION`). A client that closes its half after a request still gets
+    its answer.
     """
 
     bounds: ConnectionBounds
@@ -57,7 +58,7 @@ class Connection(HttpToolsProtocol):
     _unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """Handles a new connection."""
         super().connection_made(transport)
         self._head = RequestHead()
         self.peer = client_of(self.client[0]) if self.client else ""
@@ -65,7 +66,7 @@ class Connection(HttpToolsProtocol):
         self.bounds.came(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come; they are parsed a slice at a time."""
+        """Parses received bytes, one slice at a time."""
         if self._refused:
             return
         self._unset_keepalive_if_required()
@@ -78,18 +79,18 @@ class Connection(HttpToolsProtocol):
         self.bounds.holds_of_head(self, 0 if self._head.complete else self._head.pending)
         if not self._head.complete and self._head_deadline is None:
             self._head_deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
-        # Of a head or a body: who begins a request and does not go on is as idle as who sends nothing.
+        # In a head or a body: a client that stops in the middle of a request is as idle as one that sends nothing.
         if self in self.bounds and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._await_more()
 
     def _parse(self, part: memoryview) -> bool:
-        """False when the rest of what came is not to be parsed."""
+        """Parses a slice; returns False if the rest of the received bytes must not be parsed."""
         self._head.pending += len(part)
         try:
             self.parser.feed_data(part)
             self._head.check_pending()
         except httptools.HttpParserUpgrade:
-            # The request is answered as any other; what follows it may be another protocol.
+            # The request is answered as usual; the bytes after it may be another protocol.
             return False
         except RefusedRequestError as error:
             self._refuse(error)
@@ -101,11 +102,11 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _await_more(self) -> None:
-        # Whatever comes ends the wait, as it does between two requests.
+        # Any received byte ends the wait, as between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client has gone."""
+        """Handles the end of the connection."""
         self.bounds.left(self)
         self._unset_keepalive_if_required()
         for timer in (self._last_bytes, self._head_deadline, self._half_closed, self._pause):
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more; True keeps the connection until its requests are answered."""
+        """Handles the client's end of sending; returns True to keep the connection until its requests are answered."""
         answered = self.cycle is None or self.cycle.response_complete
         # TLS has no half-closed connections.
         if answered or self.cycle.more_body or self._refused or self.scheme == "https":
@@ -128,31 +129,31 @@ class Connection(HttpToolsProtocol):
 
     def _bytes_without_meaning(self) -> bytes:
         if self.cycle.response_started:
-            # An answer of a known length is there as soon as its head.
+            # An answer of a known length is written together with its head.
             return LEADING_ZERO if self.cycle.chunked_encoding else b""
-        # Of several requests, the first may be there.
+        # With several requests, the answer to the first may already be written.
         return b"" if self.pipeline or self.scope["http_version"] == "1.0" else INTERIM
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Handles the start of a request."""
         super().on_message_begin()
         self._head.begin()
         extensions: dict[str, Any] = {ABORT_EXTENSION: self.drop}
         self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the URL."""
+        """Handles a piece of the URL."""
         self._head.add_url(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which nobody reads."""
+        """Handles a header; ignores trailers except for their size."""
         self._head.add_header(name, value)
         if not self._head.complete:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Handles the end of the head."""
         if len(self.pipeline) >= MAX_PIPELINED:
             reason = f"more than {MAX_PIPELINED} requests wait on this connection"
             raise RefusedRequestError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_pipelined", reason)
@@ -163,7 +164,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Handles a piece of the body."""
         self._head.pending = 0
         super().on_body(body)
         if self.cycle.response_complete:
@@ -180,14 +181,14 @@ class Connection(HttpToolsProtocol):
         self._pause = self.loop.call_later(seconds, self.flow.resume_reading)
 
     def on_message_complete(self) -> None:
-        """A request is there, its body included."""
+        """Handles the end of a request, including its body."""
         self._head.pending = 0
         if not self.cycle.response_complete:
             self.bounds.works(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request is answered."""
+        """Handles the end of an answer."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.cycle.response_complete:
             self.bounds.rests(self)
@@ -199,7 +200,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(RefusedRequestError(HTTPStatus.REQUEST_TIMEOUT, "head_timeout", reason))
 
     def _refuse(self, error: RefusedRequestError) -> None:
-        """Answer what no application sees, and end the connection; requests before it are answered first."""
+        """Answers a request that never reaches the application, and closes the connection after earlier answers."""
         self._refused = True
         self.bounds.holds_of_head(self, 0)
         if self.refusals.permits(error.status):
@@ -212,7 +213,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         if unanswered:
-            # It is about this request's body: the application sees a client that has gone.
+            # The error is in this request's body: the application sees a disconnected client.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._answer(error)
@@ -225,7 +226,7 @@ class Connection(HttpToolsProtocol):
         self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
 
     def _linger(self) -> None:
-        """End the connection when the client has read what it was sent, or a moment later."""
+        """Closes the connection when the client has read the answer, or after LINGER_SECONDS."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -233,27 +234,27 @@ class Connection(HttpToolsProtocol):
         self._last_bytes = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing has come for too long."""
+        """Closes a connection that has been idle too long."""
         super().timeout_keep_alive_handler()
-        # What was written before is still to be read; a client that does not read would hold it for ever.
+        # The client may still read the last answer; a client that never reads would keep the connection forever.
         self._last_bytes = self.loop.call_later(IDLE_SECONDS, self.drop)
 
     def give_way(self) -> None:
-        """End the connection at once, for others."""
+        """Closes the connection at once, to make room for others."""
         self.transport.abort()
 
     def drop(self) -> None:
-        """End the connection at once, and forget what the client has not read."""
+        """Closes the connection at once, and discards the bytes that the client has not read."""
         plain = self.transport.get_extra_info("socket")
         if plain is not None and plain.fileno() >= 0:
-            # The loop's own socket object takes no options. Without this one the kernel would go on offering the rest.
+            # The loop's socket object accepts no options. Without SO_LINGER the kernel would keep sending the rest.
             with socket.socket(fileno=os.dup(plain.fileno())) as same:
                 same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 
 def connection_class(bounds: ConnectionBounds) -> type[Connection]:
-    """The protocol of each connection; servers that share `bounds` share their room."""
+    """Returns the protocol class of each connection; servers with the same `bounds` share its limits."""
     return type(
         "BoundedConnection",
         (Connection,),

@@ -1,4 +1,4 @@
-"""Notices that this process can open no more files, which its listeners do not report."""
+"""Detection of a shortage of file descriptors, which listeners do not report."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds,
 
 logger = logging.getLogger(__name__)
 
-# Idle connections that end at each look without a file left.
+# Idle connections to close at each check that finds no free descriptor.
 GIVE_WAY = 32
 
 
 class DescriptorWatch:
-    """Logs the beginning and the end of a shortage, and lets idle connections give way while it lasts."""
+    """Logs the beginning and the end of a shortage, and closes idle connections while it lasts."""
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         self._bounds = bounds
         self._short = False
 
     def look(self) -> None:
-        """Try whether one more file could be opened."""
+        """Checks that one more file can be opened."""
         short = not files_are_left()
         if short:
             self._bounds.make_room(GIVE_WAY)

@@ -1,4 +1,4 @@
-"""Waiting for answers as long as the client waits for them."""
+"""Waiting for answers while the client is connected."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ Result = TypeVar("Result")
 
 
 class InFlight(Protocol[Output]):
-    """A request on its way, be it generated or pooled."""
+    """A running request of generation or pooling."""
 
     async def result(self) -> Output:
-        """The whole answer."""
+        """Returns the whole answer."""
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Releases the request: no caller waits for its result."""
 
 
 def is_disconnect(error: Exception) -> bool:
-    """Whether a request failed because there is no connection any more.
+    """Returns True if a request failed because its connection is closed.
 
-    uvicorn closes a connection by itself when what follows a request on it is no HTTP, and answers the request all the
-    same; uvloop has no type of its own for that.
+    uvicorn closes a connection when the bytes after a request are not HTTP, and still answers the request; uvloop then
+    raises a plain RuntimeError.
     """
     return isinstance(error, ClientDisconnect) or (isinstance(error, RuntimeError) and CLOSED_HANDLE in str(error))
 
 
 async def results_unless_disconnected(in_flight: Sequence[InFlight[Output]], request: Request) -> list[Output] | None:
-    """The answers; None, and the requests aborted, when the client goes first."""
+    """Returns the answers; aborts the requests and returns None if the client disconnects first."""
     try:
         return await unless_disconnected(_all_results(in_flight), request.receive)
     finally:
@@ -57,7 +57,7 @@ async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
             await pace.rest()
         return list(await asyncio.gather(*tasks))
     finally:
-        # When one fails, nobody is going to wait for the others.
+        # If one fails, no caller waits for the others.
         if not all(task.done() for task in tasks):
             for task in tasks:
                 task.cancel()
@@ -66,7 +66,7 @@ async def _all_results(in_flight: Sequence[InFlight[Output]]) -> list[Output]:
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result | None:
-    """What `work` gives; None, and the work cancelled, when the client goes first."""
+    """Returns the result of `work`; cancels it and returns None if the client disconnects first."""
     result = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -79,9 +79,9 @@ async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receiv
 
 
 async def while_connected(work: Coroutine[Any, Any, Result], receive: Receive, deadline: float | None = None) -> Result:
-    """The result of `work`, which is cancelled when the client leaves or the time is over.
+    """Returns the result of `work`, which is cancelled if the client disconnects or the deadline passes.
 
-    deadline: on the monotonic clock, None for any time. Raises ClientDisconnect and RequestTimeoutError.
+    deadline: on the monotonic clock, None for no limit. Raises ClientDisconnect and RequestTimeoutError.
     """
     result = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))

@@ -1,4 +1,4 @@
-"""A prompt that stands before its completions."""
+"""The echoed prompt before its completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PromptPositions = Sequence[dict[int, Logprob] | None]
 
 @dataclass(frozen=True)
 class Echo:
-    """The prompt's text, and where in it each of its tokens begins."""
+    """The prompt's text, its tokens, and the offset of each token in the text."""
 
     text: str
     tokens: list[str]
@@ -23,7 +23,7 @@ class Echo:
 
     @classmethod
     def of(cls, prompt: Prompt, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Echo:
-        """The text as it came, or what token ids read as."""
+        """Returns the echo of a prompt: its text as received, or its decoded token ids."""
         decoder, offsets, length = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens), [], 0
         for token in prompt.token_ids:
             offsets.append(length)
@@ -35,7 +35,7 @@ class Echo:
         return cls(text, tokens, [min(offset, len(text)) for offset in offsets])
 
     def logprobs(self, positions: PromptPositions, count: int) -> CompletionLogprobs:
-        """Those of the prompt's tokens, each with the `count` most likely ones; nothing is known of the first."""
+        """Returns the prompt's logprobs, each with the `count` most likely tokens; the first token has none."""
         first = CompletionLogprobs(
             tokens=self.tokens[:1], token_logprobs=[None], top_logprobs=[None], text_offset=self.offsets[:1]
         )
@@ -44,17 +44,17 @@ class Echo:
         return first if rest is None else first.followed_by(rest)
 
     def entries(self, positions: PromptPositions, count: int) -> Iterator[tuple[str, dict[int, Logprob] | None]]:
-        """Each token's text, and what is known at its position; only the first if there are no positions."""
+        """Yields each token's text and its logprobs; only the first token if `positions` is empty."""
         for token, position in zip(self.tokens, positions or [None], strict=False):
             yield token, None if position is None else most_likely(position, count)
 
     def shifted(self, logprobs: CompletionLogprobs) -> CompletionLogprobs:
-        """A completion's logprobs, with offsets into the prompt and the completion together."""
+        """Returns a completion's logprobs with offsets into the prompt and the completion together."""
         moved = [offset + len(self.text) for offset in logprobs.text_offset]
         return logprobs.model_copy(update={"text_offset": moved})
 
 
 def most_likely(position: dict[int, Logprob], count: int) -> dict[int, Logprob]:
-    """The token that stands there, and of the others those among the `count` most likely."""
+    """Returns the actual token at the position, and the other tokens of rank `count` or better."""
     (own, *others) = position.items()
     return dict([own, *((token, logprob) for token, logprob in others if logprob.rank <= count)])

@@ -1,4 +1,4 @@
-"""Every failure as an OpenAI error body with the right status."""
+"""Conversion of every failure to an OpenAI error body and its HTTP status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResp
 
 logger = logging.getLogger(__name__)
 
-# What a status of the framework's own means here; a reason that somebody gave goes before the message.
+# Codes and messages for statuses that the framework raises; an explicit reason takes precedence over the message.
 HTTP_ERRORS = {
     404: ("unknown_url", "this server has no URL {path}"),
     405: ("method_not_allowed", "{method} is not allowed on {path}"),
@@ -39,14 +39,14 @@ HTTP_ERRORS = {
 }
 # Characters of an error's message, and of its path.
 MAX_SHOWN = 4000
-# What the framework says of a body at which the JSON parser itself gave up.
+# The framework's message for a body on which the JSON parser itself failed.
 UNREADABLE_BODY = "There was an error parsing the body"
-# Of a server that loads its model or ends: clients wait longer by themselves when they are refused again.
+# While the server loads its model or shuts down: clients back off by themselves after further refusals.
 RETRY_AFTER_SECONDS = "1"
 
 
 class NotFoundError(Exception):
-    """The request names something that is not here; `param` is the field that does, `code` says what kind of thing."""
+    """The request names something unknown; `param` is the field that names it, `code` is the kind of thing."""
 
     def __init__(self, message: str, param: str | None, code: str) -> None:
         super().__init__(message)
@@ -59,11 +59,11 @@ class BodyTimeoutError(Exception):
 
 
 class BodyRoomError(Exception):
-    """The request's body had to give way to others."""
+    """The request's body was refused to make room for others."""
 
 
 class OperatorOnlyError(Exception):
-    """The request needs an operator's key; `param` is the field that asks for it, None for the route itself."""
+    """The request needs an operator's key; `param` is the field that requires it, None for the route itself."""
 
     def __init__(self, param: str | None = None) -> None:
         named = f"{param}: " if param else ""
@@ -75,7 +75,7 @@ LATER = (BodyRoomError, EngineStartingError, EngineRestartingError, EngineDraini
 
 
 def describe(error: Exception) -> tuple[int, ErrorInfo]:
-    """The HTTP status and error body for an exception of a request."""
+    """Returns the HTTP status and error body for an exception of a request."""
     if isinstance(error, InvalidRequestError):
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, NotFoundError):
@@ -107,10 +107,10 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
     if isinstance(error, ProcessorUnavailableError):
         return 503, ErrorInfo(message=str(error), type="server_error", code="logits_processor_quarantined")
     if isinstance(error, RequestImpossibleError):
-        # Not a fault of the server, which clients would answer by sending the request again.
+        # Not a server error, since clients retry those.
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", code="request_impossible")
     if isinstance(error, RequestAbortedError):
-        # Not a status that clients answer by sending the request again by themselves.
+        # A status that clients do not retry automatically.
         return CLIENT_CLOSED_REQUEST, ErrorInfo(
             message=str(error), type="invalid_request_error", code="request_aborted"
         )
@@ -123,7 +123,7 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every exception of the app's routes in OpenAI's shape."""
+    """Answers every exception of the app's routes in OpenAI's shape."""
 
     async def answer(_: Request, error: Exception) -> Response:
         return error_response(*describe(error), _headers(error))
@@ -139,14 +139,14 @@ def install(app: FastAPI) -> None:
 
 
 def _headers(error: Exception) -> dict[str, str] | None:
-    """Whether, and when, the request should come again."""
+    """Returns headers that control retries and the connection; None for the defaults."""
     if isinstance(error, QueueFullError):
         return {"Retry-After": str(error.retry_after)}
     if isinstance(error, RequestTimeoutError):
-        # OpenAI's packages send a request again that had a 408, unless they are told not to: here it ran its time.
+        # OpenAI's packages retry status 408 by default; here the request has already used its time.
         return {"x-should-retry": "false"}
     if isinstance(error, BodyTimeoutError):
-        # The rest of it may still come, and is no request.
+        # The rest of the body may still arrive, and must not be parsed as a request.
         return {"Connection": "close"}
     return {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, LATER) else None
 
@@ -169,7 +169,7 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     param = _path_of(first, error.body)
     reason = _reason(first, param)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    if first["type"] == "value_error" and ": " in reason:  # a validator of a whole object names its field itself
+    if first["type"] == "value_error" and ": " in reason:  # a whole object's validator names its field in the message
         field, reason = reason.split(": ", 1)
         param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
@@ -179,7 +179,7 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
 
 
 def _reason(error: Mapping[str, Any], param: str) -> str:
-    """pydantic's own, but where it speaks of Python or of nothing that a client could find."""
+    """Returns pydantic's reason, except where it uses Python's terms or would not help a client."""
     kind = error["type"]
     if kind == "missing" and not param:
         return "a body is needed: a JSON object"
@@ -208,7 +208,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def foremost(errors: Sequence[Any], body: Any) -> Any:
-    """The error of a body that its sender is told: of a union's alternatives, the one that went deepest was meant."""
+    """Returns the error to report for a body: the deepest one, since it is from the intended union alternative."""
     return max(errors, key=lambda each: len(_path_of(each, body)))
 
 
@@ -217,12 +217,12 @@ def _path_of(error: Mapping[str, Any], body: Any) -> str:
 
 
 def json_path(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> str:
-    """pydantic's location as a path into the body; `of_missing`: its last part names a field that is not there."""
+    """Returns pydantic's location as a path into the body; `of_missing`: its last part names a missing field."""
     return ".".join(str(part) for part in path_parts(location, body, of_missing=of_missing))
 
 
 def path_parts(location: tuple[Any, ...], body: Any, *, of_missing: bool = False) -> list[Any]:
-    """The keys and indices on the way, without the names of the union members that pydantic tried."""
+    """Returns the keys and indices of the path, without the names of the union members that pydantic tried."""
     path: list[Any] = []
     for depth, part in enumerate(location):
         inside_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
@@ -241,9 +241,9 @@ def _cut(text: str) -> str:
 
 
 def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer with an error as its body."""
-    # Both may hold a client's own text, which may have megabytes.
+    """Returns the response with an error as its body."""
+    # Both may contain a client's text, up to megabytes.
     info = info.model_copy(update={"message": _cut(info.message), "param": info.param and _cut(info.param)})
-    # ASCII only: a field's name may hold half a surrogate pair, which has no UTF-8.
+    # ASCII only: a field's name may contain half a surrogate pair, which UTF-8 cannot encode.
     content = json.dumps(ErrorResponse(error=info).model_dump())
     return Response(content, status, headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Server-sent events: how they are encoded and written. Every microsecond here is taken from the model."""
+"""Encoding and writing of server-sent events. Time spent here is taken from the model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}text\N{OBJECT REPLACEMENT CHARACT
 
 
 class EventStream(Response):
-    """Writes what `events` yields, whole events each, as it comes; ends `events` when the client goes.
+    """Response that writes the whole events of `events` at once, and closes `events` if the client disconnects.
 
-    The tokens of `generations` are what it tells of; `watch` ends it when the client stays and does not read.
+    generations: the requests whose tokens it reports. watch: ends the stream if a connected client does not read.
     """
 
     media_type = "text/event-stream"
@@ -42,7 +42,7 @@ class EventStream(Response):
 
     @property
     def unread_tokens(self) -> int:
-        """Tokens that wait for the client to read."""
+        """Number of tokens that the client has not read."""
         return sum(generation.num_untold_tokens for generation in self._generations)
 
     @property
@@ -51,7 +51,7 @@ class EventStream(Response):
         return self._generations[0].request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answers one request."""
         self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
         try:
             async with aclosing(self._events):
@@ -62,12 +62,12 @@ class EventStream(Response):
                 finally:
                     self._watch.remove(self)
         finally:
-            # A generator that never began has nothing that would close them: the connection may be gone already.
+            # A generator that never started does not close them: the connection may already be closed.
             for generation in self._generations:
                 generation.close()
 
     def drop(self) -> None:
-        """End the request, and the connection where there is one."""
+        """Aborts the requests, and closes the connection if possible."""
         for generation in self._generations:
             generation.abort()
         if self._abort is not None:
@@ -83,19 +83,19 @@ class EventStream(Response):
 
 
 class TextEvent:
-    """Events of one stream that differ in one text only: the rest is encoded once.
+    """Encoder of events that differ in one text only: the rest is encoded once.
 
-    build: the event with the given text, which must stand in it once.
+    build: returns the event with the given text, which must occur in it once.
     """
 
     def __init__(self, build: Callable[[str], bytes]) -> None:
         self._head, self._tail = build(PLACEHOLDER).split(msgspec.json.encode(PLACEHOLDER))
 
     def __call__(self, text: str) -> bytes:
-        """The event with this text."""
+        """Returns the event with this text."""
         return b"".join((self._head, msgspec.json.encode(text), self._tail))
 
 
 def server_sent_event(body: BaseModel) -> bytes:
-    """One event."""
+    """Returns one encoded event."""
     return b"data: " + body.model_dump_json().encode() + b"\n\n"

@@ -1,4 +1,4 @@
-"""Bodies with fields that this server does not know, for clients that can not leave them out."""
+"""Support for bodies with unknown fields, for clients that cannot omit them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 
 logger = logging.getLogger(__name__)
 
-# Clients choose the names: a log that follows them for ever would be theirs.
+# Bounds the log, since clients choose the names.
 MAX_WARNINGS = 100
 
 
 class ExtraFields:
-    """Drops unknown fields of bodies on one server's routes, with one warning a name."""
+    """Removal of unknown fields from bodies on one server's routes, with one warning per name."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def route_class(self, bounded: type[APIRoute]) -> type[APIRoute]:
-        """The class of `bounded_route`, for a router whose bodies may have them."""
+        """Returns a subclass of `bounded`, a class of `bounded_route`, that drops unknown fields."""
         extra_fields = self
 
         class LenientRoute(bounded):  # type: ignore[valid-type,misc]
-            """Answers a body without its unknown fields."""
+            """A route that drops unknown fields before it answers."""
 
             def get_route_handler(self) -> Handler:
                 strict = super().get_route_handler()
@@ -47,7 +47,7 @@ class ExtraFields:
         return LenientRoute
 
     async def handle(self, strict: Handler, request: Request) -> Response:
-        """What `strict` answers to the body, or to what is left of it when that is all it objects to."""
+        """Returns the answer of `strict`; if the body has unknown fields, retries without them."""
         try:
             return await strict(request)
         except RequestValidationError as error:
@@ -55,22 +55,22 @@ class ExtraFields:
             body = await asyncio.to_thread(work) if record_of(request).heavy else work()
             if body is None:
                 raise
-        # At least one field less: this comes to an end.
+        # At least one field less per call, so that the recursion ends.
         return await self.handle(strict, Request(request.scope, _replaying(body, request.receive)))
 
     def _rest(self, error: RequestValidationError) -> bytes | None:
-        """The body without its unknown fields; None if it has none, raises `error` as `_without` does."""
+        """Returns the body without its unknown fields, None if it has none; raises `error` as `_without` does."""
         extra = _extra_fields(error)
         return self._without(extra, error) if extra else None
 
     def _without(self, extra: list[list[Any]], error: RequestValidationError) -> bytes:
-        """The body without these fields, as JSON; raises `error` if it is nested too deeply to be written."""
+        """Returns the body without these fields, as JSON; raises `error` if it is nested too deeply to be encoded."""
         body = error.body
         for *parents, name in extra:
             place = body
             for part in parents:
                 place = place[part]
-            # Alternatives of a union may object to the same field.
+            # Several alternatives of a union may reject the same field.
             place.pop(name, None)
             self._warn(str(name))
         try:
@@ -85,13 +85,13 @@ class ExtraFields:
 
 
 def _extra_fields(error: RequestValidationError) -> list[list[Any]]:
-    """The paths of the fields that nobody knows; all of them are found before the first is dropped."""
+    """Returns the paths of the unknown fields, all computed before the first is dropped."""
     unknown = [each["loc"][1:] for each in error.errors() if each["type"] == "extra_forbidden"]
     return [path_parts(location, error.body) for location in unknown]
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Gives the body, then what comes from the client, which is that it goes."""
+    """Returns a `receive` that yields the body, then the client's further messages (its disconnect)."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Clients that have closed their half of a connection: some wait for an answer, others are gone."""
+"""Clients that have closed their half of a connection: they may still wait for an answer, or be disconnected."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import socket
 from collections.abc import Callable
 
-# A client that is gone answers bytes by a reset, which the kernel has after a round trip.
+# Seconds between checks. A disconnected client answers bytes with a reset, visible to the kernel after a round trip.
 LOOKS = (0.005, 0.02, 0.1, 0.5, 2.0)
-# The state of a connection that was reset, as the first byte of TCP_INFO.
+# First byte of TCP_INFO for a connection that was reset.
 TCP_CLOSE = 7
-# An answer that every client of HTTP 1.1 has to expect any number of times before its own.
+# An interim answer that an HTTP/1.1 client must accept any number of times before the final one.
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Between two chunks of an answer: a leading zero of the size of the next, of which RFC 9112 permits any number.
+# Sent between two chunks of an answer: a leading zero of the next chunk's size; RFC 9112 permits any number of them.
 LEADING_ZERO = b"0"
 
 
 class HalfClosed:
-    """Finds out whether a client that sends no more still reads, since the end of its bytes alone tells neither."""
+    """Detection of disconnected clients after a half-close, which alone does not show if the client still reads."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -27,16 +27,16 @@ class HalfClosed:
 
     @property
     def can_tell(self) -> bool:
-        """Whether this system says what state a connection is in."""
+        """True if this system reports the state of a connection."""
         return hasattr(socket, "TCP_INFO") and self._state() is not None
 
     def watch(self, *, provoke: bytes, on_gone: Callable[[], None]) -> None:
-        """Send `provoke`, which means nothing to a client that reads; call `on_gone` if it is answered by a reset."""
+        """Sends `provoke`, which a reading client ignores; calls `on_gone` if the client answers with a reset."""
         self._transport.write(provoke)
         self._plan(LOOKS, on_gone)
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Cancels further checks."""
         if self._look is not None:
             self._look.cancel()
 
@@ -54,7 +54,7 @@ class HalfClosed:
         plain = self._transport.get_extra_info("socket")
         if plain is None or plain.fileno() < 0:
             return None
-        # The loop's own socket object has no options.
+        # The loop's socket object provides no options.
         with socket.socket(fileno=os.dup(plain.fileno())) as same:
             try:
                 return same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]

@@ -1,4 +1,4 @@
-"""The HTTP server's life: it answers from the first moment on, drains when it is asked to end, ends with the engine."""
+"""Life cycle of the HTTP server: it answers at once, drains on a stop signal, and ends with the engine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fastdeploy_lp.entrypoints.openai.descriptor_watch import DescriptorWatch
 
 logger = logging.getLogger(__name__)
 
-# For answers to reach their clients when nothing is computed any more.
+# Time for answers to reach their clients after the last computation.
 LAST_BYTES_SECONDS = 3
 TICKS_A_SECOND = 10
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as they come: `asked` after the first one, `forced` after the second."""
+    """Received SIGTERM and SIGINT: `asked` is set by the first one, `forced` by the second."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -41,33 +41,33 @@ class StopSignals:
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn's, which leaves signals to its caller and makes room when this process can open no more files."""
+    """uvicorn's server, which leaves signals to its caller and closes idle connections when no file can be opened."""
 
     def __init__(self, config: uvicorn.Config, bounds: ConnectionBounds) -> None:
         super().__init__(config)
         self._descriptors = DescriptorWatch(bounds)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
+        """Runs ten times a second."""
         if counter % TICKS_A_SECOND == 0:
             self._descriptors.look()
         return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Nothing is captured."""
+        """Captures no signals."""
         yield
 
     def end(self, *, at_once: bool) -> None:
-        """Take no more connections and end when all answers are sent, or `at_once`."""
+        """Stops accepting connections and ends when all answers are sent, or `at_once`."""
         self.force_exit = at_once
         self.should_exit = True
 
 
 class ServerLife:
-    """Runs server and engine until signals or the engine's end are the end of both.
+    """Runs the server and the engine until a signal arrives or the engine ends.
 
-    grace: seconds that requests in flight get once the server was asked to end.
+    grace: seconds for running requests after the first stop signal.
     """
 
     def __init__(self, server: HTTPServer, engine: Engine, signals: StopSignals, grace: float) -> None:
@@ -77,9 +77,9 @@ class ServerLife:
         self._grace = grace
 
     async def run(self, listener: socket, on_ready: Callable[[], None]) -> bool:
-        """Serve on `listener`; False if signals ended it before the worker was ready.
+        """Serves on `listener`; returns False if a signal ended it before the worker was ready.
 
-        Raises EngineStartError when there is no first worker, EngineDeadError when there is no further one.
+        Raises EngineStartError if the first worker fails to start, EngineDeadError if a later one does.
         """
         serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         starting = asyncio.create_task(self._engine.start())
@@ -105,7 +105,7 @@ class ServerLife:
         return started
 
     async def _until_asked(self) -> str | None:
-        """Wait for the end, and let what runs have its grace; gives what the engine died of, if it did."""
+        """Waits for a signal, then up to `grace` for running requests; returns the reason if the engine died first."""
         await _first(self._signals.asked.wait(), self._engine.wait_dead())
         if not self._signals.asked.is_set():
             return await self._engine.wait_dead()
@@ -129,7 +129,7 @@ async def _ended(task: asyncio.Task[Any]) -> None:
 
 
 async def _first(*work: Coroutine[Any, Any, Any]) -> None:
-    """Until one of them is done; the others are cancelled."""
+    """Waits until one of the coroutines is done, and cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""JSON in pieces: long members of an answer are encoded as they are sent, and never all at once."""
+"""JSON in pieces: long members of an answer are encoded while they are sent, never all at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from pydantic import BaseModel
 
 Pieces = Iterable[bytes]
-"""The bytes of one JSON value, each piece the work of much less than a millisecond; b"" where there is none yet."""
+"""The bytes of one JSON value; each piece takes much less than a millisecond to encode, and may be b""."""
 
 
 @dataclass(frozen=True)
 class PiecedObject:
-    """A JSON object: what `model` says, with `members` in place of its fields of these names, at the end.
+    """A JSON object: the fields of `model`, then `members`, which replace its fields of the same names.
 
-    To be iterated once.
+    Can be iterated once.
     """
 
     model: BaseModel
@@ -37,7 +37,7 @@ class PiecedObject:
 
 
 def array(values: Iterable[Pieces]) -> Iterator[bytes]:
-    """A JSON array of these values."""
+    """Yields a JSON array of these values."""
     yield b"["
     separator = b""
     for value in values:
@@ -48,5 +48,5 @@ def array(values: Iterable[Pieces]) -> Iterator[bytes]:
 
 
 def encoded(values: Iterable[object]) -> Iterator[Pieces]:
-    """Each value as one piece."""
+    """Returns each value as one piece."""
     return ((msgspec.json.encode(value),) for value in values)

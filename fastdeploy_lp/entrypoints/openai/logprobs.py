@@ -12,7 +12,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
 from fastdeploy_lp.outputs import Logprob
 
-# JSON has no infinity; vLLM's stand-in for a token that cannot occur.
+# JSON has no infinity; vLLM's value for a token that cannot occur.
 LEAST_LOGPROB = -9999.0
 
 Positions = Sequence[dict[int, Logprob]]
@@ -34,16 +34,16 @@ class ContentLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """`choices[].logprobs` of chat completions, one entry an output token; OpenAI's schema has refusals beside them."""
+    """`choices[].logprobs` of chat completions, one entry per output token; `refusal` is part of OpenAI's schema."""
 
     content: list[ContentLogprob]
     refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """`choices[].logprobs` of text completions; all four lists have one entry a token of `text`.
+    """`choices[].logprobs` of text completions; all four lists have one entry per token of `text`.
 
-    Nothing predicts the first token of an echoed prompt: its logprobs are null.
+    The first token of an echoed prompt has no prediction: its logprobs are null.
     """
 
     tokens: list[str]
@@ -52,7 +52,7 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
     def followed_by(self, other: CompletionLogprobs) -> CompletionLogprobs:
-        """Both together; offsets are taken as they are."""
+        """Returns both together, with unchanged offsets."""
         return CompletionLogprobs(
             tokens=self.tokens + other.tokens,
             token_logprobs=self.token_logprobs + other.token_logprobs,
@@ -62,7 +62,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """What `prompt_logprobs` says of a token at one position of the prompt."""
+    """One token of `prompt_logprobs` at one position of the prompt."""
 
     logprob: float
     rank: int
@@ -73,14 +73,14 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 def chat_logprobs(positions: Positions | None, count: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
-    """With the `count` most likely tokens at each position; None if logprobs were not asked for."""
+    """Returns the `count` most likely tokens at each position; None if logprobs were not requested."""
     if positions is None:
         return None
     return ChatLogprobs(content=[_content_logprob(position, count, tokenizer) for position in positions])
 
 
 def completion_logprobs(positions: Positions | None, text_offsets: Sequence[int]) -> CompletionLogprobs | None:
-    """With all tokens that were asked for at each position, and the chosen one; None if logprobs were not asked for."""
+    """Returns all requested tokens and the chosen one at each position; None if logprobs were not requested."""
     if positions is None:
         return None
     chosen = [next(iter(position.values())) for position in positions]
@@ -93,11 +93,11 @@ def completion_logprobs(positions: Positions | None, text_offsets: Sequence[int]
 
 
 class NoFields(BaseModel):
-    """What an object says that has nothing but long members."""
+    """Model of an object that has only long members."""
 
 
 def completion_logprobs_pieces(positions: Iterable[tuple[str, Position]], text_offsets: Sequence[int]) -> Pieces:
-    """`CompletionLogprobs` in pieces: a token's text and what is known at its position, None for nothing."""
+    """Returns `CompletionLogprobs` in pieces; positions: each token's text and its logprobs, None if unknown."""
     tokens, token_logprobs = list[str](), list[float | None]()
 
     def top() -> Iterator[Pieces]:
@@ -106,7 +106,7 @@ def completion_logprobs_pieces(positions: Iterable[tuple[str, Position]], text_o
             token_logprobs.append(None if position is None else _finite(next(iter(position.values())).logprob))
             yield (msgspec.json.encode(None if position is None else _by_text(position)),)
 
-    # They are encoded in this order: the first has filled the lists of the next two by then.
+    # Members are encoded in this order: the first one fills the lists of the next two.
     members = {
         "top_logprobs": array(top()),
         "tokens": array(encoded(tokens)),
@@ -117,24 +117,24 @@ def completion_logprobs_pieces(positions: Iterable[tuple[str, Position]], text_o
 
 
 def named(positions: Iterable[dict[int, Logprob]]) -> Iterator[tuple[str, dict[int, Logprob]]]:
-    """Each position with the text of its own token."""
+    """Returns each position with the text of its chosen token."""
     return ((next(iter(position.values())).decoded_token, position) for position in positions)
 
 
 def chat_logprobs_pieces(positions: Positions, count: int, tokenizer: Tokenizer) -> Pieces:
-    """`ChatLogprobs` in pieces."""
+    """Returns `ChatLogprobs` in pieces."""
     content = ((_content_logprob(each, count, tokenizer).model_dump_json().encode(),) for each in positions)
     return PiecedObject(NoRefusal(), {"content": array(content)})
 
 
 class NoRefusal(BaseModel):
-    """What `ChatLogprobs` has beside its content."""
+    """Fields of `ChatLogprobs` other than its content."""
 
     refusal: None = None
 
 
 def prompt_logprobs_pieces(positions: Iterable[Position]) -> Pieces:
-    """`PromptLogprobs` in pieces."""
+    """Returns `PromptLogprobs` in pieces."""
     return array((msgspec.json.encode(None if each is None else _finite_position(each)),) for each in positions)
 
 
@@ -158,7 +158,7 @@ def _top_logprob(token: int, logprob: Logprob, tokenizer: Tokenizer) -> TopLogpr
 
 
 def _by_text(position: dict[int, Logprob]) -> dict[str, float]:
-    """Several tokens may read the same; the most likely of them is shown."""
+    """Returns logprobs by text; of several tokens with the same text, the most likely one."""
     texts: dict[str, float] = {}
     for each in sorted(position.values(), key=lambda logprob: -logprob.logprob):
         texts.setdefault(each.decoded_token, _finite(each.logprob))

@@ -1,4 +1,4 @@
-"""From one completion of a chat to its choice in the answer, whole or chunk by chunk."""
+"""Conversion of one completion of a chat to its choice in the answer, whole or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput
 
 
 class MessageReader:
-    """Reads one completion; `is_plain` if all of its text is the answer's content.
+    """Reader of one completion; `is_plain` if all of its text is the answer's content.
 
-    `reasoning_tokens` counts what was reasoning, markers included.
+    `reasoning_tokens` counts the reasoning tokens, markers included.
     """
 
     def __init__(self, engine: Engine, request: ChatCompletionRequest, index: int) -> None:
@@ -46,16 +46,16 @@ class MessageReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether deltas of text are deltas of content, and nothing else is asked for."""
+        """True if text deltas are content deltas, and no other output is requested."""
         return self._parser is None and not self._request.return_token_ids and not self._request.is_traced
 
     @property
     def reasoning_tokens(self) -> int:
-        """So far."""
+        """Number of reasoning tokens so far."""
         return 0 if self._parser is None else self._ends.count_before(self._parser.reasoning_length)
 
     def choice(self, completion: CompletionOutput) -> PiecedObject:
-        """Of a whole completion, a `ChatChoice`."""
+        """Returns the choice of a whole completion, a `ChatChoice`."""
         self._count(completion.token_ids)
         message = Message(completion.text) if self._parser is None else self._parser.read(completion.text)
         calls = [
@@ -84,7 +84,7 @@ class MessageReader:
         return PiecedObject(choice, members)
 
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
-        """What a delta adds to the choice; None while that is not settled, unless there are tokens to tell of."""
+        """Returns the chunk of a delta; None while its meaning is undecided, unless it has tokens to report."""
         finished = delta.finish_reason is not None
         message = self._read(delta.text, finished=finished)
         self._count(delta.token_ids)

@@ -1,4 +1,4 @@
-"""The metrics on a port of their own."""
+"""Metrics on a separate port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
 
 
 def metrics_app(engine: Engine) -> ASGIApp:
-    """Answers GET /metrics, and nothing else."""
+    """Returns an application that answers GET /metrics only."""
     app = FastAPI(openapi_url=None)
     errors.install(app)
     app.include_router(metrics_route(engine))
@@ -23,7 +23,7 @@ def metrics_app(engine: Engine) -> ASGIApp:
 
 
 class MetricsServer:
-    """Serves on `listener` from `start` until `stop`, on the event loop and within the bounds of the API's server."""
+    """Server on `listener` from `start` to `stop`; shares the API server's event loop and connection bounds."""
 
     def __init__(self, server: HTTPServer, listener: socket.socket) -> None:
         self._server = server
@@ -31,11 +31,11 @@ class MetricsServer:
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Starts serving."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:
-        """End at once: a scrape that is cut is one of many."""
+        """Stops at once: one lost scrape does no harm."""
         self._server.end(at_once=True)
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)

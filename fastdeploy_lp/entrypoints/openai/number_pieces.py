@@ -1,4 +1,4 @@
-"""Arrays of numbers in pieces of JSON."""
+"""Arrays of numbers as pieces of JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array
 
-# Of three, so that each piece's bytes are whole groups of base64.
+# A multiple of three, so that each piece is a whole number of base64 groups.
 NUMBERS_IN_BASE64 = 3 << 12
 
 
 def of_numbers(numbers: NDArray[np.float32], in_base64: bool) -> Pieces:
-    """Float32 [n] or [rows, n] as lists, or as little-endian bytes in base64, row by row."""
+    """Returns float32 [n] or [rows, n] as lists, or as little-endian bytes in base64, row by row."""
     if in_base64:
         return _base64(numbers.reshape(-1))
     if numbers.ndim == 1:

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says beyond what FastAPI finds out by itself."""
+"""Additions to the `/openapi.json` that FastAPI generates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRespo
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 
 REF = "#/components/schemas/{model}"
-# What the events of a streamed answer hold.
+# Models of the events of streamed answers, by path.
 STREAMED: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionChunk,
     "/v1/completions": CompletionResponse,
@@ -21,7 +21,7 @@ STREAMED: dict[str, type[BaseModel]] = {
 
 
 def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
-    """Put streams and the parameters of the declared processors, each under its name, into the schema."""
+    """Adds streams and the parameters of the declared processors, each under its name, to the schema."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -40,7 +40,7 @@ def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
 
 
 def _drop_unused_failures(schema: dict[str, Any]) -> None:
-    """FastAPI declares a status for bad bodies that is never used here: they get 400 and OpenAI's error."""
+    """Removes FastAPI's status 422 for invalid bodies, which get 400 and OpenAI's error here."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -49,7 +49,7 @@ def _drop_unused_failures(schema: dict[str, Any]) -> None:
 
 
 def _declare_stream(schema: dict[str, Any], path: str, event: type[BaseModel]) -> None:
-    """A POST that answers with server-sent events when its body says `stream`; the last one is [DONE]."""
+    """Declares a POST that answers with server-sent events if its body sets `stream`; the last event is [DONE]."""
     schemas = schema["components"]["schemas"]
     described = event.model_json_schema(ref_template=REF)
     for name, definition in (described.pop("$defs", {}) | {event.__name__: described}).items():

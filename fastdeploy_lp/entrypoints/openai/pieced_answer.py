@@ -1,4 +1,4 @@
-"""Answers of any size: encoded in short turns of the event loop, and sent as the client reads."""
+"""Answers of any size, encoded in short turns of the event loop and sent as the client reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces
 from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 
-# One turn of the loop: what comes first.
+# Limits of one turn of the loop; the first one reached ends it.
 TURN_SECONDS = 0.001
 TURN_BYTES = 1 << 16
 
 
 class Parts:
-    """A JSON value cut into parts that one turn has time for; `ended` once the last one was taken."""
+    """A JSON value cut into parts of one turn each; `ended` once the last one is taken."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = iter(pieces)
         self.ended = False
 
     def take(self) -> bytes:
-        """The next part."""
+        """Returns the next part."""
         until, size, part = time.perf_counter() + TURN_SECONDS, 0, list[bytes]()
         for piece in self._pieces:
             part.append(piece)
@@ -39,17 +39,17 @@ class Parts:
 
 
 class EncodingTurns:
-    """Lets one long answer at a time encode its next part, and leaves the loop to others for as long as that took.
+    """Lets one long answer at a time encode its next part, then leaves the loop to others for the same time.
 
-    In place of threads: a thread that encodes keeps the interpreter's lock for 5 ms at a time, as often as the loop
-    wants it back, and several answers would keep it for several times as long.
+    Replaces threads: each time the loop waits for the interpreter's lock, an encoding thread keeps it for 5 ms, and
+    several answers would keep it several times longer.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def take(self, parts: Parts) -> bytes:
-        """The next part of a value, when it is its turn."""
+        """Waits for the turn, and returns the next part."""
         async with self._turn:
             began = time.perf_counter()
             part = parts.take()
@@ -58,9 +58,9 @@ class EncodingTurns:
 
 
 class PiecedAnswer(Response):
-    """A JSON body that is encoded while it is sent; one that a single turn has time for is sent whole.
+    """A JSON body that is encoded while it is sent; a body that fits in one turn is sent whole.
 
-    `watch` ends one whose client does not read.
+    watch: closes the connection if the client does not read.
     """
 
     media_type = "application/json"
@@ -77,7 +77,7 @@ class PiecedAnswer(Response):
         self._abort: Callable[[], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answers one request."""
         self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
         part = self._parts.take()
         self.init_headers({"Content-Length": str(len(part))} if self._parts.ended else {})
@@ -92,7 +92,7 @@ class PiecedAnswer(Response):
             self._watch.remove(self)
 
     def drop(self) -> None:
-        """End the connection."""
+        """Closes the connection."""
         if self._abort is not None:
             self._abort()
 
@@ -103,7 +103,7 @@ class PiecedAnswer(Response):
         await self._send(part, send, more=False)
 
     async def _send(self, part: bytes, send: Send, *, more: bool) -> None:
-        # An empty part would be the end of a body in chunks.
+        # An empty part would end a chunked body.
         if part or not more:
             self.blocked_since = time.monotonic()
             await send({"type": "http.response.body", "body": part, "more_body": more})

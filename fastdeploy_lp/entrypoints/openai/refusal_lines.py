@@ -1,4 +1,4 @@
-"""The log lines of refused requests, at a bounded rate."""
+"""Log lines of refused requests, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
-# Refusals cost clients nothing, and no key is needed for most: what they write into the log needs a bound.
+# Refusals cost clients nothing, and most need no key: their log lines need a bound.
 LINES_PER_SECOND = 20.0
 BURST = 200
 SUMMARY_SECONDS = 10.0
 
 
 class RefusalLines:
-    """Permits `LINES_PER_SECOND` lines on average, `BURST` at once, and logs how many were left out.
+    """Permits `LINES_PER_SECOND` lines on average, `BURST` at once, and logs the number of omitted lines.
 
-    Lives on one event loop. clock: seconds, monotonic.
+    Belongs to one event loop. clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class RefusalLines:
         self._left_out: Counter[int] = Counter()
 
     def permits(self, status: int) -> bool:
-        """Whether a request refused with this status may have a line; if not, a later line counts it."""
+        """Returns True if a request refused with this status may be logged; if not, a later summary counts it."""
         now = self._clock()
         self._free = min(self._free + (now - self._seen) * LINES_PER_SECOND, BURST)
         self._seen = now

@@ -1,20 +1,20 @@
-"""The bounds on the head of an HTTP request, which are checked while it arrives, before anything else."""
+"""Bounds on the head of an HTTP request, checked first, while the head arrives."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 
-# Bytes. Browsers and proxies send less than 16 KB; what exceeds a bound is no request of this API.
+# Bytes. Browsers and proxies send less than 16 KB; a valid request to this API never exceeds a bound.
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
-# What separates a header's name from its value and ends its line.
+# Number of separator bytes in a header line.
 SEPARATORS = len(b": \r\n")
 
 
 class RefusedRequestError(Exception):
-    """A request that no application sees: the connection answers it and ends."""
+    """A request that never reaches the application: the connection answers it and closes."""
 
     def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
         super().__init__(message)
@@ -23,10 +23,10 @@ class RefusedRequestError(Exception):
 
 
 class RequestHead:
-    """The sizes of one head, trailers included; every method raises RefusedRequestError for what exceeds a bound.
+    """Sizes of one head, including trailers; methods raise RefusedRequestError if a bound is exceeded.
 
-    complete: whether its last line has arrived. pending: bytes that arrived and no callback has accounted for, such as
-    the beginning of a header; the parser keeps them, so that they need a bound of their own.
+    complete: True if the last line has arrived. pending: received bytes that no callback has counted yet, such as the
+    beginning of a header; the parser keeps them in memory, so that they need a separate bound.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class RequestHead:
         self._headers = 0
 
     def begin(self) -> None:
-        """A request begins."""
+        """Starts a new request."""
         self.complete = False
         self._url = self._bytes = self._headers = 0
 
     def add_url(self, size: int) -> None:
-        """Count bytes of the URL."""
+        """Counts bytes of the URL."""
         self._url += size
         if self._url > MAX_URL_BYTES:
             reason = f"the URL is longer than {MAX_URL_BYTES} bytes"
             raise RefusedRequestError(HTTPStatus.REQUEST_URI_TOO_LONG, "url_too_long", reason)
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer."""
+        """Counts a header or a trailer."""
         size = len(name) + len(value) + SEPARATORS
         self._headers += 1
         self._bytes += size
@@ -61,12 +61,12 @@ class RequestHead:
             raise _whole_too_large()
 
     def end(self) -> None:
-        """The head is complete; a body may follow."""
+        """Marks the head as complete; a body may follow."""
         self.complete = True
         self.pending = 0
 
     def check_pending(self) -> None:
-        """Raise for a line, or a size of a chunk, that does not end."""
+        """Raises RefusedRequestError for an endless line or chunk size."""
         if self.pending > MAX_HEAD_BYTES:
             raise _whole_too_large()
 

@@ -12,12 +12,12 @@ from fastdeploy_lp.engine.request_log import RequestLog
 
 
 class RequestLogCollector(Collector):
-    """How many requests were recorded, and how many could not be."""
+    """Numbers of recorded requests and of requests that could not be recorded."""
 
     def __init__(self, log: RequestLog) -> None:
         self._log = log
 
     def collect(self) -> Iterator[Metric]:
-        """One family a counter."""
+        """Yields one metric family per counter."""
         yield CounterMetricFamily(f"{PREFIX}request_log_records", "Requests written to the log", self._log.recorded)
         yield CounterMetricFamily(f"{PREFIX}request_log_dropped", "Requests that are not in it", self._log.dropped)

@@ -1,4 +1,4 @@
-"""The options of the HTTP server."""
+"""Options of the HTTP server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 @dataclass
 class ServerArgs:
-    """Options of the HTTP server; raises ValueError naming the option that cannot be used."""
+    """Options of the HTTP server; raises ValueError naming an invalid option."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for every interface"})
     port: int = field(default=8000, metadata={"help": "port of the API"})
@@ -151,7 +151,7 @@ class ServerArgs:
             raise ValueError("admin_api_key: must differ from every api_key, since clients have those")
 
     def _check_tls(self) -> None:
-        """Now, so that it is told before a model loads."""
+        """Checks the TLS options at once, to report errors before the model loads."""
         if self.ssl_cert_reqs not in CERT_REQS:
             raise ValueError(f"ssl_cert_reqs: {self.ssl_cert_reqs} is none of 0, 1, 2")
         if self.ssl_certfile is None:
@@ -167,7 +167,7 @@ class ServerArgs:
                 raise ValueError(f"{name}: {path} is no file")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # A password, so that a protected key is an error and not a question on the terminal.
+            # An empty password makes an encrypted key an error instead of a prompt on the terminal.
             context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password="")
         except (ssl.SSLError, OSError) as error:
             raise ValueError(f"ssl_certfile: certificate and key cannot be used: {error}") from None

@@ -1,4 +1,4 @@
-"""What chat and text completions do alike: admission and usage."""
+"""Common parts of chat and text completions: admission and usage."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fastdeploy_lp.request_limits import MAX_PROMPTS
 from fastdeploy_lp.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
-# More of them are work for a thread, however short they are.
+# Requests with more prompts run in a thread, regardless of their length.
 FEW_PROMPTS = 32
-# Of an answer that is made in less time than a thread takes to begin.
+# Tokens of an answer that takes less time to build than a thread takes to start.
 FEW_TOKENS = 4096
 # Characters of a client's text that an error repeats.
 SHOWN = 200
@@ -32,19 +32,19 @@ Result = TypeVar("Result")
 
 
 Hold = Callable[[int], None]
-"""Is passed the bytes of numbers of a long answer, before the engine takes its request; raises QueueFullError."""
+"""Reserves the given bytes for the numbers of a long answer, before its request is admitted; raises QueueFullError."""
 
 
 def hold_nothing(_: int) -> None:
-    """For callers without a bound on answers in flight."""
+    """Reserves no bytes: for callers without a bound on answers in flight."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose a request is, and when its time is over.
+    """The client and the deadline of a request.
 
-    client: who shares with others, where clients take turns. deadline: on the monotonic clock, None for any time.
-    heavy: the body is large, so that the work that it causes belongs into threads. hold: bounds answers in flight.
+    client: the unit of fair scheduling. deadline: on the monotonic clock, None for no limit. heavy: True if the body is
+    large, so that its work runs in threads. hold: bounds answers in flight.
     """
 
     client: str = ""
@@ -59,9 +59,9 @@ async def admitted(
     timeout: float | None,
     hold: Hold = hold_nothing,
 ) -> Result:
-    """What `start` returns for the request's caller.
+    """Returns the result of `start` for the request's caller.
 
-    Waiting ends with the client and with the request's time: raises ClientDisconnect and RequestTimeoutError.
+    Raises ClientDisconnect if the client disconnects, and RequestTimeoutError if the request's time is over.
     """
     record = record_of(request)
     caller = Caller(record.client, record.deadline(timeout), record.heavy, hold)
@@ -69,23 +69,23 @@ async def admitted(
 
 
 class Serving:
-    """Admits requests to one engine."""
+    """Admission of requests to one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
 
     def require_model(self, name: str | None) -> None:
-        """Raise NotFoundError for a model that is not the one that is served."""
+        """Raises NotFoundError for any model except the served one."""
         if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
             reason = f"the model {name[:SHOWN]!r} does not exist; this server has {self.model!r}"
             raise NotFoundError(reason, "model", "model_not_found")
 
     def params(self, request: GenerationRequest) -> SamplingParams:
-        """The request's parameters, for the model that is served; raises InvalidRequestError or NotFoundError."""
+        """Returns the request's parameters for the served model; raises InvalidRequestError or NotFoundError."""
         self.require_model(request.model)
         if request.return_token_ids is None and not self.engine.inputs.handles_text:
-            # There is nothing else to answer with.
+            # Without text, token ids are the only output.
             request.return_token_ids = True
         try:
             return request.sampling_params()
@@ -94,12 +94,12 @@ class Serving:
             raise InvalidRequestError(request.sent_name(found.param or ""), found.reason) from None
 
     def inside(self, caller: Caller, num_prompts: int = 1) -> Run:
-        """Where work for a request runs: here, or in a thread where it may take long."""
+        """Returns the runner of a request's work: a thread if the work may take long, else this thread."""
         heavy = caller.heavy or num_prompts > FEW_PROMPTS
         return self.engine.host.of(caller.client) if heavy else run_here
 
     def require_few_values(self, params: SamplingParams, num_prompts: int, request: GenerationRequest) -> None:
-        """Raise InvalidRequestError, in the body's words, for more than all sequences together may carry."""
+        """Raises InvalidRequestError, with the body's field names, if all sequences together have too many values."""
         try:
             self.engine.inputs.require_few_values(params, num_prompts)
         except InvalidRequestError as error:
@@ -108,7 +108,7 @@ class Serving:
     async def settle(
         self, prompts: Sequence[Prompt], params: SamplingParams, request: GenerationRequest, caller: Caller
     ) -> list[Settled]:
-        """What the engine runs for each prompt; raises InvalidRequestError with fields named as in the body."""
+        """Returns the settled parameters of each prompt; raises InvalidRequestError with the body's field names."""
         try:
             return await self.engine.settle_each(params, prompts, caller.client, self.inside(caller, len(prompts)))
         except InvalidRequestError as error:
@@ -120,20 +120,20 @@ def _as_sent(error: InvalidRequestError, request: GenerationRequest) -> InvalidR
 
 
 def invalid_field(error: ValueError) -> InvalidRequestError:
-    """What parameters say of a field, `field: reason`, as the refusal of a request."""
+    """Converts a parameter error, `field: reason`, to InvalidRequestError."""
     field, _, reason = str(error).partition(": ")
     return InvalidRequestError(field, reason)
 
 
 def num_prompts(given: str | Sequence[Any]) -> int:
-    """Prompts of a field that holds one or many."""
+    """Returns the number of prompts in a field of one or many."""
     return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
 
 
 def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> list[tuple[str, str | list[int]]]:
-    """Each prompt of a field that holds one or many, as text or token ids, with its path in the body.
+    """Returns each prompt of a field of one or many, as text or token ids, with its path in the body.
 
-    Raises InvalidRequestError for too many of them.
+    Raises InvalidRequestError for too many prompts.
     """
     if isinstance(given, str):
         return [(field, given)]
@@ -148,10 +148,10 @@ def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> lis
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> Usage:
-    """Counts with their sum.
+    """Returns the counts with their sum.
 
-    `cached_tokens` of the prompt's were found in the prefix cache; `reasoning_tokens` of the completions' are
-    reasoning, None where that is not told apart.
+    cached_tokens: prompt tokens found in the prefix cache. reasoning_tokens: completion tokens that are reasoning, None
+    if reasoning is not separated.
     """
     details = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
     return Usage(
@@ -164,6 +164,6 @@ def usage_of(
 
 
 def told_reason(stop_reason: int | str | None, request: GenerationRequest) -> int | str | None:
-    """The stop string, or token of `stop_token_ids`, that ended a choice; the model's own end is no reason."""
+    """Returns the stop string or `stop_token_ids` token that ended a choice; None for the model's end token."""
     asked_for = isinstance(stop_reason, str) or stop_reason in (request.stop_token_ids or ())
     return stop_reason if asked_for else None

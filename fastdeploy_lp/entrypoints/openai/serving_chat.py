@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: from a validated body to an answer or a stream of chunks."""
+"""POST /v1/chat/completions: conversion of a validated body to an answer or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServingChat:
         self._serving = Serving(engine)
 
     async def start(self, request: ChatCompletionRequest, caller: Caller) -> Generation:
-        """Admit a request; raises InvalidRequestError, NotFoundError, or that the engine cannot take it."""
+        """Admits a request; raises InvalidRequestError, NotFoundError, or the engine's admission errors."""
         engine, inside = self._serving.engine, self._serving.inside(caller)
         params = await inside(partial(self._params, request))
         engine.require_room(params.n, caller.client)
@@ -61,7 +61,7 @@ class ServingChat:
         return params
 
     def response(self, output: RequestOutput, request: ChatCompletionRequest) -> PiecedObject:
-        """The body of a plain answer, a `ChatCompletionResponse`."""
+        """Returns the body of a plain answer, a `ChatCompletionResponse`."""
         readers = [MessageReader(self._serving.engine, request, each.index) for each in output.completions]
         choices = [reader.choice(each) for reader, each in zip(readers, output.completions, strict=True)]
         reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
@@ -92,7 +92,7 @@ class ServingChat:
         return await inside(partial(engine.inputs.rendered_prompt, rendered))
 
     def _own_prompt(self, request: ChatCompletionRequest) -> Prompt:
-        """The prompt as token ids came, or after the server's own template."""
+        """Returns the prompt from the given token ids, or from the server's chat template."""
         inputs = self._serving.engine.inputs
         if request.prompt_token_ids is not None:
             offered_tools(request, self._serving.engine.message_parsers)
@@ -116,9 +116,9 @@ class ServingChat:
         return for_template(messages) if request.chat_template is not None else messages, options
 
     async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: a role chunk per choice, deltas, usage if asked for, and [DONE].
+        """Yields server-sent events: a role chunk per choice, deltas, usage if requested, and [DONE].
 
-        A request that cannot go on ends with an error event; a client that leaves aborts it.
+        A request that fails ends with an error event; a client's disconnect aborts it.
         """
         try:
             events = ChatEvents(self._serving, generation, request)

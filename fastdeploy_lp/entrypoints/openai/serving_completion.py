@@ -45,7 +45,7 @@ class ServingCompletion:
         self._serving = Serving(engine)
 
     async def start(self, request: CompletionRequest, caller: Caller) -> list[Generation]:
-        """Admit every prompt of a request, or none; raises as `ServingChat.start` does."""
+        """Admits every prompt of a request, or none; raises the errors of `ServingChat.start`."""
         engine, inside = self._serving.engine, self._serving.inside(caller, num_prompts(request.prompt))
         params, given = await inside(partial(self._asked, request))
         engine.require_room(len(given) * params.n, caller.client)
@@ -61,7 +61,7 @@ class ServingCompletion:
         return await engine.generate(requests, stream=request.stream)
 
     def _asked(self, request: CompletionRequest) -> tuple[SamplingParams, list[tuple[str, str | list[int]]]]:
-        """The parameters and each prompt with its path, which together are within the limits of a request."""
+        """Returns the parameters, and each prompt with its path, after checking the limits of a request."""
         params = self._serving.params(request)
         inputs = self._serving.engine.inputs
         if request.echo:
@@ -75,7 +75,7 @@ class ServingCompletion:
         return params, given
 
     def response(self, outputs: Sequence[RequestOutput], request: CompletionRequest) -> PiecedObject:
-        """The body of a plain answer, a `CompletionResponse`; candidates that were not chosen count in its usage."""
+        """Returns the body of a plain answer, a `CompletionResponse`; usage includes candidates not chosen."""
         choices: list[PiecedObject] = []
         completion_tokens = 0
         for output in outputs:
@@ -96,10 +96,10 @@ class ServingCompletion:
     async def stream(
         self, generations: Sequence[Generation], request: CompletionRequest
     ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events of all prompts as they come, usage if asked for, and [DONE]."""
+        """Yields server-sent events of all prompts as they arrive, usage if requested, and [DONE]."""
         try:
             made = partial(CompletionEvents, self._serving, generations, request)
-            # Prompts that are echoed are read token by token.
+            # Echoed prompts are decoded token by token.
             long = request.echo and sum(len(each.prompt.token_ids) for each in generations) > FEW_TOKENS
             events = await asyncio.to_thread(made) if long else made()
             async with aclosing(merged([each.deltas() for each in generations])) as batches:

@@ -28,7 +28,7 @@ class ServingEmbedding:
         self._serving = Serving(engine)
 
     async def start(self, request: EmbeddingRequest, caller: Caller) -> list[Pooling]:
-        """Admit every input of a request, or none; raises as `ServingChat.start` does."""
+        """Admits every input of a request, or none; raises the errors of `ServingChat.start`."""
         self._serving.require_model(request.model)
         engine = self._serving.engine
         try:
@@ -49,7 +49,7 @@ class ServingEmbedding:
         )
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> PiecedObject:
-        """The body of the answer, an `EmbeddingResponse`."""
+        """Returns the body of the answer, an `EmbeddingResponse`."""
         in_base64 = request.encoding_format == "base64"
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         response = EmbeddingResponse(

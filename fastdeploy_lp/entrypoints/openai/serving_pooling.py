@@ -1,4 +1,4 @@
-"""POST /pooling: inputs, conversations, or data of an IO processor's own, to vectors or what that makes of them."""
+"""POST /pooling: vectors of inputs or conversations, or an IO processor's answers to its data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServingPooling:
         self._processing = None if io_processor is None else IOProcessing(engine.inputs, io_processor)
 
     async def start(self, request: PoolingBody, caller: Caller) -> list[Pooling]:
-        """Admit every prompt of a request, or none; raises as `ServingChat.start` does, and IOProcessorError."""
+        """Admits every prompt of a request, or none; raises the errors of `ServingChat.start`, and IOProcessorError."""
         self._serving.require_model(request.model)
         try:
             params = request.pooling_params()
@@ -61,7 +61,7 @@ class ServingPooling:
         return await engine.pool(requests)
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: PoolingBody) -> PiecedObject:
-        """The body of a plain answer, a `PoolingResponse`."""
+        """Returns the body of a plain answer, a `PoolingResponse`."""
         in_base64 = request.encoding_format == "base64"
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         response = PoolingResponse(
@@ -80,7 +80,7 @@ class ServingPooling:
         return PiecedObject(response, {"data": array(items)})
 
     async def processed(self, poolings: Sequence[Pooling]) -> bytes:
-        """The body of an IO processor's answer; raises IOProcessorError, and what `Pooling.result` raises."""
+        """Returns the body of an IO processor's answer; raises IOProcessorError, and the errors of `Pooling.result`."""
         processing, request_id = self._require_processing(), shared_id(poolings[0].request_id)
         output = await processing.answer([each.result for each in poolings], request_id)
         prompt_tokens = sum(len(each.prompt.token_ids) for each in poolings)

@@ -1,4 +1,4 @@
-"""Streams whose clients do not read them."""
+"""Detection of streams whose clients do not read."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ LOOK_SECONDS = 0.5
 
 
 class WatchedStream(Protocol):
-    """A stream on its way to a client."""
+    """A stream that is being sent to a client."""
 
     @property
     def blocked_since(self) -> float | None:
-        """Since when the client has taken nothing, on the monotonic clock; None while it reads."""
+        """Time since which the client has read nothing, on the monotonic clock; None while it reads."""
 
     @property
     def unread_tokens(self) -> int:
-        """Tokens that wait for the client to read."""
+        """Number of tokens that the client has not read."""
 
     @property
     def name(self) -> str:
         """The request's id."""
 
     def drop(self) -> None:
-        """End it, and the request with it."""
+        """Ends the stream and its request."""
 
 
 class StreamWatch:
-    """Ends streams that are blocked for longer than `timeout` seconds, or while more than `max_unread` tokens wait.
+    """Ends streams that are blocked for longer than `timeout` seconds, or with more than `max_unread` tokens waiting.
 
-    It looks twice a second, and only while there are streams. `timeout` 0 is no limit.
+    Checks twice a second, only while streams exist. `timeout` 0 means no limit.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class StreamWatch:
         self._next_look: asyncio.TimerHandle | None = None
 
     def add(self, stream: WatchedStream) -> None:
-        """Watch a stream."""
+        """Starts watching a stream."""
         self._streams.add(stream)
         if self._next_look is None:
             self._plan_look()
 
     def remove(self, stream: WatchedStream) -> None:
-        """It has ended."""
+        """Stops watching a stream."""
         self._streams.discard(stream)
         if not self._streams and self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
 
     def look(self) -> None:
-        """End those that are past a limit."""
+        """Ends the streams that exceed a limit."""
         now = self._clock()
         for stream in list(self._streams):
             if stream.blocked_since is None:
@@ -94,7 +94,7 @@ class StreamWatch:
 
 
 def stalled_streams(registry: CollectorRegistry) -> Counter:
-    """What `StreamWatch` counts in, among a server's metrics."""
+    """Returns the counter of `StreamWatch`, registered in the server's metrics."""
     return Counter(
         f"{PREFIX}stream_stalled", "Streams that were ended because their clients did not read", registry=registry
     )

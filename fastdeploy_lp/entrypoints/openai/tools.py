@@ -1,4 +1,4 @@
-"""Which tools a chat request offers to the model, and what its calls are held to."""
+"""Tools that a chat request offers to the model, and the constraints on calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 
 
 def offered_tools(request: ChatCompletionRequest, parsers: MessageParsers) -> list[dict[str, Any]] | None:
-    """The tools that the chat template is to show, None for none; raises InvalidRequestError.
+    """Returns the tools for the chat template, None for no tools; raises InvalidRequestError.
 
-    With `tool_choice` "none" they are not shown, so that the model can not ask for them.
+    With `tool_choice` "none" the template shows no tools, so that the model cannot call them.
     """
     choice = request.tool_choice
     if not request.tools:
@@ -27,14 +27,14 @@ def offered_tools(request: ChatCompletionRequest, parsers: MessageParsers) -> li
     if not parsers.reads_tools:
         reason = "the chat template of this model shows no tool calls that this server can read; --chat-template and "
         raise InvalidRequestError("tools", f"{reason}--tool-call-parser at its start may change that")
-    # What the server does about `strict` is nothing to tell the model.
+    # `strict` is for the server, not for the model.
     return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
 
 
 def guided_calls(request: ChatCompletionRequest, engine: Engine) -> GuidedDecodingParams | None:
-    """What the answer is held to where calls may or must stand in it; None if the tools ask for nothing.
+    """Returns the constraint on an answer that may or must contain calls; None if the tools require none.
 
-    Calls that must come are held to the schemas of their functions; of others, those of `strict` functions are.
+    Required calls conform to the schemas of their functions; optional calls do for `strict` functions only.
     """
     parser, tools = engine.message_parsers.tool_parser, request.tools or []
     if parser is None or not request.may_call_tools:

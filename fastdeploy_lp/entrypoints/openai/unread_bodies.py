@@ -1,4 +1,4 @@
-"""Bodies of requests that were answered before they were read, at a pace that leaves time for others."""
+"""Rate limit on reading bodies of requests that are already answered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ BYTES_PER_SECOND = 16 * 1024 * 1024
 
 
 class UnreadBodies:
-    """Spreads reading what nobody needs over time, for all connections together.
+    """Spreads the reading of unneeded bodies over time, for all connections together.
 
-    A connection that is closed while its client still sends is reset, and the client may not see its answer.
+    They are read because closing a connection while its client still sends resets it, and may lose the answer.
     """
 
     def __init__(self, bytes_per_second: float = BYTES_PER_SECOND) -> None:
@@ -18,7 +18,7 @@ class UnreadBodies:
         self._free_at = 0.0
 
     def pause_after(self, count: int) -> float:
-        """Seconds for which the connection that has brought so many bytes is to read no more."""
+        """Returns the seconds for which a connection must pause reading after `count` bytes."""
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + count * self._seconds_per_byte
         return self._free_at - now

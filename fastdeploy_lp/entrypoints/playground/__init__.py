@@ -1,1 +1,1 @@
-"""The playground: pages that the API serves, on which people see what logits processors do."""
+"""The playground: pages of the server that show the effects of logits processors."""

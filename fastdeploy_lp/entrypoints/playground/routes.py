@@ -1,4 +1,4 @@
-"""GET /playground, its metrics page, and the files of both."""
+"""Routes for GET /playground, its metrics page, and the files of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES = {PATH: "index.html", f"{PATH}/metrics": "metrics.html"}
 
 
 def playground_routes() -> APIRouter:
-    """Answered from the first moment on, and without a key: the pages ask for one and send it to the API."""
+    """Returns the routes; they answer during startup and need no key: the pages ask for one and send it to the API."""
     router = APIRouter(include_in_schema=False)
     files = static_files()
 

@@ -1,4 +1,4 @@
-"""The files of the pages, as they are sent."""
+"""The files of the pages, with their response headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Nothing but what this server sends, and no script or style that stands inside a page.
+# Allows only files from this server, and no inline scripts or styles.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -32,19 +32,19 @@ CONTENT_SECURITY_POLICY = "; ".join(
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file, with the headers that go with it."""
+    """One file with its response headers."""
 
     name: str
     content: bytes
 
     @cached_property
     def etag(self) -> str:
-        """Another one for every other content."""
+        """The entity tag, a hash of the content."""
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """Browsers keep it, and ask each time whether it is still the same; every answer of the server is `nosniff`."""
+        """Response headers; browsers cache the file and revalidate it each time. All responses add `nosniff`."""
         return {
             "Content-Type": CONTENT_TYPES[self.name.rpartition(".")[2]],
             "Cache-Control": "no-cache",
@@ -57,13 +57,13 @@ class StaticFile:
         }
 
     def is_known_by(self, if_none_match: str | None) -> bool:
-        """Whether a request's If-None-Match names it."""
+        """True if a request's If-None-Match header names the file's entity tag."""
         known = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
         return self.etag in known or "*" in known
 
 
 def static_files() -> Mapping[str, StaticFile]:
-    """All of them, by name."""
+    """Returns all files by name."""
     folder = resources.files(__package__) / STATIC
     entries = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
     return {entry.name: StaticFile(entry.name, entry.read_bytes()) for entry in entries}

@@ -16,16 +16,16 @@ from fastdeploy_lp.entrypoints.ray_serve.replica import EngineReplica
 ENGINE, INGRESS = "Engine", "Ingress"
 # Longer than the longest answer, so that an update drops none.
 GRACEFUL_SECONDS = 600.0
-# Requests that wait in a replica's own queue, for each slot.
+# Requests that may wait in a replica's queue, per slot.
 WAITING_PER_SLOT = 2
 INGRESS_REQUESTS = 1000
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """An ingress and its replicas; `args` are options of the command line, and `request-router`: prefix or ray.
+    """Builds an ingress and its replicas; `args`: command-line options, and `request-router` (prefix or ray).
 
-    Numbers of replicas, resources and autoscaling are the configuration's `deployments`, named Ingress and Engine.
-    Raises ValueError naming the option that cannot be used.
+    The configuration's `deployments`, named Ingress and Engine, set the numbers of replicas, resources and autoscaling.
+    Raises ValueError naming the invalid option.
     """
     engine_args, server_args, router = read_args(args)
     slots = engine_args.max_num_seqs * engine_args.data_parallel_size

@@ -1,4 +1,4 @@
-"""A request on its way from the ingress to a replica, and what a router can tell of its prompt."""
+"""A request forwarded from the ingress to a replica, with names of its prompt's blocks for the router."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from fastdeploy_lp.engine.routing import chain_of
 
-# About as many characters as a block of the KV cache has tokens.
+# Approximately the number of tokens in a block of the KV cache.
 BLOCK_CHARACTERS = 64
-# What an application may look at, and what travels.
+# Keys of the ASGI scope to forward.
 SCOPE_KEYS = (
     "type",
     "http_version",
@@ -29,7 +29,7 @@ SCOPE_KEYS = (
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """scope: of ASGI, without what belongs to the connection. body: all of it. chain: names of the prompt's blocks."""
+    """scope: ASGI scope without connection state. body: complete body. chain: names of the prompt's blocks."""
 
     scope: dict[str, Any]
     body: bytes
@@ -37,15 +37,15 @@ class ForwardedRequest:
 
 
 def forwarded(scope: MutableMapping[str, Any], body: bytes) -> ForwardedRequest:
-    """The request as a replica gets it."""
+    """Returns the request to send to a replica."""
     kept = {key: scope[key] for key in SCOPE_KEYS if key in scope}
     return ForwardedRequest(kept | {"asgi": {"version": "3.0"}}, body, tuple(prompt_chain(body)))
 
 
 def prompt_chain(body: bytes) -> list[int]:
-    """A name for each block of the prompt in a body; empty for one that has none or is not to be read.
+    """Returns a name for each block of the prompt in a body; empty without a prompt or for an invalid body.
 
-    A replica tells the client what is wrong with a body. Names are those of this process.
+    The replica reports errors in the body to the client. Names are valid in this process only.
     """
     try:
         content = json.loads(body) if body else None

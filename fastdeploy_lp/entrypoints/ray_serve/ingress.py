@@ -1,4 +1,4 @@
-"""What stands between Ray Serve's HTTP proxy and the replicas: it reads the prompt, so that a router can."""
+"""The ingress between Ray Serve's HTTP proxy and the replicas; it reads the prompt for the router."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from fastdeploy_lp.entrypoints.ray_serve.replica import Message
 
 logger = logging.getLogger(__name__)
 
-# As with workers: what ran on two replicas that ended may be what ended them.
+# As with workers: a request present at two replica crashes may have caused them.
 MAX_LOST_REPLICAS = 2
 LOST = "replica_lost"
 EVENT_STREAM = b"text/event-stream"
 
 
 class ReplicaLostError(Exception):
-    """The replica ended in the middle of an answer."""
+    """The replica ended before its answer was complete."""
 
 
 class Ingress:
-    """Hands each request to one replica, and to another one if the first ends before the client was told anything."""
+    """Forwards each request to a replica, and to another one if the first ends before the client received a byte."""
 
     def __init__(self, replicas: DeploymentHandle, max_body_size: int) -> None:
         self._replicas = replicas.options(stream=True, method_name="answer")
         self._max_body_size = max_body_size
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """What Ray Serve calls with each request."""
+        """Returns the ASGI application that Ray Serve calls with each request."""
 
-        # A function: uvicorn, which Ray Serve begins the application with, takes bound methods for an older interface.
+        # A function, since Ray Serve starts the application with uvicorn, which takes a bound method for ASGI 2.
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             await self.serve(scope, receive, send)
 
         return serve
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One exchange of ASGI."""
+        """Handles one ASGI exchange."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
@@ -56,7 +56,7 @@ class Ingress:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _body(self, receive: Receive) -> bytes:
-        """The body, or so much of it that a replica sees that it is too large."""
+        """Returns the body, or enough of it that the replica refuses it as too large."""
         parts: list[bytes] = []
         size = 0
         while size <= self._max_body_size:
@@ -106,7 +106,7 @@ class Ingress:
 
 
 class Answer:
-    """What a client is told: the head goes out with the first piece of the body, so that until then nothing is."""
+    """The response to a client; sends the head with the first piece of the body, so that a retry is possible before."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -116,7 +116,7 @@ class Answer:
         self.ended = False
 
     async def send(self, message: Message) -> None:
-        """Hand on a message of a replica."""
+        """Forwards a message from a replica."""
         if message["type"] == "http.response.start":
             self._head = message
             return
@@ -129,7 +129,7 @@ class Answer:
         await self._send(message)
 
     async def fail(self, status: int, kind: str, code: str, text: str) -> None:
-        """End with an OpenAI error: an answer, or an event of a stream; other answers that have begun break off."""
+        """Ends with an OpenAI error, as a response or an event of a stream; breaks off other responses in progress."""
         error = ErrorResponse(error=ErrorInfo(message=text, type=kind, code=code))
         if self.begun:
             if not self._streams:

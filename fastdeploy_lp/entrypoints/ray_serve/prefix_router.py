@@ -1,4 +1,4 @@
-"""Ray Serve's choice of a replica for a request: least loaded, with a preference for who knows the prompt."""
+"""The choice of a replica for a request on Ray Serve: least loaded, with a preference for a cached prompt."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DEFAULT_CAPACITY = 100_000
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """The rule of `engine/routing.py` among replicas that come and go; one router in each process of the ingress.
+    """The rule of `engine/routing.py` for a changing set of replicas; each ingress process has its own router.
 
-    Its keywords are `slots`, requests that a replica runs at once, and `capacity`, blocks that are remembered of each.
+    slots: requests that a replica runs concurrently. capacity: blocks to remember per replica.
     """
 
     def initialize_state(self, slots: int = DEFAULT_SLOTS, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Called by Ray Serve behind the constructor."""
+        """Sets the options; Ray Serve calls it after the constructor."""
         self._slots = slots
         self._capacity = capacity
         self._given: dict[Any, GivenPrefixes] = {}
@@ -30,10 +30,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The candidates from the best to the worst, each in a rank of its own."""
+        """Returns the candidates from best to worst, each in a separate rank."""
         chain = _chain(pending_request)
         if pending_request is not None:
-            # When all of them refuse, the next try is to wait a little.
+            # If all replicas refuse, the next attempt waits.
             pending_request.routing_context.should_backoff = True
 
         def cost(replica: RunningReplica) -> tuple[bool, float, int]:
@@ -45,13 +45,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[each] for each in sorted(candidate_replicas, key=cost)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, *_: Any) -> None:
-        """A replica has taken a request, and will know its prompt."""
+        """Records that a replica accepted a request and will cache its prompt."""
         given = self._given.setdefault(replica_id, GivenPrefixes(BLOCK_CHARACTERS, self._capacity))
         given.add(_chain(pending_request))
         self._turns[replica_id] = max(self._turns.values(), default=0) + 1
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """What is known of replicas that are gone is forgotten."""
+        """Updates the replicas and discards the state of removed ones."""
         super().update_replicas(replicas)
         present = {each.replica_id for each in replicas}
         for table in (self._given, self._turns):

@@ -1,4 +1,4 @@
-"""One engine behind the server's own application, as an actor of Ray Serve."""
+"""One engine with the server's application, as an actor of Ray Serve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Message = MutableMapping[str, Any]
 
 
 class EngineReplica:
-    """Answers requests as the HTTP server does; Ray Serve calls the methods."""
+    """A replica that answers requests as the HTTP server does; Ray Serve calls its methods."""
 
     async def __init__(self, engine_args: EngineArgs, server_args: ServerArgs) -> None:  # type: ignore[misc]
         restarting = dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
@@ -37,7 +37,7 @@ class EngineReplica:
             raise
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
-        """The application's messages as they come, those that are there already in one list."""
+        """Yields the application's messages as they arrive; batches available messages into one list."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
         body = [{"type": "http.request", "body": request.body, "more_body": False}]
@@ -72,14 +72,14 @@ class EngineReplica:
         if isinstance(outcome, Exception):
             if not answered:
                 raise outcome
-            # It was answered with status 500, and is raised once more for a log.
+            # The client received status 500; the application raises the exception again for the log.
             logger.error("a request failed", exc_info=outcome)
 
     async def check_health(self) -> None:
-        """Raises when no request is taken any more, upon which Ray Serve starts another replica."""
+        """Raises if the engine accepts no more requests; Ray Serve then starts another replica."""
         self._engine.require_alive()
 
     async def __del__(self) -> None:
-        """Called by Ray Serve when the replica's requests have ended."""
+        """Ends the engine; Ray Serve calls it when the replica's requests have ended."""
         if hasattr(self, "_engine"):
             await self._engine.shutdown()

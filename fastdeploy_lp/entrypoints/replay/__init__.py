@@ -1,1 +1,1 @@
-"""Requests of a request log, run again and compared with what became of them."""
+"""Requests of a request log, run again and compared with their recorded outputs."""

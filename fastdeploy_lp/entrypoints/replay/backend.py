@@ -1,4 +1,4 @@
-"""What replays need of whoever runs the requests."""
+"""The interface between a replay and the backend that runs its requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
 
 
 class ReplayError(RuntimeError):
-    """A request that cannot be run again; the message says why."""
+    """A request that cannot be run again; the message states the reason."""
 
 
 class ReplayBackend(Protocol):
     """Runs requests."""
 
     async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:
-        """The outputs of a recorded request, run anew; raises ReplayError."""
+        """Runs a recorded request again and returns its outputs; raises ReplayError."""

@@ -1,4 +1,4 @@
-"""How a request that was run again differs from its record."""
+"""Differences between a replayed request and its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABORTED = "abort"
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same about one output; `reason` says it in words."""
+    """A difference in one output; `reason` describes it."""
 
     request_id: str
     index: int
@@ -25,12 +25,12 @@ class Difference:
 
 
 def can_replay(request: LoggedRequest) -> bool:
-    """Whether there is anything to compare: it did not fail, and some output has a token."""
+    """True if the request did not fail and has an output with a token to compare."""
     return request.error is None and any(output.token_ids for output in request.outputs)
 
 
 def to_run(request: LoggedRequest) -> LoggedRequest:
-    """The request, but no longer than its record if nobody waited for its end."""
+    """Returns the request, limited to its recorded length if all its outputs were aborted."""
     if any(output.finish_reason != ABORTED for output in request.outputs):
         return request
     longest = max(len(output.token_ids) for output in request.outputs)
@@ -41,7 +41,7 @@ def to_run(request: LoggedRequest) -> LoggedRequest:
 
 
 def differences(request: LoggedRequest, replayed: Sequence[LoggedOutput]) -> list[Difference]:
-    """One for each output that is not as it was; of aborted ones only what there is counts."""
+    """Returns one difference for each changed output; compares only the recorded tokens of aborted outputs."""
     found = {output.index: output for output in replayed}
     reasons = {output.index: _reason(output, found.get(output.index)) for output in request.outputs}
     return [Difference(request.request_id, index, reason) for index, reason in reasons.items() if reason]
@@ -65,5 +65,5 @@ def _reason(recorded: LoggedOutput, replayed: LoggedOutput | None) -> str | None
 
 
 def _same_stop(recorded: LoggedOutput, replayed: LoggedOutput) -> bool:
-    # Over HTTP the model's own end of sequence is no reason to name.
+    # Over HTTP, the model's end of sequence has no stop reason.
     return None in (recorded.stop_reason, replayed.stop_reason) or recorded.stop_reason == replayed.stop_reason

@@ -1,4 +1,4 @@
-"""Requests run again on an engine of this process's own."""
+"""Requests run again on this process's engine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fastdeploy_lp.entrypoints.replay.backend import ReplayError
 
 
 class EngineBackend:
-    """Settles each request again, which leaves nothing open: what is recorded has its seed and its token limit."""
+    """Settles each request again, with the same result: a record includes the seed and the token limit."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:
-        """The outputs, run anew; raises ReplayError, and EngineDeadError without a worker."""
+        """Runs the request again and returns its outputs; raises ReplayError, or EngineDeadError without a worker."""
         try:
             prompt = self._engine.inputs.prompt(request.prompt_token_ids)
             settled = await self._engine.settle(request.params, prompt)

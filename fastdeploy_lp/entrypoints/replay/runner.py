@@ -1,4 +1,4 @@
-"""Runs the requests of a log again, so many at a time."""
+"""Runs the requests of a log again, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastdeploy_lp.entrypoints.replay.difference import can_replay, differences,
 
 @dataclass
 class ReplayTally:
-    """What became of the records.
+    """Counts of replayed records.
 
-    skipped: requests that had failed, or that nobody waited for. engines: those that ran requests, by id.
+    skipped: requests that failed or that have no token. engines: the engines that ran the recorded requests, by id.
     """
 
     same: int = 0
@@ -26,7 +26,7 @@ class ReplayTally:
 
 
 class ReplayRunner:
-    """Compares every request with its record; `report` gets a line for each difference."""
+    """Compares every request with its record; calls `report` with a line for each difference."""
 
     def __init__(self, backend: ReplayBackend, report: Callable[[str], None]) -> None:
         self._backend = backend
@@ -34,7 +34,7 @@ class ReplayRunner:
         self.tally = ReplayTally()
 
     async def run(self, lines: Iterable[bytes], concurrency: int) -> None:
-        """Until every record is compared; raises what the backend raises that is no ReplayError."""
+        """Runs until every record is compared; passes on the backend's exceptions except ReplayError."""
         await for_each(self._requests(lines), self._replay, concurrency)
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[LoggedRequest]:

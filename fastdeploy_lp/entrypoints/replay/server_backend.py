@@ -18,7 +18,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS
 from fastdeploy_lp.entrypoints.replay.backend import ReplayError
 from fastdeploy_lp.sampling_params import SamplingParams
 
-# Names that differ over HTTP, and fields that change no token.
+# Fields with another name over HTTP, and fields that are not sent (they affect no token or have their own form).
 OTHER_NAMES = {"extra_args": "vllm_xargs"}
 NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
 
@@ -26,8 +26,8 @@ NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
 class ServerReplay:
     """POSTs each request to /v1/completions.
 
-    url: the API's root, `http://127.0.0.1:8180/v1`. Raises ValueError for one that is none. concurrency: requests in
-    flight at a time, at most.
+    url: the API's root, such as `http://127.0.0.1:8180/v1`. concurrency: maximum requests in flight.
+    Raises ValueError for an invalid URL.
     """
 
     def __init__(self, url: str, api_key: str | None, concurrency: int) -> None:
@@ -42,8 +42,8 @@ class ServerReplay:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def outputs(self, request: LoggedRequest) -> list[LoggedOutput]:
-        """The outputs, run anew; raises ReplayError, also for a server that cannot be reached."""
-        # Not the loop's own threads, of which a machine with few cores has fewer than requests may be in flight.
+        """Runs the request again and returns its outputs; raises ReplayError, also if the server is unreachable."""
+        # Own threads: on a machine with few cores, the loop's executor has fewer threads than requests in flight.
         answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, body_of(request))
         try:
             return [
@@ -68,7 +68,7 @@ class ServerReplay:
 
 
 def body_of(request: LoggedRequest) -> dict[str, Any]:
-    """The body for /v1/completions."""
+    """Returns the body for /v1/completions."""
     fields = {name: value for name, value in msgspec.to_builtins(request.params).items() if name not in NOT_SENT}
     body = {OTHER_NAMES.get(name, name): value for name, value in fields.items()}
     return {**body, **_form_of(request.params), "prompt": request.prompt_token_ids, "return_token_ids": True}

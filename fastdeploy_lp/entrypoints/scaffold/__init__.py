@@ -1,1 +1,1 @@
-"""Writes the packages of new logits processors."""
+"""Packages of new logits processors, written from templates."""

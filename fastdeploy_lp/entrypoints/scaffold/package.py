@@ -1,4 +1,4 @@
-"""The package of a new logits processor: its name, its files, and where they go."""
+"""The package of a new logits processor: its name, its files and their paths."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SUFFIX = ".tmpl"
 
 @dataclass(frozen=True)
 class ProcessorPackage:
-    """A package to be written. `name` is what requests will call the processor.
+    """A package to write. Requests select the processor by `name`.
 
-    Raises ValueError for a name or a dialect that cannot be.
+    Raises ValueError for an invalid name or dialect.
     """
 
     name: str
@@ -47,16 +47,16 @@ class ProcessorPackage:
 
     @property
     def class_name(self) -> str:
-        """The name of its class."""
+        """The name of the processor's class."""
         return "".join(part.capitalize() for part in self.module.split("_"))
 
     @property
     def target(self) -> str:
-        """What the entry point leads to, in the module `processor`."""
+        """The object that the entry point names, in the module `processor`."""
         return "LOGITS_PROCESSOR_PLUGIN" if self.dialect == "plugin" else self.class_name
 
     def files(self) -> dict[str, str]:
-        """Path below the package's folder → contents."""
+        """Returns the files: path below the package's folder → contents."""
         values = {
             "name": self.module,
             "distribution": self.name.replace("_", "-"),
@@ -73,7 +73,7 @@ class ProcessorPackage:
         return made
 
     def write(self, directory: Path) -> Path:
-        """Write it into a new folder `directory`/name, and give that; raises FileExistsError rather than overwrite."""
+        """Writes the files into a new folder `directory`/name and returns it; raises FileExistsError if it exists."""
         folder = directory / self.name
         folder.mkdir(parents=True)
         for path, content in sorted(self.files().items()):
@@ -85,6 +85,6 @@ class ProcessorPackage:
 
 
 def _path(template: str, module: str) -> str:
-    """Where a template's text goes: its name has `__` for a slash."""
+    """Returns the path for a template's text; `__` in the template's name means a slash."""
     path = template.removesuffix(SUFFIX).replace("__", "/").replace("MODULE", module)
     return path.replace("INIT.py", "__init__.py")

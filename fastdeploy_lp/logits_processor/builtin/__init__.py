@@ -1,1 +1,1 @@
-"""The processors that ship with the server; `registry.BUILTIN` lists them by name."""
+"""Processors that ship with the server; `registry.BUILTIN` lists them by name."""

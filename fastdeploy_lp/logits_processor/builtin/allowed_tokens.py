@@ -1,4 +1,4 @@
-"""Leaves nothing but chosen tokens."""
+"""Restricts the output to chosen tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AllowedTokensParams(BaseModel):
 class AllowedTokensLogitsProcessor(SlotProcessor[NDArray[np.int64]]):
     """`{"allowed_token_ids": [token_id, …]}` sets every other token to -inf.
 
-    The sampler's field of this name, as in vLLM, at its place in the chain.
+    Same rule as the sampler's field of this name (as in vLLM), applied at the processor's place in the chain.
     """
 
     Params = AllowedTokensParams

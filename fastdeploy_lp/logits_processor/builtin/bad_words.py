@@ -30,10 +30,11 @@ class _Watched:
 
 
 class BadWordsLogitsProcessor(TokenBanProcessor[_Watched]):
-    """`{"bad_words_token_ids": [[token_id, …], …]}` sets the last token of each list to -inf behind the others.
+    """`{"bad_words_token_ids": [[token_id, …], …]}` sets the last token of each list to -inf after the others.
 
-    The others have to be the end of the output; the prompt does not count. The sampler's field of this name, as in vLLM
-    and as Hugging Face's `bad_words_ids`, at its place in the chain.
+    A list applies while the output ends with its other tokens; the prompt does not count. Same rule as the sampler's
+    field of this name (as in vLLM, and as Hugging Face's `bad_words_ids`), applied at the processor's place in the
+    chain.
     """
 
     Params = BadWordsParams

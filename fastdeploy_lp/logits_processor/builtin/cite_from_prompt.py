@@ -1,4 +1,4 @@
-"""Makes the words of the prompt more likely."""
+"""Adds a bias to the tokens of the prompt."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Boost = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
 
 
 class CiteFromPromptParams(BaseModel):
-    """`cite_boost`: added to the logits of the prompt's tokens; below 0 makes the model use other words.
+    """`cite_boost`: bias added to the logits of the prompt's tokens; below 0 makes the model use other words.
 
-    cite_boost_eos: also to the end-of-sequence tokens, so that outputs do not get longer. cite_conditional_boost: added
-    to the tokens that follow the last token somewhere in the prompt.
+    cite_boost_eos: true adds it also to the end-of-sequence tokens, so that outputs do not get longer.
+    cite_conditional_boost: bias added to the tokens that follow the last token anywhere in the prompt.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -39,7 +39,7 @@ class CiteFromPromptParams(BaseModel):
 class CiteFromPromptLogitsProcessor(LogitsProcessor):
     """`{"cite_boost": b}` adds b to the logits of every token of the prompt, and to the end-of-sequence tokens.
 
-    From logits-processor-zoo. The prompt's tokens are settled once, their successors when first asked for.
+    From logits-processor-zoo. The prompt's tokens are collected once, their successors on first use.
     """
 
     Params = CiteFromPromptParams
@@ -53,14 +53,14 @@ class CiteFromPromptLogitsProcessor(LogitsProcessor):
         self._conditional: list[tuple[int, NDArray[np.int64], float]] = []
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Follow the batch; its entries are put together anew only when it has changed."""
+        """Follows the batch; rebuilds the entries only when the batch has changed."""
         if self._states.follow(share_inputs):
             self._entries = None
         following = ((row, state.following(), state.conditional) for row, state in self._states if state.conditional)
         self._conditional = [entry for entry in following if entry[1].size]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Add in place."""
+        """Adds the boosts in place."""
         if not self._states.states:
             return logits
         if self._entries is None:
@@ -80,7 +80,7 @@ class CiteFromPromptLogitsProcessor(LogitsProcessor):
 
 
 class _Citing:
-    """One request's prompt as it is cited."""
+    """Tokens and boosts of one request."""
 
     def __init__(self, request: SlotRequest, boost: float, conditional: float, eos: list[int]) -> None:
         self.boost, self.conditional = boost, conditional
@@ -88,7 +88,7 @@ class _Citing:
         self._prompt, self._output = request.prompt, request.output
 
     def following(self) -> NDArray[np.int64]:
-        """The tokens that follow the last token in the prompt."""
+        """Returns the tokens that follow the request's last token anywhere in the prompt."""
         last = (self._output or self._prompt)[-1]
         return self._successors.get(last, np.empty(0, np.int64))
 
@@ -103,7 +103,7 @@ class _Citing:
 def _entries(
     parts: list[tuple[int, NDArray[np.int64], float]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Row, token and value of each entry."""
+    """Returns row, token and value of each entry."""
     counts = [len(tokens) for _, tokens, _ in parts]
     rows = np.repeat(np.array([row for row, _, _ in parts], np.int64), counts)
     return rows, np.concatenate([tokens for _, tokens, _ in parts]), np.repeat([value for *_, value in parts], counts)

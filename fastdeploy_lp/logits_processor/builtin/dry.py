@@ -1,4 +1,4 @@
-"""Makes going on with a repetition less likely, the longer it already is."""
+"""Lowers the logits of tokens that continue a repetition; the longer the repetition, the more."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Multiplier = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1
 Base = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1, le=1000)]
 Length = Annotated[int, Field(strict=True, ge=1, le=1024)]
 Window = Annotated[int, Field(strict=True, ge=-1, le=2**31)]
-# Far beyond any logit, and far from what float32 cannot hold.
+# Far above any logit, and far below the limit of float32.
 MAX_LOG = math.log(1e9)
 
 
 class DRYParams(BaseModel):
-    """What a repetition is, and what it costs.
+    """Definition and cost of a repetition.
 
-    `dry_multiplier`: the strength, 0 for none. `dry_base`: how it grows with every token. `dry_allowed_length`: how
-    long a repetition may be for nothing. `dry_sequence_breakers`: token ids that no repetition goes over.
-    `dry_penalty_last_n`: how many last tokens are looked at, -1 for all, 0 for none.
+    `dry_multiplier`: strength, 0 for none. `dry_base`: growth factor per token. `dry_allowed_length`: length of the
+    longest repetition that costs nothing. `dry_sequence_breakers`: token ids that no repetition spans.
+    `dry_penalty_last_n`: number of last tokens to search, -1 for all, 0 for none.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -57,10 +57,10 @@ class _Watched:
 
 
 class DRYLogitsProcessor(SlotProcessor[_Watched]):
-    """`{"dry_multiplier": m}` takes m * base ** (n - allowed) off each token that would go on with a repetition.
+    """`{"dry_multiplier": m}` subtracts m * base ** (n - allowed) from each token that would continue a repetition.
 
-    n is how many last tokens of prompt and output stood before that token somewhere earlier, the longest such run;
-    runs of fewer than `dry_allowed_length` tokens cost nothing. "Don't repeat yourself" by p-e-w, 2024, as in
+    n is the length of the longest run of tokens that ends prompt and output and also occurs earlier, followed by that
+    token; runs of fewer than `dry_allowed_length` tokens cost nothing. "Don't repeat yourself" by p-e-w, 2024, as in
     text-generation-webui and llama.cpp; breakers are token ids here.
     """
 

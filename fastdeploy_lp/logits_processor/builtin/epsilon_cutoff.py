@@ -1,4 +1,4 @@
-"""Leaves out tokens below a fixed probability."""
+"""Removes tokens below a fixed probability."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Probability = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=
 
 
 class EpsilonCutoffParams(BaseModel):
-    """`epsilon_cutoff`: the probability that a token needs, from 0 to below 1; 0 leaves all."""
+    """`epsilon_cutoff`: minimum probability of a token, at least 0 and below 1; 0 keeps all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,15 +20,15 @@ class EpsilonCutoffParams(BaseModel):
 
 
 class EpsilonCutoffLogitsProcessor(RowCutProcessor):
-    """`{"epsilon_cutoff": p}` leaves out tokens less likely than p; the most likely ones stay.
+    """`{"epsilon_cutoff": p}` removes tokens less likely than p; the most likely tokens stay.
 
-    p of 3e-4 to 9e-4 are usual. From Hewitt et al., 2022, "Truncation Sampling as Language Model Desmoothing"
-    (arXiv:2210.15191); the probabilities are those before the temperature.
+    Usual values are 3e-4 to 9e-4. From Hewitt et al., 2022, "Truncation Sampling as Language Model Desmoothing"
+    (arXiv:2210.15191); probabilities are taken before the temperature.
     """
 
     Params = EpsilonCutoffParams
     argument, cut, off = "epsilon_cutoff", "EPSILON", 0.0
 
     def is_argmax_invariant(self) -> bool:
-        """The most likely tokens always stay."""
+        """True: the most likely tokens always stay."""
         return True

@@ -1,4 +1,4 @@
-"""Leaves out tokens below a probability that falls with the entropy of the row."""
+"""Removes tokens below a probability that falls with the row's entropy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Probability = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=
 
 
 class EtaCutoffParams(BaseModel):
-    """`eta_cutoff`: epsilon, from 0 to below 1; 0 leaves all."""
+    """`eta_cutoff`: epsilon, at least 0 and below 1; 0 keeps all tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,15 +20,15 @@ class EtaCutoffParams(BaseModel):
 
 
 class EtaCutoffLogitsProcessor(RowCutProcessor):
-    """`{"eta_cutoff": epsilon}` leaves out tokens less likely than min(epsilon, sqrt(epsilon) * exp(-entropy)).
+    """`{"eta_cutoff": epsilon}` removes tokens less likely than min(epsilon, sqrt(epsilon) * exp(-entropy)).
 
-    The most likely ones stay. Values of 3e-4 to 4e-3 are usual. From Hewitt et al., 2022, "Truncation Sampling as
-    Language Model Desmoothing" (arXiv:2210.15191); the probabilities are those before the temperature.
+    The most likely tokens stay. Usual values are 3e-4 to 4e-3. From Hewitt et al., 2022, "Truncation Sampling as
+    Language Model Desmoothing" (arXiv:2210.15191); probabilities are taken before the temperature.
     """
 
     Params = EtaCutoffParams
     argument, cut, off = "eta_cutoff", "ETA", 0.0
 
     def is_argmax_invariant(self) -> bool:
-        """The most likely tokens always stay."""
+        """True: the most likely tokens always stay."""
         return True

@@ -1,4 +1,4 @@
-"""Makes the end of the output more likely, the longer it gets."""
+"""Makes the end of the output more likely as the output grows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Start = Annotated[int, Field(strict=True, ge=0, le=2**31)]
 Factor = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1000)]
-# Beyond this a greater logit makes no difference, and a still greater one would not be finite.
+# A greater logit makes no difference, and a far greater one would not be finite.
 MAX_LOG = math.log(1e9)
 
 
 class ExponentialLengthDecayParams(BaseModel):
-    """`exponential_decay_length_penalty`: after how many tokens it begins, and the factor, above 0, to 1000."""
+    """`exponential_decay_length_penalty`: number of tokens before it starts, and the factor, above 0, up to 1000."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,9 +39,9 @@ class _Decay:
 
 
 class ExponentialLengthDecayLogitsProcessor(SlotProcessor[_Decay]):
-    """`{"exponential_decay_length_penalty": [start, factor]}` raises the end of sequence behind `start` output tokens.
+    """`{"exponential_decay_length_penalty": [start, factor]}` raises end-of-sequence logits after `start` tokens.
 
-    The logit of an end-of-sequence token gets (factor ** (tokens beyond start) - 1) times its magnitude on top; a
+    Adds (factor ** (output tokens beyond start) - 1) times its magnitude to the logit of each end-of-sequence token; a
     factor below 1 lowers it. As in Hugging Face.
     """
 

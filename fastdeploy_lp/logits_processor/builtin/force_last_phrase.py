@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ForceLastPhraseParams(BaseModel):
-    """`last_phrase`: the words that stand in the output before it ends, a text or token ids."""
+    """`last_phrase`: the phrase that the output contains before it ends, a text or token ids."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -29,16 +29,16 @@ class ForceLastPhraseParams(BaseModel):
 
 
 class ForceLastPhraseLogitsProcessor(WatchedPhraseProcessor):
-    """`{"last_phrase": "Sources:"}` writes the phrase where the model wants to end, and lets it go on from there.
+    """`{"last_phrase": "Sources:"}` writes the phrase when the model is about to end, and lets it continue from there.
 
-    It wants to when an end-of-sequence or stop token is the most likely one; before the phrase such a token is ruled
-    out, so that it cannot be drawn either. From logits-processor-zoo.
+    The phrase begins when an end-of-sequence or stop token is the most likely one. Before the phrase such tokens are
+    ruled out, so that they cannot be sampled. From logits-processor-zoo.
     """
 
     Params = ForceLastPhraseParams
 
     def state_of(self, request: SlotRequest) -> WatchedRequest | None:
-        """As the base class says."""
+        """See the base class."""
         phrase = request.args.get("last_phrase")
         ends = [*self.eos_token_ids, *((request.params and request.params.stop_token_ids) or ())]
         if not phrase or not ends:
@@ -48,9 +48,9 @@ class ForceLastPhraseLogitsProcessor(WatchedPhraseProcessor):
         return state
 
     def sign_in(self, row: NDArray[Any], state: WatchedRequest) -> bool:
-        """As the base class says."""
+        """See the base class."""
         return int(row.argmax()) in state.banned
 
     def signs_on_device(self, rows: Tensor, states: Sequence[WatchedRequest]) -> Tensor:
-        """As the base class says."""
+        """See the base class."""
         return greatest_is_one_of(rows, [state.banned for state in states])

@@ -1,4 +1,4 @@
-"""Makes an answer begin with given words."""
+"""Makes an output begin with given words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotReques
 
 
 class ForcedSequenceParams(BaseModel):
-    """`forced_sequence`: the words that the output begins with, a text or token ids."""
+    """`forced_sequence`: the first words of the output, a text or token ids."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -21,7 +21,7 @@ class ForcedSequenceParams(BaseModel):
 
 
 class ForcedSequenceLogitsProcessor(ForcingProcessor):
-    """`{"forced_sequence": "Sure, here is"}` makes the output begin with these words; then the model goes on freely.
+    """`{"forced_sequence": "Sure, here is"}` makes the output begin with these words; then the model continues freely.
 
     Known as prefix forcing; Hugging Face's `forced_bos_token_id` is the case of one token.
     """
@@ -29,7 +29,7 @@ class ForcedSequenceLogitsProcessor(ForcingProcessor):
     Params = ForcedSequenceParams
 
     def state_of(self, request: SlotRequest) -> ForcingState | None:
-        """As the base class says."""
+        """See the base class."""
         sequence = request.args.get("forced_sequence")
         return _Beginning(sequence, request.output) if sequence else None
 
@@ -40,6 +40,6 @@ class _Beginning:
     output: list[int]
 
     def forced(self) -> int | None:
-        """The token of the sequence at the output's length."""
+        """Returns the token of the sequence at the output's length, None after the last one."""
         length = len(self.output)
         return self.sequence[length] if length < len(self.sequence) else None

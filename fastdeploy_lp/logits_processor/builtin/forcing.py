@@ -1,4 +1,4 @@
-"""What the builtins have in common that decide on a request's next token alone."""
+"""Base of builtins that force a request's next token."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class ForcingState(Protocol):
-    """What one request of a `ForcingProcessor` holds."""
+    """State of one request of a `ForcingProcessor`."""
 
     def forced(self) -> int | None:
-        """The token that has to come next, None to leave the row alone; asked once a step."""
+        """Returns the token that must come next, None to leave the row unchanged; called once a step."""
 
 
 class ForcingProcessor(LogitsProcessor):
-    """Rules out every token but the one that a request's state names; other rows are not touched."""
+    """Rules out all tokens but the one that a request's state returns; leaves other rows untouched."""
 
     only_with_args = True
-    # A forced token gets a logit of its own, so that one is left whatever was ruled out before.
+    # A forced token gets a new logit, so one finite logit remains whatever was ruled out before.
     keeps_rows_valid = True
     remembered_per_slot = 0
 
@@ -40,10 +40,10 @@ class ForcingProcessor(LogitsProcessor):
 
     @abstractmethod
     def state_of(self, request: SlotRequest) -> ForcingState | None:
-        """The state of a request that enters a slot, with or without output; None if it wants nothing."""
+        """Returns the state of a request that enters a slot, with or without output; None if it needs none."""
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Take in the tokens of the last step."""
+        """Reads the tokens of the last step."""
         self._rows, self._tokens = [], []
         self._states.follow(share_inputs)
         for row, state in self._states:
@@ -53,7 +53,7 @@ class ForcingProcessor(LogitsProcessor):
                 self._tokens.append(token)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Write the rows in which a token is forced, in place."""
+        """Forces tokens in their rows, in place."""
         if self._rows:
             LogitRows(logits).force(self._rows, self._tokens)
         return logits

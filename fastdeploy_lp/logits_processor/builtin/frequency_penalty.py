@@ -1,4 +1,4 @@
-"""Makes tokens less likely for each time that the output holds them."""
+"""Makes tokens less likely for each occurrence in the output."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class FrequencyPenaltyParams(BaseModel):
 
 
 class FrequencyPenaltyLogitsProcessor(TokenPenaltyProcessor):
-    """`{"frequency_penalty": rate}` takes rate off the logit of a token for each time that the output holds it.
+    """`{"frequency_penalty": rate}` subtracts rate from a token's logit for each occurrence in the output.
 
-    The sampler's and OpenAI's field of this name, at its place in the chain.
+    Same rule as the sampler's and OpenAI's field of this name, applied at the processor's place in the chain.
     """
 
     Params = FrequencyPenaltyParams
@@ -30,5 +30,5 @@ class FrequencyPenaltyLogitsProcessor(TokenPenaltyProcessor):
 
     @staticmethod
     def rates(rate: float) -> Rates:
-        """As the base class says."""
+        """See the base class."""
         return 1.0, 0.0, rate

@@ -1,4 +1,4 @@
-"""Makes the end of the output more or less likely the longer it gets."""
+"""Makes the end of the output more or less likely as the output grows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_BIAS = 1e9
 
 
 class GenLengthParams(BaseModel):
-    """`gen_length_boost`: above 0 for shorter outputs, below for longer ones.
+    """`gen_length_boost`: above 0 for shorter outputs, below 0 for longer ones.
 
-    gen_length_power: how fast its effect grows with the length. gen_length_token: tokens that are boosted in place of
-    the model's end-of-sequence tokens. gen_length_complete_sentences: only behind the end of a sentence; true, or the
-    texts that end one.
+    gen_length_power: exponent of the growth with the length. gen_length_token: tokens to boost instead of the model's
+    end-of-sequence tokens. gen_length_complete_sentences: boost only after the end of a sentence; true, or the texts
+    that end one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -41,7 +41,7 @@ class GenLengthParams(BaseModel):
 class GenLengthLogitsProcessor(LogitsProcessor):
     """`{"gen_length_boost": b, "gen_length_power": p}` adds b · n^p / 10^p to the end-of-sequence logits at n tokens.
 
-    Nothing is added any more once such a token was generated. From logits-processor-zoo.
+    Adds nothing after such a token was generated. From logits-processor-zoo.
     """
 
     Params = GenLengthParams
@@ -51,12 +51,12 @@ class GenLengthLogitsProcessor(LogitsProcessor):
     def __init__(self, fd_config: FDConfig) -> None:
         self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
         self._states = SlotStates(self._state_of)
-        # Row and token of each entry, and how many each request has.
+        # Row and token of each entry, and the number of entries of each request.
         self._rows = self._tokens = self._counts = np.empty(0, np.int64)
         self._biases = np.empty(0, np.float64)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Settle what is added; to which tokens, only when the batch has changed."""
+        """Computes the biases; finds their tokens only when the batch has changed."""
         changed, states = self._states.follow(share_inputs), self._states.states
         if changed:
             self._counts = np.array([len(state.tokens) for state in states], np.int64)
@@ -65,7 +65,7 @@ class GenLengthLogitsProcessor(LogitsProcessor):
         self._biases = np.fromiter((state.bias() for state in states), np.float64, len(states))
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Add in place."""
+        """Adds the biases in place."""
         if self._biases.any():
             LogitRows(logits).add(self._rows, self._tokens, np.repeat(self._biases, self._counts))
         return logits
@@ -91,7 +91,7 @@ class _Length:
         self.ended = any(token in self.tokens for token in self.output)
 
     def bias(self) -> float:
-        """What the length of the output makes of the boost; asked once a step, so that one token is new."""
+        """Returns the bias for the output's length; called once a step, so that only one token is new."""
         length = len(self.output)
         if length and self.output[-1] in self.tokens:
             self.ended = True

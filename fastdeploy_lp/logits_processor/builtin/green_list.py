@@ -1,4 +1,4 @@
-"""Which tokens a watermark favours, and how many of them a text holds. Imports numpy alone."""
+"""Green lists of a watermark, and the score of a text. Imports only numpy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_CONTEXT_WIDTH = 8
 
 @dataclass(frozen=True)
 class GreenList:
-    """Draws a share `gamma` of the vocabulary anew behind every context, from `key` and the context's last tokens.
+    """Draws a share `gamma` of the vocabulary anew for every context, from `key` and the context's last tokens.
 
-    context_width: how many tokens decide. A token is green when its own hash, mixed with the context's, lies below
-    gamma · 2^32; the same key, gamma and width give the same lists on every machine.
+    context_width: number of tokens that determine the list. A token is green if its hash, mixed with the context's, is
+    below gamma · 2^32; the same key, gamma and width produce the same lists on every machine.
     """
 
     key: int
@@ -28,7 +28,7 @@ class GreenList:
     context_width: int = DEFAULT_CONTEXT_WIDTH
 
     def mixers(self, context: Sequence[int]) -> tuple[int, int]:
-        """Two 32-bit numbers, the second one odd, that stand for the last `context_width` tokens."""
+        """Returns two 32-bit numbers, the second one odd, from the key and the last `context_width` tokens."""
         mixed = _mix(self.key)
         for token in context[-self.context_width :]:
             mixed = _mix(mixed ^ token)
@@ -36,15 +36,15 @@ class GreenList:
 
     @cached_property
     def bound(self) -> int:
-        """Green tokens' mixed hashes lie below."""
+        """Exclusive upper bound of green tokens' mixed hashes."""
         return round(self.gamma * 2**32)
 
     def green(
         self, mixers: tuple[int, int], hashes: NDArray[np.uint32], mixed: NDArray[np.uint32] | None = None
     ) -> NDArray[np.bool_]:
-        """Which of the tokens with these hashes [n] are green behind the context that `mixers` stand for: bool [n].
+        """Returns a mask, bool [n], of the hashes [n] whose tokens are green after the context of `mixers`.
 
-        mixed: memory [n] to work in.
+        mixed: work buffer [n].
         """
         flip, factor = mixers
         mixed = np.bitwise_xor(hashes, np.uint32(flip), out=mixed)
@@ -53,7 +53,7 @@ class GreenList:
 
 
 def token_hashes(vocab_size: int) -> NDArray[np.uint32]:
-    """A hash of every token id [vocab_size]; the part of the work that no context changes."""
+    """Returns a hash of every token id [vocab_size]; hashes do not depend on the context."""
     hashes = np.arange(vocab_size, dtype=np.uint32)
     for factor, shift in ((0x7FEB352D, 15), (0x846CA68B, 16)):
         hashes ^= hashes >> np.uint32(16)
@@ -63,7 +63,7 @@ def token_hashes(vocab_size: int) -> NDArray[np.uint32]:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of SplitMix64."""
+    """Returns the SplitMix64 finalizer of `value`."""
     value = (value + 0x9E3779B97F4A7C15) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -72,7 +72,7 @@ def _mix(value: int) -> int:
 
 @dataclass(frozen=True)
 class WatermarkScore:
-    """How many of `scored` tokens are green, where a share `gamma` is expected of text without the watermark."""
+    """Number of green tokens among `scored` ones; the expected share in text without the watermark is `gamma`."""
 
     green: int
     scored: int
@@ -80,21 +80,21 @@ class WatermarkScore:
 
     @property
     def z(self) -> float:
-        """Standard deviations above what is expected; 0 for nothing scored."""
+        """Standard deviations above the expected number; 0 if nothing was scored."""
         if not self.scored:
             return 0.0
         return (self.green - self.gamma * self.scored) / math.sqrt(self.scored * self.gamma * (1 - self.gamma))
 
     @property
     def p_value(self) -> float:
-        """How likely so many are in text without the watermark."""
+        """Probability of at least so many green tokens in text without the watermark."""
         return 0.5 * math.erfc(self.z / math.sqrt(2))
 
 
 def score(tokens: Sequence[int], greens: GreenList) -> WatermarkScore:
-    """Score the tokens that have a whole context before them; what repeats a context and its token counts once.
+    """Scores the tokens that have a full context before them; each pair of context and token counts once.
 
-    A repeated passage would otherwise count its luck several times.
+    Otherwise a repeated passage would count its luck several times.
     """
     width = greens.context_width
     windows = {tuple(tokens[at - width : at + 1]) for at in range(width, len(tokens))}

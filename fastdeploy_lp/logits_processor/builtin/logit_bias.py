@@ -37,12 +37,12 @@ def _can_be_added(bias: float) -> float:
 
 
 def _few_enough(bias: Any) -> Any:
-    """Before each entry is looked at."""
+    """Checks size and keys before each entry is validated."""
     if not isinstance(bias, Mapping):
         return bias
     if len(bias) > MAX_LOGIT_BIAS:
         raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens are allowed, not {len(bias)}")
-    # JSON has strings alone as keys; a program may pass both kinds.
+    # JSON keys are always strings; a program may pass both kinds.
     twice = next((token for token in bias if isinstance(token, int) and str(token) in bias), None)
     if twice is not None:
         raise ValueError(f"token {twice} is given twice, as a number and as a string")
@@ -56,10 +56,10 @@ def _leaves_one(bias: dict[int, float], info: ValidationInfo) -> dict[int, float
     return bias
 
 
-# Far beyond any logit, and far from what float32 cannot hold.
+# Far above any logit, and far below the limit of float32.
 MAX_BIAS = 1e9
 Bias = Annotated[float, Field(strict=True), AfterValidator(_can_be_added)]
-# What pydantic cannot tell of keys that are read as numbers, and of a check that comes before the others.
+# Pydantic cannot derive a schema from integer keys, nor from a validator that runs before the others.
 SCHEMA_OF_BIASES: dict[str, JsonValue] = {
     "maxProperties": MAX_LOGIT_BIAS,
     "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$", **TOKEN_FORMAT},
@@ -85,8 +85,8 @@ class LogitBiasParams(BaseModel):
 class LogitBiasLogitsProcessor(LogitsProcessor):
     """`{"logit_bias": {token_id: bias}}` adds each bias to its token's logit; requests without it are untouched.
 
-    One indexed add for all rows a step, in place. A step in which nothing changed reuses the last one's indices;
-    otherwise only the slots that changed are read again.
+    One indexed add in place for all rows of a step. A step without changes reuses the last indices; otherwise only the
+    changed slots are read again.
     """
 
     Params = LogitBiasParams
@@ -95,14 +95,14 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
 
     def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
         self._stop_flags = self._versions = b""
-        # The entries of all slots, ascending by slot, and how many each slot has.
+        # The entries of all slots, ascending by slot, and the number of entries of each slot.
         self._counts = np.zeros(0, np.int64)
         self._tokens = np.zeros(0, np.int64)
         self._biases = np.zeros(0, np.float64)
         self._batch: _BatchEntries | None = None
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Follow the slots; a mapping without `args_versions`, which the chain adds, is read as a whole every time."""
+        """Follows the slots; reads a mapping without `args_versions`, which the chain adds, in full every time."""
         stop_flags, versions = share_inputs["stop_flags"], share_inputs.get("args_versions")
         stop_flags_now = stop_flags.tobytes()
         versions_now = b"" if versions is None else versions.tobytes()
@@ -118,13 +118,13 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
         self._stop_flags, self._versions = stop_flags_now, versions_now
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Add in place; no tensor is touched when no active request has a bias."""
+        """Adds in place; touches no tensor if no active request has a bias."""
         if self._batch is not None:
             self._batch.add_to(logits)
         return logits
 
     def _read(self, slots: Sequence[int], args: Sequence[Mapping[str, Any]]) -> None:
-        """Put the entries of these slots, given in ascending order, into the place of those they had."""
+        """Replaces the entries of these slots, given in ascending order."""
         counts, ends = self._counts.copy(), np.cumsum(self._counts)
         tokens, biases, done = [], [], 0
         for slot in slots:
@@ -138,7 +138,7 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
         self._counts = counts
 
     def _place(self, active: NDArray[np.bool_]) -> _BatchEntries | None:
-        """The entries of active slots with their rows, None if there are none."""
+        """Returns the entries of active slots with their rows, None if there are none."""
         rows = np.repeat(np.cumsum(active) - 1, self._counts)
         here = np.repeat(active, self._counts)
         if not here.any():
@@ -149,21 +149,21 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
 
 
 class _BatchEntries:
-    """What to add to the logits of one batch: a bias at each (row, token)."""
+    """Biases of one batch, each with its row and token."""
 
     def __init__(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], biases: NDArray[np.float64]) -> None:
         self._rows, self._tokens, self._biases = rows, tokens, biases
         self._on_host: bool | None = None
         self._vocab_size = 0
-        # What the add needs, made by the first one.
+        # Operands of the add, created by the first one.
         self._places, self._values = rows, biases
         self._tensors: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add_to(self, logits: Tensor) -> None:
-        """Add in place, through numpy if the logits are in host memory.
+        """Adds in place, through numpy if the logits are in host memory.
 
-        Paddle's operator wakes a thread for each core however little there is to do: on two busy cores it took 45 µs
-        for 2,048 entries, numpy 5.
+        Paddle's operator wakes a thread for each core even for little work: on two busy cores it took 45 µs for 2,048
+        entries, numpy 5 µs.
         """
         if self._on_host is None:
             self._on_host = in_host_memory(logits)

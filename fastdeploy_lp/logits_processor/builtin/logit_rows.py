@@ -17,10 +17,10 @@ Indices = Sequence[int] | NDArray[np.int64]
 
 
 class LogitRows:
-    """Logits [rows, vocab_size]; `host` is their own memory where numpy can write it, else None.
+    """Logits [rows, vocab_size]; `host` is a view of their memory if numpy can write it, else None.
 
-    Edits cost what is edited: (row, token) pairs, or whole rows where all but a few tokens are ruled out. Indices and
-    values go to a device and nothing comes back.
+    The cost of an edit depends on its size: (row, token) pairs, or whole rows in which all but a few tokens are ruled
+    out. Indices and values are copied to a device; nothing is copied back.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -28,7 +28,7 @@ class LogitRows:
         self.host = writable_view(logits)
 
     def add(self, rows: Indices, tokens: Indices, values: Sequence[float] | NDArray[np.float64]) -> None:
-        """Add values [n] at (rows [n], tokens [n]); pairs may repeat."""
+        """Adds values [n] at (rows [n], tokens [n]); pairs may repeat."""
         if self.host is not None:
             places = np.asarray(rows, np.int64) * self.host.shape[1] + np.asarray(tokens, np.int64)
             np.add.at(self.host.reshape(-1), places, np.asarray(values, self.host.dtype))
@@ -36,14 +36,14 @@ class LogitRows:
         self._put(rows, tokens, values, accumulate=True)
 
     def ban(self, rows: Indices, tokens: Indices) -> None:
-        """Rule out tokens [n] in rows [n]."""
+        """Rules out tokens [n] in rows [n]."""
         if self.host is not None:
             self.host[rows, tokens] = -np.inf
         elif len(rows):
             self._put(rows, tokens, [-np.inf] * len(rows))
 
     def force(self, rows: Indices, tokens: Indices) -> None:
-        """Rule out everything but token tokens[i] in row rows[i], whatever its logit was; a row occurs once."""
+        """Rules out all tokens but tokens[i] in row rows[i], whatever its logit was; rows are distinct."""
         if self.host is not None:
             for row in rows:
                 self.host[row] = -np.inf
@@ -53,7 +53,7 @@ class LogitRows:
             self._put(rows, tokens, [0.0] * len(rows))
 
     def keep(self, rows: Indices, tokens: Sequence[NDArray[np.int64]]) -> None:
-        """Rule out everything but tokens[i] in row rows[i]; they keep their logits."""
+        """Rules out all tokens but tokens[i] in row rows[i]; these keep their logits."""
         if self.host is not None:
             for row, kept in zip(rows, tokens, strict=True):
                 logits = self.host[row]
@@ -67,7 +67,7 @@ class LogitRows:
             self.logits.index_put_(tuple(map(_index, places)), values)
 
     def values_at(self, rows: Indices, tokens: Indices) -> Any:
-        """The logits [n] at (rows [n], tokens [n]), a copy: numpy in host memory, else a tensor."""
+        """Returns a copy of the logits [n] at (rows [n], tokens [n]): numpy in host memory, else a tensor."""
         if self.host is not None:
             return self.host[rows, tokens]
         import paddle
@@ -76,15 +76,15 @@ class LogitRows:
         return paddle.gather(self.logits.reshape([-1]), _index(places))
 
     def _rule_out(self, rows: Indices) -> None:
-        # Here, not above: the API process reads Params from builtins and has no use for Paddle.
+        # Imported here: the API process reads Params from builtins and does not need Paddle.
         import paddle
 
-        # Not `index_fill_`, which copies the number to the device while the host waits.
+        # `index_fill_` would copy the number to the device while the host waits.
         ruled_out = paddle.full([len(rows), self.logits.shape[1]], -np.inf, self.logits.dtype)
         self.logits.index_put_((_index(rows),), ruled_out)
 
     def _put(self, rows: Indices, tokens: Indices, values: Any, *, accumulate: bool = False) -> None:
-        # Here, not above: the API process reads Params from builtins and has no use for Paddle.
+        # Imported here: the API process reads Params from builtins and does not need Paddle.
         import paddle
 
         added = values if isinstance(values, paddle.Tensor) else to_device(np.asarray(values, np.float64))
@@ -97,12 +97,12 @@ def _index(values: Indices) -> Tensor:
 
 
 def writable_view(logits: Tensor) -> NDArray[Any] | None:
-    """The logits' own memory [rows, vocab_size], None where numpy cannot write it."""
+    """Returns a view of the logits' memory [rows, vocab_size], None if numpy cannot write it."""
     if not in_host_memory(logits):
         return None
     try:
         host = np.from_dlpack(logits)
-    except (BufferError, RuntimeError):  # bfloat16, say, which numpy does not have
+    except (BufferError, RuntimeError):  # for example bfloat16, which numpy lacks
         return None
-    # Before numpy 2.1 such views can only be read; and without contiguous rows `reshape` would copy.
+    # Before numpy 2.1 such views are read-only; without contiguous rows `reshape` would copy.
     return host if host.flags.writeable and host.flags.c_contiguous else None

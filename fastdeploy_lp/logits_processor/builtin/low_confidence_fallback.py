@@ -1,4 +1,4 @@
-"""Writes a phrase when the model is not sure of its words."""
+"""Writes a phrase when the model is unsure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PIECE = 8192
 
 
 class LowConfidenceFallbackParams(BaseModel):
-    """`fallback_phrase`: what is written, a text or token ids.
+    """`fallback_phrase`: the phrase to write, a text or token ids.
 
-    fallback_min_p: a step is unsure whose most likely token is less likely than this. fallback_tolerate: so many unsure
-    steps do not matter yet.
+    fallback_min_p: a step is unsure if its most likely token is less likely than this. fallback_tolerate: number of
+    unsure steps that are tolerated.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,24 +36,24 @@ class LowConfidenceFallbackParams(BaseModel):
 
 
 class LowConfidenceFallbackLogitsProcessor(WatchedPhraseProcessor):
-    """`{"fallback_phrase": "I do not know."}` writes the phrase, once, when more steps were unsure than are tolerated.
+    """`{"fallback_phrase": "I do not know."}` writes the phrase once when more steps were unsure than are tolerated.
 
-    logits-processor-zoo calls it PreventHallucination. Probabilities are those of the logits that the processor gets,
-    at temperature 1.
+    logits-processor-zoo calls it PreventHallucination. Probabilities are computed from the processor's input logits at
+    temperature 1.
     """
 
     Params = LowConfidenceFallbackParams
 
     def state_of(self, request: SlotRequest) -> WatchedRequest | None:
-        """As the base class says."""
+        """See the base class."""
         return _Doubts(request) if request.args.get("fallback_phrase") else None
 
     def sign_in(self, row: NDArray[Any], state: _Doubts) -> bool:
-        """As the base class says."""
+        """See the base class."""
         greatest, weight = row.max(), np.float32(0.0)
         if not np.isfinite(greatest) or state.min_p <= 0:
-            return False  # a row without a usable logit is the guard's business
-        # In pieces that stay in the processor's cache; unsure rows are mostly found out by the first.
+            return False  # the guard handles rows without a usable logit
+        # In pieces that stay in the CPU cache; most unsure rows are detected in the first one.
         for begin in range(0, len(row), PIECE):
             weights = np.subtract(row[begin : begin + PIECE], greatest, dtype=np.float32)
             weight += np.exp(weights, out=weights).sum()
@@ -62,7 +62,7 @@ class LowConfidenceFallbackLogitsProcessor(WatchedPhraseProcessor):
         return False
 
     def signs_on_device(self, rows: Tensor, states: Sequence[_Doubts]) -> Tensor:
-        """As the base class says."""
+        """See the base class."""
         import paddle
 
         likeliest = paddle.nn.functional.softmax(rows, axis=-1).max(axis=-1)
@@ -79,9 +79,9 @@ class _Doubts(WatchedRequest):
 
     @property
     def armed(self) -> bool:
-        """Whether no more is tolerated."""
+        """True if no further unsure step is tolerated."""
         return self._tolerated <= 0
 
     def note(self) -> None:
-        """One more unsure step."""
+        """Counts one more unsure step."""
         self._tolerated -= 1

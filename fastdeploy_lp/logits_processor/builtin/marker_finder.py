@@ -1,4 +1,4 @@
-"""Finds pieces of text, each in several tokenizations, in tokens that come one by one."""
+"""Finds texts, each in several tokenizations, in a stream of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class MarkerFinder:
-    """Token lists, one of which a sequence may end with; looking at one more token costs one look-up."""
+    """Finds token lists at the end of a sequence; each further token costs one look-up."""
 
     def __init__(self, forms: Sequence[Sequence[int]]) -> None:
         self._by_last: dict[int, list[list[int]]] = {}
@@ -16,14 +16,14 @@ class MarkerFinder:
         self._forms = [list(form) for form in forms]
 
     def ends(self, tokens: Sequence[int], end: int, start: int = 0) -> bool:
-        """Whether tokens[start:end] ends with one of the lists."""
+        """Returns True if tokens[start:end] ends with one of the lists."""
         return any(
             end - len(form) >= start and list(tokens[end - len(form) : end]) == form
             for form in self._by_last.get(tokens[end - 1], ())
         )
 
     def rest(self, tokens: Sequence[int], end: int, start: int = 0) -> list[int] | None:
-        """What is missing of the list that tokens[start:end] holds most of at its end; None if it holds none of any."""
+        """Returns the rest of the list whose longest prefix ends tokens[start:end], None if no prefix does."""
         for held in range(min(self.longest - 1, end - start), 0, -1):
             tail = list(tokens[end - held : end])
             for form in self._forms:

@@ -1,4 +1,4 @@
-"""Ends the output after a time."""
+"""Ends the output after a time limit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotReques
 
 
 class MaxTimeParams(BaseModel):
-    """`max_time`: seconds from the first token on, after which the output ends.
+    """`max_time`: seconds after the first token at which the output ends.
 
-    max_time_complete_sentences: it then goes on to the end of a sentence; true, or the texts that end one.
+    max_time_complete_sentences: the output then continues to the end of a sentence; true, or the texts that end one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -29,17 +29,17 @@ class MaxTimeParams(BaseModel):
 class MaxTimeLogitsProcessor(ForcingProcessor):
     """`{"max_time": seconds}` ends the output with the end-of-sequence token when the time is up.
 
-    The clock begins with the request's first token, whatever it waited before; a request that is preempted keeps its
-    clock. From logits-processor-zoo and Hugging Face's `max_time`.
+    The clock starts at the request's first token, regardless of the time it waited before; a preempted request keeps
+    its clock. From logits-processor-zoo and Hugging Face's `max_time`.
     """
 
     Params = MaxTimeParams
-    # Requests that left for good take places, too, until those that were preempted are back.
+    # Finished requests also take places until preempted requests return.
     remembered_per_slot = 4
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def state_of(self, request: SlotRequest) -> ForcingState | None:
-        """As the base class says."""
+        """See the base class."""
         seconds = request.args.get("max_time")
         if seconds is None or not self.eos_token_ids:
             return None
@@ -56,7 +56,7 @@ class _Deadline:
     sentence_ends: frozenset[int]
 
     def forced(self) -> int | None:
-        """The end once the time is up."""
+        """Returns the end-of-sequence token after the deadline, None before."""
         if self.clock() < self.at:
             return None
         waits = self.sentence_ends and self.output and self.output[-1] not in self.sentence_ends

@@ -1,4 +1,4 @@
-"""Leaves out tokens far less likely than the most likely one."""
+"""Removes tokens far less likely than the most likely one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 
 
 class MinPParams(BaseModel):
-    """`min_p`: the share of the most likely token's probability that a token needs, 0 to 1; 0 leaves all."""
+    """`min_p`: minimum probability of a token relative to the most likely one, 0 to 1; 0 keeps all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,15 +20,15 @@ class MinPParams(BaseModel):
 
 
 class MinPLogitsProcessor(RowCutProcessor):
-    """`{"min_p": share}` leaves out tokens less likely than this share of the most likely one.
+    """`{"min_p": share}` removes tokens less likely than this share of the most likely one.
 
-    The rule of the sampler's `min_p`, here at its place in the chain: of the probabilities before the temperature. From
-    Nguyen et al., 2024, "Turning Up the Heat: Min-p Sampling" (arXiv:2407.01082).
+    Same rule as the sampler's `min_p`, applied at the processor's place in the chain, to the probabilities before the
+    temperature. From Nguyen et al., 2024, "Turning Up the Heat: Min-p Sampling" (arXiv:2407.01082).
     """
 
     Params = MinPParams
     argument, cut, off = "min_p", "MIN_P", 0.0
 
     def is_argmax_invariant(self) -> bool:
-        """The most likely tokens always stay."""
+        """True: the most likely tokens always stay."""
         return True

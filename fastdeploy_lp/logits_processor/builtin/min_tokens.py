@@ -1,4 +1,4 @@
-"""Keeps an output from ending before it has a number of tokens."""
+"""Keeps an output from ending before it has a minimum number of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 class MinTokensParams(BaseModel):
-    """`min_tokens`: how many tokens come first, 0 to `max_tokens`."""
+    """`min_tokens`: minimum number of output tokens, 0 to `max_tokens`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,8 @@ class _Minimum:
 class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
     """`{"min_tokens": n}` sets end-of-sequence and stop tokens to -inf until the output has n tokens.
 
-    The sampler's field of this name, as in vLLM, at its place in the chain; stop strings end the output nevertheless.
+    Same rule as the sampler's field of this name (as in vLLM), applied at the processor's place in the chain; stop
+    strings still end the output.
     """
 
     Params = MinTokensParams
@@ -46,12 +47,12 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
         self._minimum = self._rows = self._tokens = np.empty(0, np.int64)
-        # For so many steps every request that has too few tokens still does; each of them gets one a step.
+        # Number of steps in which the same requests stay below their minimum; each gets one token a step.
         self._steps_alike = 0
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """As the class says of `min_tokens`."""
+        """Raises ValueError if `min_tokens` is greater than `max_tokens`."""
         minimum, most = (sampling_params.extra_args or {}).get("min_tokens") or 0, sampling_params.max_tokens
         if most is not None and minimum > most:
             raise ValueError(f"min_tokens: must be at most max_tokens, which is {most}")

@@ -1,4 +1,4 @@
-"""Lets the output be one of several answers."""
+"""Restricts the output to one of several answers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ COMPLETE = -1
 
 
 class MultipleChoiceParams(BaseModel):
-    """`choices`: the answers, each a text or token ids; a text may also come with a space before it.
+    """`choices`: the answers, each a text or token ids; a text may also be written with a space before it.
 
-    choice_first_word_boost: that much of the logit of the word that follows "choice, delimiter" in the prompt is added
-    to the choice's own, so that the model's opinion of the answer's words counts. choice_delimiter: that delimiter.
+    choice_first_word_boost: factor for the logit of the word that follows "choice, delimiter" in the prompt; the
+    product is added to the logit of the choice's first token, so that the model's opinion of the answer's words counts.
+    choice_delimiter: that delimiter.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -38,9 +39,10 @@ class MultipleChoiceParams(BaseModel):
 
 
 class MultipleChoiceLogitsProcessor(LogitsProcessor):
-    """`{"choices": ["A", "B"]}` rules out every token that leads to none of the answers, and ends the output then.
+    """`{"choices": ["A", "B"]}` rules out every token that leads to none of the answers, then ends the output.
 
-    What is left keeps its logits. From logits-processor-zoo, which knows answers of one token and does not end them.
+    The remaining tokens keep their logits. From logits-processor-zoo, which supports only answers of one token and does
+    not end the output.
     """
 
     Params = MultipleChoiceParams
@@ -54,7 +56,7 @@ class MultipleChoiceLogitsProcessor(LogitsProcessor):
         self._boosts: list[tuple[int, _Choosing]] = []
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Go on with the tokens of the last step."""
+        """Follows the tokens of the last step."""
         self._rows, self._allowed, self._boosts = [], [], []
         self._states.follow(share_inputs)
         for row, state in self._states:
@@ -66,7 +68,7 @@ class MultipleChoiceLogitsProcessor(LogitsProcessor):
                 self._boosts.append((row, state))
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Rule out in place."""
+        """Boosts and rules out tokens in place."""
         if not self._rows:
             return logits
         rows = LogitRows(logits)
@@ -83,12 +85,12 @@ class MultipleChoiceLogitsProcessor(LogitsProcessor):
 
 
 class _Choosing:
-    """How far one request is with its answer."""
+    """Progress of one request's answer."""
 
     def __init__(self, request: SlotRequest, choices: Sequence[Sequence[list[int]]], eos: list[int]) -> None:
         self._output, self._seen = request.output, 0
         self._eos = eos
-        # Every node is a dict from token to node; an answer that is complete there has the key COMPLETE.
+        # Every node maps tokens to nodes; the key COMPLETE marks a complete answer.
         self._node = _tree([form for forms in choices for form in forms])
         self.boost: float = request.args.get("choice_first_word_boost", 0.0)
         delimiter = request.args.get("choice_delimiter")
@@ -98,13 +100,13 @@ class _Choosing:
 
     @property
     def begun(self) -> bool:
-        """Whether a token of the answer is there."""
+        """True if the output has a token."""
         return bool(self._output)
 
     def allowed(self) -> NDArray[np.int64]:
-        """The tokens that may come next; none if nothing is to be ruled out."""
+        """Returns the tokens that may come next, empty if nothing is to be ruled out."""
         for token in self._output[self._seen :]:
-            # What another processor may have forced in between leaves nothing but the end.
+            # After a token that another processor forced, only the end remains.
             self._node = self._node.get(token, {COMPLETE: {}})
         self._seen = len(self._output)
         tokens = [token for token in self._node if token != COMPLETE]
@@ -126,9 +128,9 @@ def _tree(sequences: Sequence[list[int]]) -> dict[int, Any]:
 def _first_words(
     prompt: list[int], choices: Sequence[Sequence[list[int]]], delimiter: list[int]
 ) -> list[tuple[int, int]]:
-    """For each choice that the prompt lists: its first token, in each form, and the token behind its delimiter.
+    """Returns, for each choice in the prompt, its first token in each form and the token after its delimiter.
 
-    The last place counts, since a question stands at the end of a prompt.
+    The last occurrence counts, since a question is at the end of a prompt.
     """
     found: list[tuple[int, int]] = []
     for forms in choices:
@@ -139,7 +141,7 @@ def _first_words(
 
 
 def _last_end(prompt: list[int], wanted: list[int]) -> int | None:
-    """The place behind the last occurrence, if something stands there."""
+    """Returns the position after the last occurrence that another token follows, None if there is none."""
     for at in range(len(prompt) - 1 - len(wanted), -1, -1):
         if prompt[at : at + len(wanted)] == wanted:
             return at + len(wanted)

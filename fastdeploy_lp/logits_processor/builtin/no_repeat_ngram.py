@@ -1,4 +1,4 @@
-"""Rules out a second time for a run of tokens."""
+"""Rules out repeated runs of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Size = Annotated[int, Field(strict=True, ge=0, le=1024)]
 
 
 class NoRepeatNGramParams(BaseModel):
-    """`no_repeat_ngram_size`: how many tokens make a run, 1 to 1024; 0 rules out nothing."""
+    """`no_repeat_ngram_size`: number of tokens in a run, 1 to 1024; 0 rules out nothing."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,7 +24,7 @@ class NoRepeatNGramParams(BaseModel):
 
 
 class NoRepeatNGramLogitsProcessor(TokenBanProcessor[RepeatedNGrams]):
-    """`{"no_repeat_ngram_size": n}` sets tokens to -inf that would complete a run of n tokens for a second time.
+    """`{"no_repeat_ngram_size": n}` sets tokens to -inf that would repeat a run of n tokens.
 
     Runs in prompt and output count. From Paulus et al., 2017, "A Deep Reinforced Model for Abstractive Summarization"
     (arXiv:1705.04304), as in Hugging Face.

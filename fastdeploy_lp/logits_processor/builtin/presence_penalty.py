@@ -20,9 +20,9 @@ class PresencePenaltyParams(BaseModel):
 
 
 class PresencePenaltyLogitsProcessor(TokenPenaltyProcessor):
-    """`{"presence_penalty": rate}` takes rate off the logits of tokens that the output holds.
+    """`{"presence_penalty": rate}` subtracts rate from the logits of tokens that occur in the output.
 
-    The sampler's and OpenAI's field of this name, at its place in the chain.
+    Same rule as the sampler's and OpenAI's field of this name, applied at the processor's place in the chain.
     """
 
     Params = PresencePenaltyParams
@@ -30,5 +30,5 @@ class PresencePenaltyLogitsProcessor(TokenPenaltyProcessor):
 
     @staticmethod
     def rates(rate: float) -> Rates:
-        """As the base class says."""
+        """See the base class."""
         return 1.0, rate, 0.0

@@ -23,9 +23,9 @@ class RepetitionPenaltyParams(BaseModel):
 class RepetitionPenaltyLogitsProcessor(TokenPenaltyProcessor):
     """`{"repetition_penalty": rate}` divides positive logits of tokens in prompt or output by rate.
 
-    Other logits are multiplied with it. The sampler's field of this name, at its place in the chain. As in vLLM and
-    Hugging Face, from Keskar et al., 2019, "CTRL: A Conditional Transformer Language Model for Controllable Generation"
-    (arXiv:1909.05858).
+    Their negative logits are multiplied by it. Same rule as the sampler's field of this name, applied at the
+    processor's place in the chain. As in vLLM and Hugging Face, from Keskar et al., 2019, "CTRL: A Conditional
+    Transformer Language Model for Controllable Generation" (arXiv:1909.05858).
     """
 
     Params = RepetitionPenaltyParams
@@ -34,5 +34,5 @@ class RepetitionPenaltyLogitsProcessor(TokenPenaltyProcessor):
 
     @staticmethod
     def rates(rate: float) -> Rates:
-        """As the base class says."""
+        """See the base class."""
         return rate, 0.0, 0.0

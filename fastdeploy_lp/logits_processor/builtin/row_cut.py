@@ -1,4 +1,4 @@
-"""What builtin processors have in common that cut a row by its own distribution and one number."""
+"""Base of builtins that cut a row by its distribution and one number."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class RowCutProcessor(SlotProcessor[float]):
-    """Sets the tokens that a cut leaves out to -inf; a request's state is the number it passes.
+    """Sets the tokens that a cut removes to -inf; a request's state is its number.
 
-    argument: the name of that number. cut: which one of `Cut`. off: the number that cuts nothing.
+    argument: name of the number. cut: name of a `Cut`. off: number that removes nothing.
     """
 
     keeps_rows_valid = True
@@ -30,7 +30,7 @@ class RowCutProcessor(SlotProcessor[float]):
 
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
-        # Here, not above, for it brings Paddle in.
+        # Imported here, since it imports Paddle.
         from fastdeploy_lp.model_executor.ops.row_cuts import Cut
 
         self._cut = Cut[self.cut]

@@ -28,9 +28,9 @@ class SequenceBiasParams(BaseModel):
 
 
 class SequenceBiasLogitsProcessor(SlotProcessor["_Biases"]):
-    """`{"sequence_bias": [[[token_id, …], bias], …]}` adds each bias to its last token behind the others.
+    """`{"sequence_bias": [[[token_id, …], bias], …]}` adds each bias to the last token of its list after the others.
 
-    The others have to be the end of prompt and output. Biases for one token add up. As in Hugging Face.
+    A bias applies while prompt and output end with the other tokens. Biases for one token add up. As in Hugging Face.
     """
 
     Params = SequenceBiasParams
@@ -56,7 +56,7 @@ class SequenceBiasLogitsProcessor(SlotProcessor["_Biases"]):
 
 
 class _Biases:
-    """One request's sequences, by the token that has to come last for them to apply."""
+    """One request's sequences, by the token that must come last for them to apply."""
 
     def __init__(self, given: Sequence[tuple[list[int], float]], prompt: Sequence[int], output: Sequence[int]) -> None:
         self._single = [(tokens[0], bias) for tokens, bias in given if len(tokens) == 1]
@@ -67,7 +67,7 @@ class _Biases:
         self._prompt, self._output = prompt, output
 
     def now(self) -> list[tuple[int, float]]:
-        """Tokens and what to add to each."""
+        """Returns tokens and the bias for each."""
         text = self._output or self._prompt
         candidates = self._behind.get(text[-1]) if text else None
         if not candidates:

@@ -1,4 +1,4 @@
-"""What builtin processors with a state for each request have in common."""
+"""Base of builtins with a state for each request."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class SlotProcessor(LogitsProcessor, Generic[State]):
-    """Keeps a state for each request that uses it, and edits rows with the operators of the platform.
+    """Keeps a state for each request that uses it, and edits rows with the platform's operators.
 
-    Each step it prepares its edits on the host, and makes them in place. A step without a row to edit touches no
+    Each step it prepares its edits on the host, then makes them in place. A step without a row to edit touches no
     tensor.
     """
 
     only_with_args = True
 
     def __init__(self, fd_config: FDConfig) -> None:
-        # Here, not above: the API process reads Params from these modules and has no use for Paddle.
+        # Imported here: the API process reads Params from these modules and does not need Paddle.
         from fastdeploy_lp.model_executor.ops.compiled_cuts import row_cuts
         from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 
@@ -34,25 +34,25 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
         self._slots: SlotStates[State] = SlotStates(self._build)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Follow the slots, and prepare the edits of this step."""
+        """Follows the slots and prepares this step's edits."""
         changed = self._slots.follow(share_inputs)
         if changed or self._slots.states:
             self._prepare(share_inputs, changed=changed)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Make the edits, in place."""
+        """Makes the edits in place."""
         if self._slots.states:
             self._edit(logits)
         return logits
 
     @abstractmethod
     def _build(self, request: SlotRequest) -> State | None:
-        """The state of a request that has entered a slot, None if it does not use this processor."""
+        """Returns the state of a request that has entered a slot, None if it does not use the processor."""
 
     @abstractmethod
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:
-        """Get this step's edits ready; `changed` says whether the rows are others than in the last step."""
+        """Prepares this step's edits; `changed` is True if the rows differ from the last step's."""
 
     @abstractmethod
     def _edit(self, logits: Tensor) -> None:
-        """Make them on logits [rows, vocab_size]; more than once where another processor of the chain has failed."""
+        """Edits logits [rows, vocab_size]; runs again in a step if another processor of the chain has failed."""

@@ -13,11 +13,11 @@ from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotReques
 
 
 class ThinkingBudgetParams(BaseModel):
-    """`thinking_budget`: tokens of reasoning at most, its markers not counted; None for no limit.
+    """`thinking_budget`: maximum number of reasoning tokens, markers not counted; None for no limit.
 
-    think_stop_sentence: written before the end of a reasoning that is cut short; it is part of the budget, as far as
-    that reaches. think_start, think_end: the markers around reasoning, of any number of tokens; the first token list of
-    `think_end` is the one that is written.
+    think_stop_sentence: written before the end of reasoning that is cut short; it counts toward the budget, up to its
+    size. think_start, think_end: markers around reasoning, of any number of tokens; the first token list of `think_end`
+    is the one written.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -29,17 +29,17 @@ class ThinkingBudgetParams(BaseModel):
 
 
 class ThinkingBudgetLogitsProcessor(ForcingProcessor):
-    """`{"thinking_budget": n}` ends reasoning after n tokens: the stop sentence if there is one, then `</think>`.
+    """`{"thinking_budget": n}` ends reasoning after n tokens, with the stop sentence if there is one, then `</think>`.
 
-    Reasoning begins in the output, or in the prompt when its last marker opens one; tokens of the prompt do not count.
-    A half-written end marker is completed. Once reasoning has ended the output is free. From FastDeploy, which writes
-    a newline no more (its change 6934).
+    Reasoning begins in the output, or in the prompt if its last marker is a start marker; prompt tokens do not count. A
+    partial end marker is completed. After the end of reasoning the output is free. From FastDeploy, which no longer
+    writes a newline (its change 6934).
     """
 
     Params = ThinkingBudgetParams
 
     def state_of(self, request: SlotRequest) -> ForcingState | None:
-        """As the base class says."""
+        """See the base class."""
         budget, end = request.args.get("thinking_budget"), request.args.get("think_end")
         start = request.args.get("think_start")
         if budget is None or not start or not end:
@@ -48,18 +48,18 @@ class ThinkingBudgetLogitsProcessor(ForcingProcessor):
 
 
 class _Thinking:
-    """Where one request's reasoning stands; a function of its tokens, so that it can be made from them at any time."""
+    """State of one request's reasoning; a function of its tokens, so that it can be rebuilt from them at any time."""
 
     def __init__(self, request: SlotRequest, budget: int, start: MarkerFinder, end: MarkerFinder) -> None:
         self._start, self._end = start, end
         self._sentence: list[int] = list(request.args.get("think_stop_sentence") or ())
         self._forced_end: list[int] = list(request.args["think_end"][0])
         self._free = max(0, budget - len(self._sentence))
-        # A marker may begin at the end of the prompt: so much of it is looked at with the output.
+        # A marker may begin at the end of the prompt, so that part is searched with the output.
         kept = request.prompt[-max(start.longest, end.longest) :]
         self._known, self._output = kept, request.output
         self._seen = 0
-        # Of the output, the place of the first token that counts; None outside reasoning.
+        # Output index of the first token that counts; None before reasoning begins.
         self._begun = 0 if _opens_reasoning(request.prompt, start, end) else None
         self._ended = False
         self._script: list[int] = []
@@ -67,21 +67,21 @@ class _Thinking:
         self._plan()
 
     def forced(self) -> int | None:
-        """As `ForcingState` says."""
+        """See `ForcingState`."""
         while self._seen < len(self._output):
             self._take()
         at = self._seen - self._script_at
         return self._script[at] if at < len(self._script) else None
 
     def _take(self) -> None:
-        """Take in one more token of the output."""
+        """Reads one more token of the output."""
         self._seen += 1
         if self._ended:
             return
         if self._script:
             self._ended = self._seen >= self._script_at + len(self._script)
             return
-        # Only as much as a marker can be long, so that a step does not cost the length of the output.
+        # Only as many tokens as the longest marker has: a step's cost must not grow with the output.
         window = max(self._start.longest, self._end.longest)
         recent = (self._known + self._output[: self._seen])[-window:] if self._seen < window else self._recent(window)
         if self._begun is None:
@@ -95,7 +95,7 @@ class _Thinking:
         return self._output[self._seen - window : self._seen]
 
     def _plan(self) -> None:
-        """Settle what has to be written if the budget is used up."""
+        """Sets the tokens to write if the budget is used up."""
         if self._begun is None or self._ended or self._seen - self._begun < self._free:
             return
         begun = self._output[self._begun : self._seen][-self._end.longest :]
@@ -105,7 +105,7 @@ class _Thinking:
 
 
 def _opens_reasoning(prompt: Any, start: MarkerFinder, end: MarkerFinder) -> bool:
-    """Whether the last marker in the prompt is one that begins reasoning."""
+    """Returns True if the last marker in the prompt is a start marker."""
     for at in range(len(prompt), 0, -1):
         if end.ends(prompt, at):
             return False

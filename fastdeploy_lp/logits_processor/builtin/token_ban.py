@@ -1,4 +1,4 @@
-"""What builtin processors have in common that rule out single tokens, others in every step."""
+"""Base of builtins that rule out single tokens, different ones in each step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TokenBanProcessor(SlotProcessor[State]):
-    """Sets the tokens that `_banned` gives for each request to -inf."""
+    """Sets the tokens that `_banned` returns for each request to -inf."""
 
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
@@ -27,7 +27,7 @@ class TokenBanProcessor(SlotProcessor[State]):
 
     @abstractmethod
     def _banned(self, state: State) -> NDArray[np.int64]:
-        """The tokens to rule out in this step."""
+        """Returns the tokens to rule out in this step."""
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
         banned = [self._banned(state) for state in self._slots.states]

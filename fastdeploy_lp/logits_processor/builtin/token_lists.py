@@ -1,4 +1,4 @@
-"""The types of arguments that are token ids."""
+"""Types of arguments that are token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy_lp.logits_processor.token_id import TOKEN_SCHEMA, in_vocabulary
 MAX_SEQUENCES = 4096
 MAX_SEQUENCE_LENGTH = 1024
 
-# Lists have no keys: a token id that is spelt as text is a mistake there.
+# Only JSON keys must be strings: in a list, a token id in quotes is a mistake.
 ListedToken = Annotated[int, Field(strict=True), AfterValidator(in_vocabulary), WithJsonSchema({**TOKEN_SCHEMA})]
 TokenSet = Annotated[list[ListedToken], Field(min_length=1)]
 TokenSequence = Annotated[list[ListedToken], Field(min_length=1, max_length=MAX_SEQUENCE_LENGTH)]

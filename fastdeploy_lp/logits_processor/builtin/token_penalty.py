@@ -1,4 +1,4 @@
-"""What the builtin penalties on tokens that were there before have in common."""
+"""Base of builtin penalties on tokens that occurred before."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ Rates = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Penalized:
-    """A request's rates, and the tokens that they are for."""
+    """Rates of a request, and counts of the penalized tokens."""
 
     rates: Rates
     counts: TokenCounts
 
 
 class TokenPenaltyProcessor(SlotProcessor[Penalized]):
-    """Runs the sampler's penalties with one rate of its own.
+    """Applies the sampler's penalties with one of the three rates.
 
-    argument: the name of the rate. off: the rate that changes nothing. counts_prompt: whether tokens of the prompt
-    count.
+    argument: name of the rate. off: rate that changes nothing. counts_prompt: True if tokens of the prompt count.
     """
 
     keeps_rows_valid = True
@@ -41,7 +40,7 @@ class TokenPenaltyProcessor(SlotProcessor[Penalized]):
     @staticmethod
     @abstractmethod
     def rates(rate: float) -> Rates:
-        """All three rates, of which the other two change nothing."""
+        """Returns all three rates; the other two change nothing."""
 
     def _build(self, request: SlotRequest) -> Penalized | None:
         rate = request.args.get(self.argument)
@@ -50,7 +49,7 @@ class TokenPenaltyProcessor(SlotProcessor[Penalized]):
         return Penalized(self.rates(rate), TokenCounts(request.prompt if self.counts_prompt else (), request.output))
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
-        # Here, not above: the API process reads Params from these modules and has no use for Paddle.
+        # Imported here: the API process reads Params from these modules and does not need Paddle.
         from fastdeploy_lp.model_executor.ops.row_ops import Penalties
 
         states = self._slots.states

@@ -1,4 +1,4 @@
-"""Leaves out tokens by how many standard deviations their logit is below the greatest."""
+"""Removes tokens whose logit is too many standard deviations below the greatest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Deviations = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1
 
 
 class TopNSigmaParams(BaseModel):
-    """`top_n_sigma`: how many standard deviations, above 0, to 1000."""
+    """`top_n_sigma`: number of standard deviations, above 0 and at most 1000."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,15 +20,15 @@ class TopNSigmaParams(BaseModel):
 
 
 class TopNSigmaLogitsProcessor(RowCutProcessor):
-    """`{"top_n_sigma": n}` leaves out logits more than n standard deviations below the greatest one.
+    """`{"top_n_sigma": n}` removes tokens with logits more than n standard deviations below the greatest one.
 
-    The standard deviation is that of the row's finite logits; what is kept does not depend on the temperature. 1 is
-    usual. From Tang et al., 2024, "Top-nσ: Not All Logits Are You Need" (arXiv:2411.07641).
+    The standard deviation is that of the row's finite logits; the kept tokens do not depend on the temperature. The
+    usual value is 1. From Tang et al., 2024, "Top-nσ: Not All Logits Are You Need" (arXiv:2411.07641).
     """
 
     Params = TopNSigmaParams
     argument, cut, off = "top_n_sigma", "TOP_N_SIGMA", None
 
     def is_argmax_invariant(self) -> bool:
-        """The most likely tokens always stay."""
+        """True: the most likely tokens always stay."""
         return True

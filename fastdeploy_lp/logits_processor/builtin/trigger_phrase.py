@@ -1,4 +1,4 @@
-"""Writes a phrase behind, or in place of, another one."""
+"""Writes a phrase after, or instead of, another one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class TriggerPhraseParams(BaseModel):
-    """`trigger_phrase`: what is written, a text or token ids; and what triggers it, one of the two or both:
+    """`trigger_phrase`: the phrase to write, a text or token ids. It needs one or both of two triggers:
 
-    trigger_on: a text or token ids; trigger_after_seconds: a time from the request's first token on, which triggers
-    once. trigger_after: true writes the phrase behind `trigger_on`, false in its place, and then it has to be one
-    token. trigger_count: how often it is written at most.
+    trigger_on: a text or token ids; trigger_after_seconds: a time from the request's first token, which triggers once.
+    trigger_after: true writes the phrase after `trigger_on`, false instead of it, which requires a trigger of one
+    token. trigger_count: maximum number of times it is written.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -48,30 +48,30 @@ class TriggerPhraseParams(BaseModel):
 
 
 class TriggerPhraseLogitsProcessor(WatchedPhraseProcessor):
-    """`{"trigger_phrase": "Wait,", "trigger_on": "</think>"}` writes a phrase when the model is about to say another.
+    """`{"trigger_phrase": "Wait,", "trigger_on": "</think>"}` writes a phrase when the model is about to write another.
 
-    With `trigger_after` the phrase follows the trigger; without, it replaces a trigger of one token that is the most
-    likely one, and which until then cannot be drawn. From logits-processor-zoo.
+    With `trigger_after` the phrase follows the trigger. Without it, the phrase replaces a trigger of one token when
+    that is the most likely token; until then the trigger cannot be sampled. From logits-processor-zoo.
     """
 
     Params = TriggerPhraseParams
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def state_of(self, request: SlotRequest) -> WatchedRequest | None:
-        """As the base class says."""
+        """See the base class."""
         return _Trigger(request, self.clock) if request.args.get("trigger_phrase") else None
 
     def sign_in(self, row: NDArray[Any], state: WatchedRequest) -> bool:
-        """As the base class says."""
+        """See the base class."""
         return bool(state.banned) and int(row.argmax()) in state.banned
 
     def signs_on_device(self, rows: Tensor, states: Sequence[WatchedRequest]) -> Tensor:
-        """As the base class says."""
+        """See the base class."""
         return greatest_is_one_of(rows, [state.banned for state in states])
 
 
 class _Trigger(WatchedRequest):
-    """What a request waits for: a token in the logits, a text in the output, or a time."""
+    """Triggers of one request: a token in the logits, a text in the output, or a time."""
 
     def __init__(self, request: SlotRequest, clock: Callable[[], float]) -> None:
         args = request.args
@@ -87,11 +87,11 @@ class _Trigger(WatchedRequest):
 
     @property
     def watches(self) -> bool:
-        """Only logits that can give a sign are looked at."""
+        """True if the row is checked in this step; without `banned` tokens it can show no sign."""
         return bool(self.banned) and super().watches
 
     def advance(self) -> None:
-        """Look for the trigger in the tokens of the last step, and at the clock."""
+        """Looks for the trigger in the tokens of the last step, and checks the clock."""
         if self.start is not None:
             self._written_until = self._seen = self.start + len(self.phrase)
             return
@@ -108,7 +108,7 @@ class _Trigger(WatchedRequest):
             self._written_until = self._seen = self.start + len(self.phrase)
 
     def _replay(self, times: int) -> None:
-        """Triggers in an output say exactly where the phrase was written behind them."""
+        """Finds phrases written before: each directly follows a trigger in the output."""
         self.left, self.start, at, free = times, None, 0, 0
         while self.left and at < len(self.output):
             at += 1

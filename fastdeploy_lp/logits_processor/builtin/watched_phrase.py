@@ -1,4 +1,4 @@
-"""What the builtins have in common that write a phrase when the logits give a sign for it."""
+"""Base of builtins that force a phrase when the logits meet a condition, the sign."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class WatchedRequest:
-    """One request that writes `phrase` up to `times` times, `banned` being ruled out while it waits for the sign.
+    """One request that writes `phrase` up to `times` times; `banned` is ruled out while it waits for the sign.
 
-    Where the phrase stands follows from the place at which it began. A request that comes from another instance is
-    taken to have begun it if its output says so.
+    The position in the phrase follows from the output index at which it began. For a request from another instance, the
+    output shows the phrases begun there.
     """
 
     def __init__(self, request: SlotRequest, phrase: Sequence[int], *, times: int = 1) -> None:
         self.output, self.phrase = request.output, list(phrase)
         self.left = times
         self.banned: Sequence[int] = ()
-        # The place in the output at which the phrase begins while it is written.
+        # Output index at which the phrase begins, while it is being written.
         self.start: int | None = None
         self._watched_at = 0
         self._armed = False
@@ -39,17 +39,17 @@ class WatchedRequest:
 
     @property
     def armed(self) -> bool:
-        """Whether the next sign makes it write the phrase."""
+        """True if the next sign starts the phrase."""
         return True
 
     def note(self) -> None:
         """Called for each sign."""
 
     def advance(self) -> None:
-        """Called before each step: what the tokens of the last one changed."""
+        """Called before each step, to follow the tokens of the last one."""
 
     def forced(self) -> int | None:
-        """The token of the phrase that has to come next."""
+        """Returns the token of the phrase that must come next, None outside the phrase."""
         if self.start is not None and len(self.output) - self.start >= len(self.phrase):
             self.start = None
             self.left -= 1
@@ -58,15 +58,15 @@ class WatchedRequest:
 
     @property
     def watches(self) -> bool:
-        """Whether its row is looked at this step."""
+        """True if the row is checked in this step."""
         return self.left > 0 and self.start is None
 
     def begin_step(self) -> None:
-        """Its row is looked at in this step."""
+        """Records that the row is checked in this step."""
         self._watched_at, self._armed = len(self.output), self.armed
 
     def end_step(self, *, sign: bool) -> None:
-        """What was seen; the phrase has begun only if no other part of the server decided otherwise."""
+        """Records the result of the check; the phrase has begun only if its first token was generated."""
         if not sign:
             return
         if self._armed and self.output[self._watched_at : self._watched_at + 1] == self.phrase[:1]:
@@ -74,7 +74,7 @@ class WatchedRequest:
         self.note()
 
     def _recover(self) -> None:
-        """Find the phrase where it was written before, and the beginning of one at the end of the output."""
+        """Finds phrases written before, and the beginning of one at the end of the output."""
         at, length = 0, len(self.phrase)
         while self.left and at + length <= len(self.output):
             found = self.output[at : at + length] == self.phrase
@@ -87,17 +87,17 @@ class WatchedRequest:
 
 
 class WatchedPhraseProcessor(LogitsProcessor):
-    """Looks at the rows of requests that wait for a sign, and writes their phrases token by token, all else ruled out.
+    """Checks the rows of requests that wait for a sign, and forces their phrases token by token.
 
-    Whether a row gives the sign is decided where the logits are, and so is its phrase's first token. What was seen is
-    read at the next step's beginning: on a device it has been computed by then, since the step's tokens were.
+    The sign of a row is computed where the logits are, and so is its phrase's first token. Results are read at the
+    start of the next step: on a device they are ready by then, since the step's tokens were.
     """
 
     only_with_args = True
 
     def __init__(self, fd_config: FDConfig) -> None:
         self.eos_token_ids = list(fd_config.model_config.eos_token_ids)
-        # Tokens do not tell everything; those that left for good take places, until the preempted ones are back.
+        # Tokens do not determine all state. Finished requests also take places until preempted requests return.
         self._states = SlotStates(self.state_of, remember=4 * fd_config.scheduler_config.max_num_seqs)
         self._forced: list[tuple[int, int]] = []
         self._watched: list[tuple[int, WatchedRequest]] = []
@@ -105,18 +105,18 @@ class WatchedPhraseProcessor(LogitsProcessor):
 
     @abstractmethod
     def state_of(self, request: SlotRequest) -> WatchedRequest | None:
-        """The state of a request that enters a slot, with or without output; None if it wants nothing."""
+        """Returns the state of a request that enters a slot, with or without output; None if it needs none."""
 
     @abstractmethod
     def sign_in(self, row: NDArray[Any], state: Any) -> bool:
-        """Whether one row of logits [vocab_size] gives the sign."""
+        """Returns True if one row of logits [vocab_size] shows the sign."""
 
     @abstractmethod
     def signs_on_device(self, rows: Tensor, states: Sequence[Any]) -> Tensor:
-        """The same for a float32 copy of the rows [n, vocab_size] on a device: bool [n]."""
+        """Returns the signs, bool [n], of a float32 copy of the rows [n, vocab_size] on a device."""
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Take in what the last step saw and sampled."""
+        """Reads the signs and tokens of the last step."""
         self._end_step()
         self._forced, self._watched = [], []
         self._states.follow(share_inputs)
@@ -129,7 +129,7 @@ class WatchedPhraseProcessor(LogitsProcessor):
                 self._watched.append((row, state))
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Edit in place."""
+        """Forces phrases and checks rows, in place."""
         if not self._forced and not self._watched:
             return logits
         rows = LogitRows(logits)
@@ -156,7 +156,7 @@ class WatchedPhraseProcessor(LogitsProcessor):
 
         states = [state for _, state in self._watched]
         where = to_device(np.array([row for row, _ in self._watched], np.int64))
-        # Not all of Paddle's backends compare numbers of half precision.
+        # Some Paddle backends cannot compare half-precision numbers.
         rows = paddle.gather(logits, where).astype("float32")
         signs = self.signs_on_device(rows, states)
         LogitRows(rows).ban(*_places([state.banned for state in states]))
@@ -170,7 +170,7 @@ class WatchedPhraseProcessor(LogitsProcessor):
         signs, self._signs = self._signs, None
         if signs is None:
             return
-        # Without a copy in host memory; on a device, of so many bytes as rows were looked at.
+        # No copy in host memory; from a device, a copy of one byte for each checked row.
         seen = signs if isinstance(signs, np.ndarray) else _on_host(signs)
         for (_, state), sign in zip(self._watched, seen.tolist(), strict=True):
             state.end_step(sign=sign)
@@ -186,7 +186,7 @@ def _on_host(flags: Tensor) -> NDArray[np.bool_]:
 
 
 def greatest_is_one_of(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Whether the greatest logit of rows [n, vocab_size] is that of one of tokens[i]: bool [n]."""
+    """Returns, for each of rows [n, vocab_size], True if its greatest logit is that of one of tokens[i]: bool [n]."""
     import paddle
 
     width = max(map(len, tokens), default=0) or 1

@@ -1,4 +1,4 @@
-"""Marks a text so that whoever knows the key can tell that a model wrote it."""
+"""Watermarks a text, so that the key's holder can detect that a model wrote it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ MAX_KEY = 2**63 - 1
 
 
 class WatermarkParams(BaseModel):
-    """`watermark_key`: a secret number; who has it finds the mark, and nobody else does.
+    """`watermark_key`: a secret number; only the key's holder can detect the mark.
 
-    watermark_gamma: the share of the vocabulary that is green. watermark_delta: added to green tokens' logits; more is
-    easier to find and changes the text more. watermark_context_width: how many tokens before it decide which are green.
+    watermark_gamma: share of the vocabulary that is green. watermark_delta: bias added to green tokens' logits; more is
+    easier to detect and changes the text more. watermark_context_width: number of preceding tokens that determine the
+    green ones.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -46,10 +47,10 @@ class WatermarkParams(BaseModel):
 
 
 class WatermarkLogitsProcessor(LogitsProcessor):
-    """`{"watermark_key": n}` makes a share of the tokens, drawn anew behind every token, more likely.
+    """`{"watermark_key": n}` makes a share of the tokens, drawn anew after every token, more likely.
 
-    `fastdeploy-lp detect-watermark` finds it. Kirchenbauer et al. 2023, A Watermark for Large Language Models; green
-    tokens are found by a hash instead of a permutation of the vocabulary.
+    `fastdeploy-lp detect-watermark` detects it. Kirchenbauer et al. 2023, A Watermark for Large Language Models; a hash
+    selects green tokens instead of a permutation of the vocabulary.
     """
 
     Params = WatermarkParams
@@ -59,17 +60,17 @@ class WatermarkLogitsProcessor(LogitsProcessor):
     def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
         self._states = SlotStates(_marking)
         self._marked: list[tuple[int, _Marking, tuple[int, int]]] = []
-        # Made by the first request that wants them.
+        # Created for the first request that needs them.
         self._hashes: NDArray[np.uint32] | None = None
         self._tensor: Tensor | None = None
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Settle what stands for each row's context."""
+        """Computes the mixers of each row's context."""
         self._states.follow(share_inputs)
         self._marked = [(row, state, state.greens.mixers(state.context())) for row, state in self._states]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Add in place."""
+        """Adds the bias of green tokens in place."""
         if not self._marked:
             return logits
         if self._hashes is None:
@@ -82,14 +83,14 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         return logits
 
     def _mark(self, host: NDArray[Any], hashes: NDArray[np.uint32]) -> None:
-        # One row after the other in the same memory, which stays in the processor's cache.
+        # Row by row in the same buffers, which stay in the CPU cache.
         mixed, bias = np.empty_like(hashes), np.empty(len(hashes), host.dtype)
         for row, state, mixers in self._marked:
             np.multiply(state.greens.green(mixers, hashes, mixed), host.dtype.type(state.delta), out=bias)
             host[row] += bias
 
     def _mark_on_device(self, logits: Tensor, hashes: NDArray[np.uint32]) -> None:
-        # Here, not above: the API process reads Params from this module and has no use for Paddle.
+        # Imported here: the API process reads Params from this module and does not need Paddle.
         import paddle
 
         rows = to_device(np.array([row for row, _, _ in self._marked], np.int64))
@@ -107,7 +108,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
 
 
 class _Marking:
-    """One request's mark."""
+    """Watermark settings and context of one request."""
 
     def __init__(self, request: SlotRequest, key: int) -> None:
         args = request.args
@@ -117,7 +118,7 @@ class _Marking:
         self._prompt, self._output = request.prompt[-self._width :], request.output
 
     def context(self) -> list[int]:
-        """The last tokens of prompt and output."""
+        """Returns the last tokens of prompt and output."""
         recent = self._output[-self._width :]
         return recent if len(recent) == self._width else (self._prompt + recent)[-self._width :]
 

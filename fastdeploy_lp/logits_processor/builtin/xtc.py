@@ -1,4 +1,4 @@
-"""Now and then leaves out the tokens that everybody would choose."""
+"""Removes the top choices in random steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 Probability = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 Threshold = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
-# Makes other numbers of a request's seed than those that its tokens are drawn by.
+# Separates these random numbers from the ones that sample tokens with the same seed.
 SALT = np.uint64(0x5854435854435854)
 
 
 class XTCParams(BaseModel):
-    """`xtc_probability`: of how many steps, 0 to 1. `xtc_threshold`: what makes a token a top choice, above 0, to 1."""
+    """`xtc_probability`: share of steps, 0 to 1. `xtc_threshold`: minimum probability of a top choice, above 0, to
+    1."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,11 +41,11 @@ class _Choice:
 
 
 class XTCLogitsProcessor(SlotProcessor[_Choice]):
-    """`{"xtc_probability": p, "xtc_threshold": t}` leaves out tokens of probability t or more but the least likely.
+    """`{"xtc_probability": p, "xtc_threshold": t}` removes all tokens of probability t or more but the least likely.
 
-    In a step this happens with probability p, and only where there are two such tokens; a threshold above 0.5 never
-    finds them. Whether it happens is told by the request's seed and the position. "Exclude Top Choices" by p-e-w, 2024,
-    as in text-generation-webui and llama.cpp; the probabilities are those before the temperature.
+    A step does this with probability p, and only if there are two such tokens or more; a threshold above 0.5 never
+    finds two. The request's seed and the position determine the steps. "Exclude Top Choices" by p-e-w, 2024, as in
+    text-generation-webui and llama.cpp; probabilities are taken before the temperature.
     """
 
     Params = XTCParams
@@ -52,7 +53,7 @@ class XTCLogitsProcessor(SlotProcessor[_Choice]):
 
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
-        # Here, not above, for it brings Paddle in.
+        # Imported here, since it imports Paddle.
         from fastdeploy_lp.model_executor.ops.row_cuts import Cut
 
         self._exclude_top = Cut.EXCLUDE_TOP

@@ -1,1 +1,1 @@
-"""What follows the tokens of requests through steps and slots; the sampler and the builtin processors share it."""
+"""State of requests' tokens through steps and slots, shared by the sampler and the builtin processors."""

@@ -15,14 +15,14 @@ class BadWords:
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._single = np.array([word[0] for word in sequences if len(word) == 1], np.int64)
-        # By the token that has to come last for the ban to apply, so that a step looks at few of them.
+        # By the token that must be the output's last for the ban to apply, so that a step checks few of them.
         self._after: dict[int, list[tuple[list[int], int]]] = {}
         for word in sequences:
             if len(word) > 1:
                 self._after.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
 
     def banned(self, output: Sequence[int]) -> Int64s:
-        """The tokens that would complete one of the sequences."""
+        """Returns the tokens that would complete one of the sequences."""
         candidates = self._after.get(output[-1], ()) if output else ()
         completing = [last for beginning, last in candidates if list(output[-len(beginning) :]) == beginning]
         return np.concatenate([self._single, np.array(completing, np.int64)]) if completing else self._single

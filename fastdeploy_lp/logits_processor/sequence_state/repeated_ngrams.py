@@ -1,4 +1,4 @@
-"""Which tokens would repeat a sequence of tokens that a text already holds."""
+"""Tokens that would repeat a sequence of tokens in the text."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 
 class RepeatedNGrams:
-    """Every run of `size - 1` tokens of prompt and live output, with the tokens that came behind it."""
+    """Every run of `size - 1` tokens of prompt and live output, with the tokens that followed it."""
 
     def __init__(self, size: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         self._size = size
         self._output = output
-        # The last tokens taken in, as many as the beginning of a run has.
+        # The last `size - 1` tokens read.
         self._tail: tuple[int, ...] = ()
         self._behind: dict[tuple[int, ...], dict[int, None]] = {}
         self._seen = 0
         self._take(prompt)
 
     def completing(self) -> NDArray[np.int64]:
-        """The tokens that would complete a run of `size` tokens for a second time, each once."""
+        """Returns the tokens that would complete a run of `size` tokens for a second time, each once."""
         self._take(self._output[self._seen :])
         self._seen = len(self._output)
         if len(self._tail) < self._size - 1:

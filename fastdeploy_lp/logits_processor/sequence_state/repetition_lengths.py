@@ -1,4 +1,4 @@
-"""How long the repetition is that each token would go on with."""
+"""Length of the repetition that each token would continue."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Int64s = NDArray[np.int64]
 
 
 class RepetitionLengths:
-    """For every place in prompt and live output: how many tokens up to it are the same as the text's last ones.
+    """For every place in prompt and live output: the number of tokens up to it that equal the text's last ones.
 
-    A breaker ends such a run: none holds one. With `window` above 0 only so many last tokens are looked at. A step
-    costs what the places of the text's last token are, not how long the text is.
+    A breaker ends such a run: no run holds one. With `window` above 0, only that many last tokens count. The cost of a
+    step depends on the number of places of the text's last token, not on the text's length.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], breakers: Collection[int], window: int) -> None:
@@ -24,11 +24,11 @@ class RepetitionLengths:
         self._places: dict[int, list[int]] = {}
         for place, token in enumerate(self._text):
             self._places.setdefault(token, []).append(place)
-        # By place; those of at least one token, and not the end of the text itself.
+        # By place; only runs of at least one token, without the end of the text itself.
         self._runs = self._count_runs()
 
     def continuations(self, at_least: int) -> tuple[Int64s, Int64s]:
-        """Distinct tokens that go on with a repetition of at least so many tokens (1 or more), and its length."""
+        """Returns distinct tokens that continue a repetition of `at_least` tokens (1 or more), and its length."""
         for token in self._output[self._seen :]:
             self._take(token)
         self._seen = len(self._output)
@@ -43,7 +43,7 @@ class RepetitionLengths:
         return np.fromiter(longest, np.int64, count), np.fromiter(longest.values(), np.int64, count)
 
     def _take(self, token: int) -> None:
-        """A run up to a place that holds the token is one longer than the run up to the place before was."""
+        """Appends a token: a run up to its place is one longer than the old run up to the place before."""
         places = self._places.setdefault(token, [])
         before = self._runs
         self._runs = {} if token in self._breakers else {place: before.get(place - 1, 0) + 1 for place in places}
@@ -51,7 +51,7 @@ class RepetitionLengths:
         self._text.append(token)
 
     def _count_runs(self) -> dict[int, int]:
-        """Of a whole text at once: places drop out where going back from them meets another token than from its end."""
+        """Counts all runs of the text at once, backwards: a place drops out where its tokens differ from the end's."""
         runs: dict[int, int] = {}
         last = len(self._text) - 1
         places = self._places[self._text[last]][:-1] if self._text else []

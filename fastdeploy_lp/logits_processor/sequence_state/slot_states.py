@@ -1,4 +1,4 @@
-"""Follows requests through slots for a processor that keeps something of its own for each of them."""
+"""A processor's state for each request, followed through slots."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class SlotRequest:
-    """What a processor may read of the request in a slot.
+    """The request in a slot, as a processor may read it.
 
-    args: the arguments that are meant for the processor. prompt: its tokens. output: the live list of those generated
-    so far. params: everything else that it asks for.
+    args: the arguments that are meant for the processor. prompt: its tokens. output: the live list of tokens generated
+    so far. params: its other parameters.
     """
 
     args: Mapping[str, Any]
@@ -31,31 +31,31 @@ class SlotRequest:
 class SlotStates(Generic[State]):
     """A state for every request that uses a processor, made from all its tokens when the request first has a row.
 
-    After `follow`, `states[i]` is about the request in slot `slots[i]`, whose logits are row `rows[i]`; int64 [n] both.
-    A request that was preempted comes back with its output, from which its state is made anew; where a state holds what
-    the tokens do not tell, `remember` keeps so many states of requests that left for that case.
+    After `follow`, `states[i]` belongs to the request in slot `slots[i]`, with logits row `rows[i]`; both int64 [n].
+    A preempted request returns with its output, from which its state is rebuilt. For a state that does not follow from
+    the tokens alone, `remember` keeps that many states of requests that left.
     """
 
     def __init__(self, build: Callable[[SlotRequest], State | None], *, remember: int = 0) -> None:
-        """`build` gives None for a request that the processor leaves alone."""
+        """`build` returns None for a request that the processor leaves alone."""
         self._build = build
         self._remember = remember
         self._held: dict[int, _Held[State]] = {}
-        # By the identity of the output list, which is the request's own and is kept alive here.
+        # By the id of the request's output list, which is kept alive here.
         self._left: OrderedDict[int, _Held[State]] = OrderedDict()
         self._last: tuple[bytes, bytes] | None = None
         self.slots = self.rows = np.empty(0, np.int64)
         self.states: list[State] = []
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
-        """Row and state of each request."""
+        """Yields the row and the state of each request."""
         return zip(self.rows.tolist(), self.states, strict=True)
 
     def follow(self, share_inputs: Mapping[str, Any]) -> bool:
-        """Read the slots of a step; gives whether rows or states are others than in the last one.
+        """Reads the slots of a step; returns True if rows or states have changed since the last step.
 
-        Nothing but two short arrays is read while the batch stays as it is. A mapping without `args_versions`, which
-        the chain adds, is read as a whole every time.
+        While the batch stays the same, it reads only two short arrays. A mapping without `args_versions`, which the
+        chain adds, is read as a whole every time.
         """
         stop_flags, versions = share_inputs["stop_flags"], share_inputs.get("args_versions")
         now = None if versions is None else (stop_flags.tobytes(), versions.tobytes())
@@ -63,7 +63,7 @@ class SlotStates(Generic[State]):
             return False
         self._last = now
         active = ~stop_flags[:, 0]
-        # A mapping without the chain's own field shows every request to the processor.
+        # Without this field of the chain, the processor sees every request.
         using = share_inputs.get("using_slots")
         self._read(share_inputs, [slot for slot in np.flatnonzero(active).tolist() if using is None or slot in using])
         found = [(slot, state) for slot in sorted(self._held) if (state := self._held[slot].state) is not None]
@@ -75,7 +75,7 @@ class SlotStates(Generic[State]):
 
     def _read(self, share_inputs: Mapping[str, Any], slots: Iterable[int]) -> None:
         args, outputs = share_inputs["logits_processors_args"], share_inputs["output_token_ids"]
-        # Both are made anew with every request, and held here, so that their identity tells requests apart.
+        # Both are new objects for every request and kept alive here, so their identity distinguishes requests.
         stay = {
             slot: held
             for slot, held in self._held.items()

@@ -1,4 +1,4 @@
-"""Which tokens a sequence holds, and how often it generated each: what penalties work on."""
+"""Tokens of a sequence, with the number of times it generated each: the input of penalties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Int64s = NDArray[np.int64]
 
 
 class TokenCounts:
-    """The distinct tokens of a prompt and the live list of output tokens behind it; grows by what the list gained."""
+    """The distinct tokens of a prompt and of the live list of output tokens; follows the list's growth."""
 
     def __init__(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
         self._output = output_token_ids
@@ -22,7 +22,7 @@ class TokenCounts:
         self._counts = np.zeros(len(self._tokens), np.int64)
 
     def catch_up(self) -> tuple[Int64s, Int64s]:
-        """The distinct tokens and how often each was generated (0: only the prompt holds it), as of now.
+        """Returns the distinct tokens and how often each was generated so far (0: only the prompt holds it).
 
         Both are views [tokens] that the next call may change.
         """

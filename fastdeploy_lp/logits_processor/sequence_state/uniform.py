@@ -1,4 +1,4 @@
-"""The random numbers that tokens are drawn by."""
+"""Random numbers for drawing tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Uint64Array = NDArray[np.uint64]
 
 
 def seeded_uniform(seeds: Uint64Array, positions: Uint64Array) -> NDArray[np.float32]:
-    """One number in (0, 1] for each (seed, position), from a counter-based generator.
+    """Returns one number in (0, 1] for each (seed, position), from a counter-based generator.
 
-    Two rounds of the SplitMix64 finalizer (Steele et al., 2014) over seed and position; the top 24 bits give a float32
-    without rounding.
+    Two rounds of the SplitMix64 finalizer (Steele et al., 2014) over seed and position; the top 24 bits become a
+    float32 without rounding.
     """
     mixed = _mix(_mix(seeds) ^ (positions * np.uint64(0x9E3779B97F4A7C15)))
     return ((mixed >> np.uint64(40)).astype(np.float32) + 1) * np.float32(2.0**-24)

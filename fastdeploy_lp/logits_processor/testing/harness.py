@@ -87,6 +87,7 @@ class ProcessorHarness:
             raise ValueError("slot: all are taken" if place is None else f"slot: {place} is taken")
         selection = self.select(args, params)
         occupant = Occupant(
+            place,
             request_id,
             ReadOnlyList(prompt),
             ReadOnlyList() if output is None else output,
@@ -94,7 +95,7 @@ class ProcessorHarness:
             params or SamplingParams(),
         )
         self.requests[place] = occupant
-        self.slots.assign(place, occupant)
+        self.slots.assign(occupant)
         self.entry.enter(place, selection)
         if held:
             self._held.add(place)

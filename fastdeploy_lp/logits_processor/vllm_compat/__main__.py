@@ -10,7 +10,7 @@ from fastdeploy_lp.logits_processor.vllm_compat import install
 
 
 def main() -> None:
-    """Run the file named first as `python FILE …` would."""
+    """Runs the file of the first argument as `python FILE …` would."""
     if len(sys.argv) < 2:
         raise SystemExit(f"usage: python -m {__package__} FILE [ARGUMENT …]")
     install()

@@ -1,4 +1,4 @@
-"""vLLM's way to build all of its processors at once; for packages' own tests, the engine does not use it."""
+"""vLLM's function that builds all processors at once, for packages' tests; the engine does not use it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def build_logitsprocs(
     is_pooling_model: bool,
     custom_logitsprocs: Sequence[str | type] = (),
 ) -> LogitsProcessors:
-    """The builtins, the installed entry points and `custom_logitsprocs`, each a class or "module:Class", in this order.
+    """Returns the builtins, the installed entry points and `custom_logitsprocs`, in this order.
 
-    Raises ValueError for custom processors of a pooling model or with speculative decoding, and for one that is no
-    processor.
+    `custom_logitsprocs` are classes or "module:Class". Raises ValueError for custom processors of a pooling model or
+    with speculative decoding, and for a custom processor that is not one.
     """
     refusal = STR_POOLING_REJECTS_LOGITSPROCS if is_pooling_model else STR_SPEC_DEC_REJECTS_LOGITSPROCS
     if is_pooling_model or vllm_config.speculative_config:

@@ -1,6 +1,6 @@
 """vLLM's builtin processors on torch tensors, for packages that derive from them or use them in their tests.
 
-A chain needs none of them: this server's sampler and its own builtins do the same, and faster.
+A chain needs none of them: this server's sampler and builtins do the same, faster.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
 ) -> bool:
-    """Keep `req_entries`, a state by row, with its requests; returns whether an entry came, went or moved.
+    """Keeps `req_entries`, states by row, with their requests; returns True if an entry came, left or moved.
 
-    new_state: (params, prompt ids, output ids) → the state of a new request, None for one that needs none.
+    new_state: (params, prompt ids, output ids) → the state of a new request, None if it needs none.
     """
     if batch_update is None:
         return False
@@ -49,7 +49,7 @@ def process_dict_updates(
 
 
 class _RowStates(LogitsProcessor):
-    """Base of those below: a state a row, for the rows that need one."""
+    """Base of the processors below: a state for each row that needs one."""
 
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:  # noqa: ARG002 - contract
         self.device = device
@@ -57,18 +57,18 @@ class _RowStates(LogitsProcessor):
 
     @abstractmethod
     def new_state(self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> Any | None:
-        """The state of a new request, None for one that needs none."""
+        """Returns the state of a new request, None if it needs none."""
 
     @abstractmethod
     def edit(self, row: torch.Tensor, state: Any) -> None:
-        """Change a row [vocab_size] in place."""
+        """Changes a row [vocab_size] in place."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Keep the states with their requests."""
+        """Keeps the states with their requests."""
         process_dict_updates(self.states, batch_update, self.new_state)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Edit the rows that have a state."""
+        """Edits the rows that have a state."""
         for row, state in self.states.items():
             self.edit(logits[row], state)
         return logits
@@ -78,18 +78,18 @@ class LogitBiasLogitsProcessor(_RowStates):
     """Adds `SamplingParams.logit_bias`."""
 
     def is_argmax_invariant(self) -> bool:
-        """False."""
+        """Returns False."""
         return False
 
     def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: Any) -> Any | None:  # noqa: ARG002
-        """Tokens and values."""
+        """Returns tokens and values."""
         if not params.logit_bias:
             return None
         tokens = torch.tensor([int(token) for token in params.logit_bias], device=self.device)
         return tokens, torch.tensor([*params.logit_bias.values()], dtype=torch.float32, device=self.device)
 
     def edit(self, row: torch.Tensor, state: Any) -> None:
-        """Add the values at the tokens."""
+        """Adds the values at the tokens."""
         tokens, values = state
         row[tokens] += values
 
@@ -98,38 +98,38 @@ class MinPLogitsProcessor(_RowStates):
     """Keeps the tokens of at least `SamplingParams.min_p` times the greatest probability."""
 
     def is_argmax_invariant(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: Any) -> Any | None:  # noqa: ARG002
-        """The share."""
+        """Returns the share."""
         return params.min_p or None
 
     def edit(self, row: torch.Tensor, state: Any) -> None:
-        """-inf for all other tokens."""
+        """Sets all other tokens to -inf."""
         probabilities = torch.softmax(row, dim=-1)
         row.masked_fill_(probabilities < probabilities.max() * state, -torch.inf)
 
     def get_min_p_by_index(self, index: int) -> float:
-        """The share of a row, 0 for none."""
+        """Returns the share of a row, 0 for none."""
         return float(self.states.get(index, 0.0))
 
 
 class MinTokensLogitsProcessor(_RowStates):
-    """Rules out all stop tokens before `SamplingParams.min_tokens` tokens are there."""
+    """Bans all stop tokens until the output has `SamplingParams.min_tokens` tokens."""
 
     def is_argmax_invariant(self) -> bool:
-        """False."""
+        """Returns False."""
         return False
 
     def new_state(self, params: SamplingParams, prompt_ids: Any, output_ids: list[int]) -> Any | None:  # noqa: ARG002
-        """The least length, the live output and the stop tokens."""
+        """Returns the minimum length, the live output and the stop tokens."""
         if len(output_ids) >= params.min_tokens or not params.all_stop_token_ids:
             return None
         return params.min_tokens, output_ids, torch.tensor(sorted(params.all_stop_token_ids), device=self.device)
 
     def edit(self, row: torch.Tensor, state: Any) -> None:
-        """-inf for the stop tokens while the output is too short."""
+        """Sets the stop tokens to -inf while the output is too short."""
         least, output_ids, stops = state
         if len(output_ids) < least:
             row[stops] = -torch.inf

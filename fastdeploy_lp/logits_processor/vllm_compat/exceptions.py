@@ -1,4 +1,4 @@
-"""vLLM's errors of requests; raised in `validate_params` they refuse the request with status 400."""
+"""vLLM's request errors; one raised in `validate_params` refuses the request with status 400."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class VLLMServerError(VLLMError):
 class VLLMValidationError(VLLMClientError, ValueError):
     """A parameter that cannot be used.
 
-    parameter: its name. value: what was sent. Both are None where they are not known.
+    parameter: its name. value: the value sent. Each is None if unknown.
     """
 
     def __init__(self, message: str, *, parameter: str | None = None, value: object = None) -> None:
@@ -27,15 +27,15 @@ class VLLMValidationError(VLLMClientError, ValueError):
         self.value = value
 
     def __str__(self) -> str:
-        """The message and what is known of the parameter."""
+        """Returns the message with the known details of the parameter."""
         named = {"parameter": self.parameter, "value": self.value}
         details = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
         return super().__str__() + (f" ({details})" if details else "")
 
 
 class VLLMUnprocessableEntityError(VLLMValidationError):
-    """A request that can be read and not served."""
+    """A request that can be read but not served."""
 
 
 class VLLMNotFoundError(VLLMClientError):
-    """A request for a thing that there is not."""
+    """A request for something that does not exist."""

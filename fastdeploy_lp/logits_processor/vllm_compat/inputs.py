@@ -1,4 +1,4 @@
-"""The forms of a prompt that vLLM has names for; this server reads the same dicts."""
+"""Forms of a prompt with names in vLLM; this server reads the same dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the stand-in modules under vLLM's names."""
+"""Installation of the stand-in modules under vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StandIn(ModuleType):
         self._homes = homes
 
     def __getattr__(self, name: str) -> Any:
-        """The object that the name leads to; raises AttributeError for a name that has no stand-in."""
+        """Returns the object of a name; raises AttributeError for a name without a stand-in."""
         home = self.__dict__.get("_homes", {}).get(name)
         if home is None:
             raise AttributeError(f"{self.__name__}.{name} has no stand-in (--vllm-compat); it needs vLLM itself")
@@ -36,18 +36,18 @@ class StandIn(ModuleType):
         return found
 
     def __dir__(self) -> list[str]:
-        """Every name, loaded or not."""
+        """Returns every name, loaded or not."""
         return sorted({*super().__dir__(), *self.__all__})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name, so that a class from a program's `__main__` can refer to it in the worker."""
+        """Pickles the module by name, so that a class from a program's `__main__` can refer to it in the worker."""
         return importlib.import_module, (self.__name__,)
 
 
 def install() -> None:
-    """Make vLLM's module names lead to stand-ins, as `contents.py` lists them.
+    """Installs the stand-ins in `contents.py` under vLLM's module names.
 
-    Does nothing where vLLM itself is installed, and nothing the second time.
+    Does nothing if vLLM itself is installed, or on a second call.
     """
     if TOP in sys.modules or _vllm_is_installed():
         return
@@ -60,7 +60,7 @@ def install() -> None:
 
 
 def stand_ins_are_installed() -> bool:
-    """True if `import vllm` loads a stand-in in this process."""
+    """Returns True if `import vllm` loads a stand-in in this process."""
     return isinstance(sys.modules.get(TOP), StandIn)
 
 

@@ -1,4 +1,4 @@
-"""The base classes under vLLM's own names: their subclasses work on torch tensors."""
+"""The base classes under vLLM's names: their subclasses work on torch tensors."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 
 
 def init_logger(name: str) -> logging.Logger:
-    """The logger of this name, with `debug_once`, `info_once`, `warning_once` and `error_once`.
+    """Returns the logger of this name, with `debug_once`, `info_once`, `warning_once` and `error_once`.
 
-    Each logs the first time that it is called with a message and its arguments; `scope` is vLLM's and not followed.
+    Each logs at its first call with a message and its arguments, and ignores vLLM's `scope`.
     """
     logger = logging.getLogger(name)
     if not issubclass(type(logger), _Once):
@@ -40,11 +40,11 @@ class _Once:
         _first_time(self.error, message, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A program's global logger travels to the worker with its classes.
+        # A program's global logger is sent to the worker with its classes.
         return init_logger, (self.name,)
 
 
-# A message that repeats with ever new arguments must not be kept for each of them.
+# Bounded: a message that repeats with ever new arguments must not fill the memory.
 @functools.lru_cache(maxsize=1024)
 def _first_time(log: Callable[..., None], message: str, *arguments: Hashable) -> None:
     log(message, *arguments, stacklevel=3)

@@ -1,4 +1,4 @@
-"""vLLM's description of a step to its sampler; here nothing makes one, and processors import it for annotations."""
+"""vLLM's description of a step for its sampler; never created here, processors import it for annotations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastdeploy_lp.logits_processor.vllm_compat.state import LogitsProcessors
 
 @dataclass
 class SamplingMetadata:
-    """The fields under vLLM's names; tensors are None for a step that does not need them."""
+    """Metadata fields under vLLM's names; tensors are None for a step that does not need them."""
 
     temperature: Any = None
     all_greedy: bool = False

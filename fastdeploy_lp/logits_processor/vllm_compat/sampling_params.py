@@ -13,10 +13,10 @@ StructuredOutputsParams = GuidedDecodingParams
 
 
 class _Named(type):
-    """Makes this server's objects: the parameters that processors are shown are instances of this name, too."""
+    """Builds this server's objects: the parameters that processors receive are instances of this name, too."""
 
     def __call__(cls, **given: Any) -> OwnParams:
-        """With `max_tokens` 16 unless it is given; raises as this server's class does."""
+        """Returns parameters with `max_tokens` 16 unless it is passed; raises as this server's class does."""
         if "structured_outputs" in given:
             given["guided_decoding"] = given.pop("structured_outputs")
         return OwnParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | given))
@@ -31,10 +31,10 @@ class _Named(type):
 class SamplingParams(metaclass=_Named):
     """This server's `SamplingParams`, built with vLLM's default length and under vLLM's field names.
 
-    structured_outputs: `guided_decoding`.
+    structured_outputs: vLLM's name of `guided_decoding`.
     """
 
 
 def default_params() -> OwnParams:
-    """The parameters of a request without any."""
+    """Returns the parameters of a request without any."""
     return OwnParams(max_tokens=DEFAULT_MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""vLLM's builder of batch updates, and its collection of processors; for processors' own tests and wrappers."""
+"""vLLM's builder of batch updates, and its collection of processors; for tests and wrappers of processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastdeploy_lp.logits_processor.vllm_v1 import AddedRequest, BatchUpdate, Mo
 
 
 class BatchUpdateBuilder:
-    """Collects changes of a batch until `get_and_reset` makes an update of them."""
+    """Collects changes of a batch until `get_and_reset` returns them as an update."""
 
     def __init__(
         self,
@@ -26,38 +26,38 @@ class BatchUpdateBuilder:
 
     @property
     def removed(self) -> list[RemovedRequest]:
-        """The removed rows, the highest first; no further one can be removed before the next update."""
+        """Removed rows, highest first; after this read, no further row can be removed before the next update."""
         self._removed_was_read = True
         self._removed.sort(reverse=True)
         return self._removed
 
     def removed_append(self, index: int) -> None:
-        """A row's request has left; raises RuntimeError once `removed` was read."""
+        """Records that a row's request has left; raises RuntimeError after a read of `removed`."""
         if self._removed_was_read:
             raise RuntimeError(f"row {index} cannot be removed: the removed rows of this step were read already")
         self._removed.append(index)
         self.batch_changed = True
 
     def has_removed(self) -> bool:
-        """True while removed rows are left for new requests to take."""
+        """Returns True while removed rows are left for new requests."""
         return bool(self._removed)
 
     def peek_removed(self) -> int | None:
-        """The lowest of them, None if there are none."""
+        """Returns the lowest removed row, None if there is none."""
         return self.removed[-1] if self._removed else None
 
     def pop_removed(self) -> int | None:
-        """The same, for a new request to take."""
+        """Removes and returns the lowest removed row for a new request, None if there is none."""
         return self.removed.pop() if self._removed else None
 
     def reset(self) -> bool:
-        """Forget all changes; returns whether rows were removed since the last update."""
+        """Drops all changes; returns True if rows were removed since the last update."""
         changed, self.batch_changed = self.batch_changed, False
         self._forget()
         return changed
 
     def get_and_reset(self, batch_size: int) -> BatchUpdate | None:
-        """The update of a batch that now has `batch_size` rows, None if nothing changed; begins anew."""
+        """Returns the update of a batch that now has `batch_size` rows, None without changes; drops all changes."""
         self.batch_changed = False
         update = None
         if self._removed or self.added or self.moved:
@@ -66,13 +66,13 @@ class BatchUpdateBuilder:
         return update
 
     def _forget(self) -> None:
-        # An update keeps the lists that it was made of.
+        # An update keeps the lists that it was made from.
         self._removed, self.added, self.moved = [], [], []
         self._removed_was_read = False
 
 
 class LogitsProcessors:
-    """Processors by whether they can change a row's most likely token."""
+    """Processors, split by their ability to change a row's most likely token."""
 
     def __init__(self, logitsprocs: Iterable[Any] | None = None) -> None:
         self.argmax_invariant: list[Any] = []
@@ -83,5 +83,5 @@ class LogitsProcessors:
 
     @property
     def all(self) -> Iterator[Any]:
-        """All of them, the invariant ones first."""
+        """All processors, the invariant ones first."""
         return chain(self.argmax_invariant, self.non_argmax_invariant)

@@ -1,4 +1,4 @@
-"""vLLM's ways to a tokenizer: that of the served model, or any other one on this machine, by transformers."""
+"""vLLM's functions for tokenizers: the served model's or any other on this machine, through transformers."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ MODES: dict[str, dict[str, Any]] = {"auto": {}, "hf": {}, "slow": {"use_fast": F
 
 
 class TokenizerLike(Protocol):
-    """The methods that processors use of a tokenizer."""
+    """A tokenizer, with the methods that processors use."""
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Token ids of a text."""
+        """Returns the token ids of a text."""
 
     def decode(self, ids: Any, **options: Any) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Token ids by token."""
+        """Returns the token ids by token."""
 
 
 @functools.cache
 def get_tokenizer(
     tokenizer_name: str, *, tokenizer_mode: str = "auto", trust_remote_code: bool = False, **options: Any
 ) -> Any:
-    """The tokenizer in a directory, one object for each; `options` go to `AutoTokenizer.from_pretrained`.
+    """Returns the tokenizer in a directory, one object for each; passes `options` to `AutoTokenizer.from_pretrained`.
 
     Raises ValueError for `trust_remote_code`, since code of a checkpoint is never run here, and for a mode other than
-    "auto", "hf" and "slow"; else what `from_pretrained` raises.
+    "auto", "hf" and "slow"; also raises the errors of `from_pretrained`.
     """
     if trust_remote_code:
         raise ValueError("trust_remote_code: code that a checkpoint brings is not run here")
@@ -42,7 +42,7 @@ def get_tokenizer(
 
 
 def cached_tokenizer_from_config(model_config: VllmModelConfig) -> Any:
-    """The served model's tokenizer."""
+    """Returns the served model's tokenizer."""
     return get_tokenizer(
         model_config.tokenizer,
         tokenizer_mode=model_config.tokenizer_mode,

@@ -1,4 +1,4 @@
-"""Small helpers of vLLM's that processors import."""
+"""Small vLLM helpers that processors import."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 
 def random_uuid() -> str:
-    """32 random hexadecimal digits."""
+    """Returns 32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Returns a / b, rounded up."""
     return -(a // -b)
 
 
 def is_pin_memory_available() -> bool:
-    """False, as in the constructor of a processor."""
+    """Returns False, as processors' constructors receive it."""
     return False
 
 
 def resolve_obj_by_qualname(qualname: str) -> Any:
-    """The object at "module.name"; raises ImportError or AttributeError where there is none."""
+    """Returns the object at "module.name"; raises ImportError or AttributeError if there is none."""
     module, _, name = qualname.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def async_tensor_h2d(data: Any, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """The data as a torch tensor on `device`; the copy is over when this returns."""
+    """Returns the data as a torch tensor on `device`, with the copy complete."""
     import torch
 
     return torch.as_tensor(data, dtype=dtype, device=device)

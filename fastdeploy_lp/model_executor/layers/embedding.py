@@ -1,4 +1,4 @@
-"""From token ids to hidden states."""
+"""Embedding of token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.platforms import current_platform
 class Embedding:
     """token_ids [tokens] → [tokens, hidden_size]; the weight [vocab_size, hidden_size] is rounded where products are.
 
-    Where only matrix products have 8-bit weights, the embedding keeps its own.
+    If only matrix products have 8-bit weights, the embedding is not rounded.
     """
 
     def __init__(self, weight: FloatArray, quantization: str | None) -> None:

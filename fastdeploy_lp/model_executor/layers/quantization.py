@@ -1,4 +1,4 @@
-"""What `--quantization` rounds: 8-bit weights, 8- or 16-bit activations, all with scales for every group of 32 inputs.
+"""Rounding for `--quantization`: 8-bit weights, 8- or 16-bit activations, all with scales for every group of 32 inputs.
 
 A weight is minimum + scale * q with q in 0 … 255, for each output feature and group, scale and minimum as half floats.
 An activation is scale * a with a in -127 … 127 (w8a8) or -32512 … 32512 (w8a16: two 8-bit digits), for each row and
@@ -24,7 +24,7 @@ NOTHING = 1e-30
 
 
 def dequantized_weight(weight: FloatArray) -> FloatArray:
-    """The weights [out_features, in_features] that the 8-bit numbers stand for."""
+    """Rounds weights [out_features, in_features] to 8 bits and dequantizes them."""
     out_features, in_features = weight.shape
     # Filling with the last column adds no new extreme to its group.
     groups = np.pad(weight, ((0, 0), (0, -in_features % GROUP)), mode="edge").reshape(out_features, -1, GROUP)
@@ -38,7 +38,7 @@ def dequantized_weight(weight: FloatArray) -> FloatArray:
 
 def _in_steps(groups: FloatArray, minimum: FloatArray, scale: FloatArray) -> FloatArray:
     """The nearest of 256 steps, counted with minimum and scale as they are stored."""
-    # What half floats cannot hold gives infinities and no number that equals a weight.
+    # Values beyond half floats become infinities, which equal no weight.
     with np.errstate(over="ignore", invalid="ignore"):
         minimum, scale = (part.astype(np.float16).astype(np.float32) for part in (minimum, scale))
         steps = np.divide(groups - minimum, scale, out=np.zeros_like(groups), where=scale != 0)
@@ -59,7 +59,7 @@ def _steps_of_blocks(low: FloatArray, high: FloatArray) -> Iterator[tuple[FloatA
 
 
 def quantize_dequantize(x: Tensor, digits: int) -> Tensor:
-    """The activations [tokens, features] that their one or two 8-bit digits stand for."""
+    """Rounds activations [tokens, features] to one or two 8-bit digits and dequantizes them."""
     tokens, features = x.shape
     filled = paddle.nn.functional.pad(x, [0, -features % GROUP], data_format="NCL") if features % GROUP else x
     groups = filled.reshape([tokens, -1, GROUP])

@@ -19,9 +19,9 @@ DEFAULT_THETA = 10000.0
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """What `config.json` says of rotary embedding, in either spelling.
+    """Settings of rotary embedding in `config.json`, in either spelling.
 
-    parameters: of the scaling. prefix: stands before their names in errors. max_position_embeddings: in place of the
+    parameters: of the scaling. prefix: precedes their names in errors. max_position_embeddings: in place of the
     original context where that is not said.
     """
 
@@ -78,7 +78,7 @@ class RopeFrequencies:
 
 
 def rope_frequencies(hf_config: Mapping[str, Any], head_dim: int) -> RopeFrequencies:
-    """What `config.json` asks for. Raises CheckpointError for a kind that is not known, listing those that are."""
+    """Returns the frequencies for `config.json`. Raises CheckpointError for an unknown kind, listing the known ones."""
     settings = RopeSettings.of(hf_config, head_dim)
     if settings.kind not in KINDS:
         raise CheckpointError(
@@ -124,7 +124,7 @@ def _yarn(settings: RopeSettings) -> RopeFrequencies:
 
 
 def _dimension_with(settings: RopeSettings, rotations: float) -> float:
-    """The dimension, of head_dim / 2, that turns so often within the original context."""
+    """Returns the dimension, of head_dim / 2, with this number of rotations within the original context."""
     wavelength = settings.original_context / rotations
     return settings.head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(settings.theta))
 

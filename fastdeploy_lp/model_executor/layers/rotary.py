@@ -22,7 +22,7 @@ class RotaryTables:
 
     @classmethod
     def of(cls, hf_config: dict[str, Any], head_dim: int, max_model_len: int) -> RotaryTables:
-        """Raises CheckpointError (a ValueError) for a kind of scaling that is not known, listing those that are."""
+        """Raises CheckpointError (a ValueError) for an unknown kind of scaling, listing the known ones."""
         rope = rope_frequencies(hf_config, head_dim)
         angles = np.outer(np.arange(max_model_len), rope.frequencies)
         cos, sin = (rope.attention_factor * turned(angles) for turned in (np.cos, np.sin))

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that computes."""
+"""Loads a model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def load_causal_lm(
     except WeightsError:
         raise
     except CheckpointError as error:
-        # What is wrong with config.json is found where its path is not known.
+        # Errors in config.json are raised where its path is unknown.
         raise CheckpointError(f"{config.directory}: {error}") from error
     return model

@@ -1,4 +1,4 @@
-"""Which part of a checkpoint's tensor a rank reads when several share the model."""
+"""The part of a checkpoint's tensor that a rank of a shared model reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Split:
-    """Ranks divide `axis`, which consists of `sections` one behind the other; None for one of the axis's length.
+    """Ranks divide `axis`, which consists of consecutive `sections`; None for one of the axis's length.
 
     Each rank has its part of every section. An axis of None stays whole.
     """
@@ -35,7 +35,7 @@ class Split:
     sections: tuple[Section, ...] | None = None
 
     def parts(self, shape: Sequence[int], rank: int, ranks: int) -> list[tuple[slice, ...]] | None:
-        """What one of several ranks reads of a tensor of this shape, to be joined along the axis; None for all."""
+        """Returns the slices of a tensor that a rank reads, to be joined along the axis; None for the whole tensor."""
         if self.axis is None or ranks == 1:
             return None
         parts, first = [], 0
@@ -48,11 +48,11 @@ class Split:
 
 
 WHOLE = Split(None)
-# Of a matrix [out_features, in_features]: what a rank computes of the outputs, or what of the inputs it works on.
+# For a matrix [out_features, in_features]: a rank has a part of the outputs (ROWS) or of the inputs (COLUMNS).
 ROWS = Split(0)
 COLUMNS = Split(1)
 
 
 def part_size(size: int, ranks: int) -> int:
-    """Entries that each rank has, but for the last ones where it does not come out even."""
+    """Returns the entries per rank; the last ranks may have fewer."""
     return -(-size // ranks)

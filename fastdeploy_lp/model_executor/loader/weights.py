@@ -19,9 +19,9 @@ from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Comm
 
 __all__ = ["Weights", "WeightsError", "open_weights"]
 
-# Those that the compiled operators read from the file themselves.
+# Element types that the compiled operators read directly from the file.
 PACKED_FROM_FILE = ("BF16", "F16", "F32")
-# Frequencies of the rotary embedding, which old checkpoints hold although config.json tells them.
+# Frequencies of the rotary embedding, which old checkpoints contain although config.json determines them.
 COMPUTED = ".rotary_emb.inv_freq"
 
 

@@ -1,4 +1,4 @@
-"""Reads the parts of a decoder under the names that most families' checkpoints give them."""
+"""Reads the parts of a decoder under the names in most families' checkpoints."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DecoderReader:
 
     @property
     def kv_split(self) -> Split:
-        """How ranks divide keys and values: by whole heads."""
+        """Division of keys and values among ranks: by whole heads."""
         return Split(0, (Section(self.dims.kv_size, self.dims.num_kv_heads),))
 
     def gate_up(self, name: str) -> tuple[LinearWeights, LinearWeights]:

@@ -35,7 +35,7 @@ class Dimensions:
         return self.num_kv_heads * self.head_dim
 
     def part_of_rank(self, ranks: int) -> Dimensions:
-        """What each of `ranks` that share the model computes with; hidden size and vocabulary are those of all."""
+        """Returns the sizes per rank of a model shared by `ranks`; hidden size and vocabulary stay whole."""
         return replace(
             self,
             num_heads=self.num_heads // ranks,

@@ -17,6 +17,6 @@ class LlamaForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def read_weights(cls, weights: Weights, dims: Dimensions, hf_config: dict[str, Any]) -> DecoderWeights:
-        """Llama's names are those of `DecoderReader`."""
+        """Llama uses the names of `DecoderReader`."""
         bias = flag(hf_config, "attention_bias")
         return DecoderReader(weights, dims, qkv_bias=bias, o_bias=bias, mlp_bias=flag(hf_config, "mlp_bias")).decoder()

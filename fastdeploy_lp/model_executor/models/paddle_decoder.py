@@ -30,7 +30,7 @@ from fastdeploy_lp.platforms import current_platform
 class PaddleDecoder:
     """The weights as Paddle tensors; attention and its KV cache are the backend's, by default the platform's.
 
-    communicator: the ranks that share the model. Then `dims` and the weights are those of this rank's part.
+    communicator: the ranks that share the model. Then `dims` and the weights describe this rank's part.
     """
 
     def __init__(

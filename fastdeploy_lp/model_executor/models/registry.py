@@ -1,4 +1,4 @@
-"""Which class runs which architecture: this package's own families, and those that plugins bring.
+"""Model classes by architecture: this package's own families, and families from plugins.
 
 Imports no Paddle: general plugins register models in the API process, too, and a model's module is imported only when a
 checkpoint asks for it.
@@ -35,7 +35,7 @@ METHODS = ("initialize_cache", "forward", "compute_logits")
 
 
 class CausalLM(Protocol):
-    """What the model runner needs of a model; built as `cls(fd_config, weights)`."""
+    """Interface of a model for the model runner; built as `cls(fd_config, weights)`."""
 
     def __init__(self, fd_config: FDConfig, weights: Weights) -> None: ...
 
@@ -59,7 +59,7 @@ class WarmsUp(Protocol):
 
 @dataclass(frozen=True)
 class _Registration:
-    """`model` is a class or its name; `plugin` registered it, None for whoever was no plugin."""
+    """`model` is a class or its name; `plugin` registered it, None if no plugin did."""
 
     model: str | type
     plugin: Plugin | None

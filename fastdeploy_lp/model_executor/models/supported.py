@@ -1,4 +1,4 @@
-"""What `config.json` may ask for that the shared decoder does not compute; better refused than computed wrongly."""
+"""Rejects models whose `config.json` needs features that the shared decoder does not compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SWIGLU = ("silu", "swish")
 def require_supported(hf_config: dict[str, Any], max_model_len: int) -> None:
     """Raise CheckpointError naming the field, unless the model is what `DecoderForCausalLM` computes.
 
-    A sliding window is none as long as no context is longer than it.
+    A sliding window is accepted if no context is longer than it.
     """
     activation = hf_config.get("hidden_act", "silu")
     if activation not in SWIGLU:
@@ -30,7 +30,7 @@ def require_supported(hf_config: dict[str, Any], max_model_len: int) -> None:
 
 
 def sliding_window(hf_config: dict[str, Any]) -> int | None:
-    """How many tokens, itself included, a token may look at; None for all before it.
+    """Returns the number of tokens, itself included, that a token attends to; None for all before it.
 
     Raises CheckpointError for layers that are no attention over the context.
     """

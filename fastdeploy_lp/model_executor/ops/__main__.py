@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.model_executor.ops`: says in one line which operators a worker would compute with."""
+"""`python -m fastdeploy_lp.model_executor.ops`: reports in one line which operators a worker would use."""
 
 from fastdeploy_lp.model_executor.ops.library import describe_library
 

@@ -34,7 +34,7 @@ FLAGS = (
 
 
 class BuildError(RuntimeError):
-    """The operators could not be compiled, and why."""
+    """The operators could not be compiled; the message states the reason."""
 
 
 def library_name() -> str:
@@ -46,7 +46,7 @@ def library_name() -> str:
 
 
 def compile_library(directory: Path) -> Path:
-    """Compile into `directory`, where the library appears whole or not at all; gives its path.
+    """Compile into `directory`, where the library appears whole or not at all; returns its path.
 
     Raises BuildError when there is no compiler, it fails, or `directory` cannot be written.
     """
@@ -63,13 +63,13 @@ def compile_library(directory: Path) -> Path:
             raise BuildError(
                 f"{shlex.join(compiler)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
             )
-        # Whatever the caller's umask: nobody else may change what many processes load.
+        # Regardless of the caller's umask: no other user may change a file that many processes load.
         partial.chmod(0o755)
         partial.rename(target)
     except OSError as error:
         raise BuildError(f"{directory}: {error}") from error
     finally:
-        # Where `directory` cannot be written, neither can this be removed; the error above says so already.
+        # If `directory` is not writable, this removal fails too; the error above already reports it.
         with contextlib.suppress(OSError):
             partial.unlink()
     return target

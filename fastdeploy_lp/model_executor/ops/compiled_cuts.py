@@ -22,7 +22,7 @@ SIGNATURES = {
 
 
 class CompiledRowCuts(RowCuts):
-    """Every core cuts rows of its own, in two or three passes over memory, none of which sorts.
+    """Each core cuts separate rows, in two or three passes over memory, none of which sorts.
 
     Logits that are not a contiguous float32 tensor are left to Paddle.
     """

@@ -40,7 +40,7 @@ SIGNATURES = {
 
 
 class CompiledRowOps(RowOps):
-    """Every core works on rows of its own; a row is read once or twice and never sorted.
+    """Each core processes separate rows; a row is read once or twice and never sorted.
 
     Logits that are not a contiguous float32 tensor are converted, or left to Paddle where they change in place.
     """
@@ -48,8 +48,8 @@ class CompiledRowOps(RowOps):
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._paddle = PaddleRowOps()
-        # The places of the last ban with their addresses: finding these takes as long as the ban, which often comes
-        # again.
+        # The places of the last ban with their addresses: computing these takes the same time as the ban itself, and a
+        # ban often repeats.
         self._places: tuple[Int64s, Int64s] | None = None
         self._place_addresses: tuple[int, ...] = ()
         for name, arguments in SIGNATURES.items():

@@ -40,7 +40,7 @@ class CompiledDecoder:
         self._dims = dims
         self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
         self._block_size = fd_config.cache_config.block_size
-        # What the operator only knows by address has to live as long as it.
+        # Arrays that the operator references by address; they must outlive it.
         self._kept: list[Any] = []
         self._cache: list[NDArray[Any]] = []
         self._delete: weakref.finalize[..., CompiledDecoder] | None = None

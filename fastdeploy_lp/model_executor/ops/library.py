@@ -21,7 +21,7 @@ SWITCH = "FASTDEPLOY_LP_COMPILED_OPS"
 
 @functools.cache
 def compiled_ops() -> ctypes.CDLL | None:
-    """The compiled operators, built now if nobody has; None, said once in the log, where they cannot be had.
+    """Returns the compiled operators, building them if missing; None, logged once, if they are unavailable.
 
     Platforms without them get None. `FASTDEPLOY_LP_COMPILED_OPS=0` does without them.
     """
@@ -58,7 +58,7 @@ def describe_library() -> str:
 
 def _find() -> Path | None:
     packaged, cached = (directory / library_name() for directory in (PACKAGED_DIRECTORY, _cache_directory()))
-    # Whoever can write to the package can also change this file.
+    # No ownership check: a user who can write to the package can also change this file.
     if packaged.is_file():
         return packaged
     return require_own(cached) if cached.is_file() else None

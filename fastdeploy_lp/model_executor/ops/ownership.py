@@ -1,4 +1,4 @@
-"""Who can have written a file of machine code before it is loaded."""
+"""Ownership checks of machine-code files before they are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class UntrustedFileError(RuntimeError):
 
 
 def require_own(path: Path) -> Path:
-    """The real path of a file or directory that nobody but this user and root can have written or replaced.
+    """Returns the real path of a file or directory that only this user and root can have written or replaced.
 
     Raises UntrustedFileError naming the file or directory on the way that another user owns or may write to, OSError
     for what does not exist. Others may write to a directory such as /tmp on the way, whose entries only their owner

@@ -1,4 +1,4 @@
-"""Chunks laid out one behind the other, as the compiled decoder takes them."""
+"""Consecutive chunks in the compiled decoder's input layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One pass: `struct` holds addresses into `arrays`, which live as long as this."""
+    """One pass: `struct` holds addresses into `arrays`, which this object keeps alive."""
 
     struct: BatchStruct
     arrays: tuple[Int32Array, ...]

@@ -28,9 +28,9 @@ NO_ROW = -1
 
 
 class WeightFormat(IntEnum):
-    """How the numbers of a matrix lie in memory: `Format` of `csrc/packed_weights.h`.
+    """Storage format of a matrix: `Format` of `csrc/packed_weights.h`.
 
-    Levels are steps of a scale from a minimum on, which every group of 32 inputs has of its own for each output.
+    Levels are steps of a scale from a minimum, both separate for each group of 32 inputs and each output.
     """
 
     FLOAT32 = 0
@@ -84,7 +84,7 @@ class PackedWeight:
 
 
 def _rows(matrix: Matrix) -> NDArray[Any]:
-    """Where each row lies; an array has to be contiguous and to outlive its use."""
+    """Returns the location of each row; an array must be contiguous and outlive its use."""
     rows = np.zeros(len(matrix), ROW)
     if isinstance(matrix, StoredMatrix):
         tensor = matrix.tensor

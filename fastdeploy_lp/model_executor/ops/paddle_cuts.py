@@ -42,7 +42,7 @@ class PaddleRowCuts(RowCuts):
 
 
 def _banned(cut: Cut, logits: Tensor, highest: Tensor, value: Tensor) -> Tensor:
-    """What a cut bans, bool [rows, vocab_size]; everything else is float64."""
+    """Returns the tokens that a cut bans, bool [rows, vocab_size]; everything else is float64."""
     if cut is Cut.TYPICAL:
         return _untypical(logits, highest, value)
     if cut is Cut.EXCLUDE_TOP:
@@ -51,7 +51,7 @@ def _banned(cut: Cut, logits: Tensor, highest: Tensor, value: Tensor) -> Tensor:
 
 
 def _bound(cut: Cut, logits: Tensor, highest: Tensor, value: Tensor) -> Tensor:
-    """How far below the greatest logit each row is cut, [rows, 1]."""
+    """Returns the distance below the greatest logit at which each row is cut, [rows, 1]."""
     if cut is Cut.MIN_P:
         return paddle.log(paddle.ceil(value * ONE).clip(min=1.0) / ONE)
     if cut is Cut.TOP_N_SIGMA:

@@ -1,4 +1,4 @@
-"""What the builtin processors do with rows of logits beyond the sampler's operations, behind one interface."""
+"""Interface of the builtin processors' operations on rows of logits, beyond the sampler's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sampler does with rows of logits, behind one interface."""
+"""Interface of the sampler's operations on rows of logits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Bits = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Draws:
-    """How each row's token is chosen; every field is an array [rows].
+    """Sampling parameters of each row; every field is an array [rows].
 
     temperature: float32; 0 takes the most likely token, the first of equals, and the other fields mean nothing then.
     min_p: float32; tokens less likely than this share of the most likely one are left out; 0 for none.
     top_k: int64; keep this many most likely tokens, of equals the first; 0 keeps all.
     top_p: float32; keep the fewest most likely tokens that reach this share together, of equals the first; 1 keeps all.
-    uniform: float32 in (0, 1]; where in the kept tokens, cumulated in the order of their ids, the drawn one stands.
+    uniform: float32 in (0, 1]; where in the kept tokens, cumulated in the order of their ids, the drawn one is.
     """
 
     temperature: Floats
@@ -33,13 +33,13 @@ class Draws:
     uniform: Floats
 
     def of(self, rows: Int64s) -> Draws:
-        """Those of some rows."""
+        """Returns the parameters of some rows."""
         return Draws(self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows])
 
 
 @dataclass(frozen=True)
 class TokenLists:
-    """Distinct tokens of some rows: those of row `rows[i]` are `tokens[offsets[i]:offsets[i + 1]]`; all int64."""
+    """Distinct tokens of some rows: the tokens of row `rows[i]` are `tokens[offsets[i]:offsets[i + 1]]`; all int64."""
 
     rows: Int64s
     offsets: Int64s
@@ -99,7 +99,7 @@ class RowLogprobs:
 
 @dataclass(frozen=True)
 class RowDistributions:
-    """The distribution that each row stands for, and how far it is from another row's.
+    """The distribution of each row, and its distance from another row's.
 
     log_sums, entropies (in nats), moved: float64 [rows]. most_likely: int64 [rows], of equal tokens the first.
     """
@@ -132,7 +132,7 @@ class RowOps(ABC):
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
         """Log probabilities of `chosen` (int64 [rows]) and of the `count` (at most MAX_LOGPROBS) most likely tokens.
 
-        normalize: False gives the logits themselves. What rows with a chosen -1 get means nothing.
+        normalize: False returns the logits themselves. Results of rows with a chosen -1 are meaningless.
         """
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""How ranks that share one model talk to each other."""
+"""Communication between ranks that share one model."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank stands: its number, the address of each rank, "host:port", and of the store where they meet."""
+    """Place of a rank: its number, the address of each rank, "host:port", and of the store where they meet."""
 
     rank: int
     endpoints: list[str]
@@ -20,7 +20,7 @@ class RankPlace:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.endpoints)
 
 
@@ -45,11 +45,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, x: Tensor) -> None:
-        """Write rank 0's tensor into those of the others."""
+        """Writes rank 0's tensor into the other ranks' tensors."""
 
 
 class SingleRank(Communicator):
-    """A model that is not shared: nobody to talk to."""
+    """A model that is not shared: no communication."""
 
     def __init__(self) -> None:
         super().__init__(RankPlace(0, [""], ""))
@@ -63,7 +63,7 @@ class SingleRank(Communicator):
         return [x]
 
     def broadcast(self, x: Tensor) -> None:
-        """There is nobody to write to."""
+        """Does nothing: there are no other ranks."""
 
 
 SINGLE_RANK = SingleRank()

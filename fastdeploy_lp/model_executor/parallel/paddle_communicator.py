@@ -16,7 +16,7 @@ from fastdeploy_lp.platforms import current_platform
 
 
 class PaddleCommunicator(Communicator):
-    """Joins the group that all ranks form, with the environment that `paddle.distributed.launch` would give them.
+    """Joins the group that all ranks form, with the environment that `paddle.distributed.launch` would set.
 
     With NCCL not yet run.
     """
@@ -26,7 +26,7 @@ class PaddleCommunicator(Communicator):
         platform = current_platform()
         paddle.set_device(platform.device_of_rank(place.rank))
         os.environ.update(_launch_environment(place, platform.distributed_backend))
-        # Paddle tells which flags it was started with.
+        # Suppress Paddle's report of its flags.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             dist.init_parallel_env()

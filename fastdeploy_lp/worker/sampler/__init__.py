@@ -1,4 +1,4 @@
-"""From the chain's logits to one token a row, with its log probabilities where they are asked for."""
+"""Sampling of one token per row from the chain's logits, with log probabilities on request."""
 
 from fastdeploy_lp.worker.sampler.sampler import SampledRows, Sampler
 

@@ -1,4 +1,4 @@
-"""One read of device data for several tensors."""
+"""A single device read for several tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastdeploy_lp.platforms import current_platform
 
 
 def read_together(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Numpy arrays of the tensors' shapes, after a single wait for the device.
+    """Returns the tensors as numpy arrays of the same shapes, after a single wait for the device.
 
-    Several come from a device as float64, so their elements have to fit into one: token ids and single precision do.
+    Several tensors are read as float64, which must represent their elements: token ids and single precision fit.
     """
     if len(tensors) == 1 or current_platform().computes_on_host:
         return [tensor.numpy() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What looks on while tokens are drawn, and reads its findings together with them."""
+"""Interface of observers of a step's draw, whose results are read together with the tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 
 
 class DrawWatcher(ABC):
-    """Called in this order, once each in a step; may not change what it is shown."""
+    """Methods are called in this order, once each per step; they must not change their arguments."""
 
     @abstractmethod
     def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:
-        """`edits` have changed logits [rows, vocab_size], row r being slot `slots[r]`."""
+        """Observes logits [rows, vocab_size] that `edits` have changed; row r is slot `slots[r]`."""
 
     @abstractmethod
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:
-        """`tokens` int64 [rows] were drawn from these logits; gives what the step's one read has to bring along."""
+        """Observes `tokens` int64 [rows] drawn from these logits; returns tensors to add to the step's single read."""
 
     @abstractmethod
     def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
-        """The host's copies of `tokens` and, taken off the front of `read`, of what `drawn` gave."""
+        """Takes the host copies of `tokens` and, from the front of `read`, of the tensors that `drawn` returned."""

@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens, kept on the device until the step's one read."""
+"""Log probabilities of sampled tokens, kept on the device until the step's single read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 @dataclass(frozen=True)
 class Wanted:
-    """Rows whose requests ask for log probabilities, and how many of the most likely tokens each wants."""
+    """Rows with requested log probabilities, and the number of most likely tokens for each."""
 
     rows: Int64s
     counts: list[int]
@@ -28,9 +28,9 @@ NOTHING = Wanted(np.empty(0, np.int64), [])
 
 
 class LogprobsCapture:
-    """Logprobs of one step. `mode` is --logprobs-mode: of the model's own logits or of those that are drawn from.
+    """Logprobs of one step. `mode` is --logprobs-mode: of the model's raw logits or of the processed ones drawn from.
 
-    Which slots' requests ask for them is known from when they enter; the others cost nothing.
+    Requests are registered on entering a slot; requests without logprobs cost nothing.
     """
 
     def __init__(self, ops: RowOps, mode: str) -> None:
@@ -42,16 +42,16 @@ class LogprobsCapture:
         self._kept: Tensor | None = None
 
     def enter(self, sequence: WorkerSequence) -> None:
-        """A sequence takes a slot."""
+        """Registers a sequence if its request has logprobs."""
         if sequence.params.logprobs is not None:
             self._counts[sequence.slot] = sequence.params.logprobs
 
     def leave(self, slot: int) -> None:
-        """A slot is empty."""
+        """Clears a slot."""
         self._counts.pop(slot, None)
 
     def begin(self, logits: Tensor, slots: Int64s) -> None:
-        """Keep the raw logits [rows, vocab_size] of the rows that need them, before anything changes them."""
+        """Keeps the raw logits [rows, vocab_size] of the rows that need them, before later stages change them."""
         self._wanted, self._kept = self._wanted_of(slots), None
         if self._raw and self._wanted.rows.size:
             self._kept = paddle.gather(logits, to_device(self._wanted.rows))
@@ -64,16 +64,16 @@ class LogprobsCapture:
 
     @property
     def asked_for(self) -> bool:
-        """Whether any row of the step wants logprobs."""
+        """True if any row of the step needs logprobs."""
         return bool(self._wanted.rows.size)
 
     @property
     def shows_what_is_drawn_from(self) -> bool:
-        """Whether any row wants logprobs of other than the model's own logits."""
+        """True if any row needs logprobs of the processed logits."""
         return self.asked_for and not self._raw
 
     def compute(self, logits: Tensor, draws: Draws, tokens: Tensor) -> RowLogprobs:
-        """Logprobs of the wanted rows' tokens; `logits` is what `tokens` [rows] were drawn from."""
+        """Returns logprobs of the wanted rows' tokens; `tokens` [rows] were drawn from `logits`."""
         rows = to_device(self._wanted.rows)
         kept, self._kept = self._kept, None
         if kept is None:
@@ -82,7 +82,7 @@ class LogprobsCapture:
         return self._ops.logprobs(kept, paddle.gather(tokens, rows), count, normalize=self._normalize)
 
     def unpack(self, values: NDArray[Any], tokens: NDArray[Any], ranks: NDArray[Any]) -> dict[int, TokenLogprobs]:
-        """By row, what the host read of `compute`'s result."""
+        """Returns logprobs by row from the host copies of `compute`'s result."""
         return {
             row: token_logprobs(count, *of_row)
             for row, count, *of_row in zip(
@@ -97,5 +97,5 @@ class LogprobsCapture:
 
 
 def token_logprobs(count: int, values: list[float], tokens: list[float], rank: float) -> TokenLogprobs:
-    """One position's message, of the chosen token and the `count` most likely ones."""
+    """Returns the message of one position: the chosen token and the `count` most likely ones."""
     return TokenLogprobs([int(token) for token in tokens[: count + 1]], values[: count + 1], int(rank))

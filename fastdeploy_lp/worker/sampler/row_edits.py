@@ -1,4 +1,4 @@
-"""What requests' own parameters change about single logits: allowed tokens, penalties, bad words, minimum length."""
+"""Logit edits from request parameters: allowed tokens, penalties, bad words, minimum length."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ NO_TOKENS = np.empty(0, np.int64)
 
 
 class RowEdits:
-    """The state that follows requests through slots; requests that change nothing have none and cost nothing."""
+    """Edits of the requests in slots; requests without edits have no state and cost nothing."""
 
     def __init__(self, ops: RowOps) -> None:
         self._ops = ops
         self._by_slot: dict[int, SlotEdits] = {}
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence takes a slot; its state is built from all of its tokens."""
+        """Registers a sequence in its slot; builds the state from all of its tokens."""
         edits = SlotEdits(sequence)
         if edits.changes_anything:
             self._by_slot[sequence.slot] = edits
 
     def leave(self, slot: int) -> None:
-        """A slot is empty."""
+        """Clears a slot."""
         self._by_slot.pop(slot, None)
 
     def works_on(self, slot: int) -> bool:
-        """Whether the slot's request changes anything."""
+        """Returns True if the slot's request has edits."""
         return slot in self._by_slot
 
     def work_on_any(self, slots: NDArray[np.int64]) -> bool:
-        """Whether one of the slots' requests does."""
+        """Returns True if any of the slots' requests has edits."""
         return bool(self._by_slot) and not self._by_slot.keys().isdisjoint(slots.tolist())
 
     def bans_in(self, slot: int) -> list[str]:
-        """The fields by which the slot's request has ruled tokens out."""
+        """Returns the fields by which the slot's request rules tokens out."""
         edits = self._by_slot.get(slot)
         return edits.banning_fields if edits is not None else []
 
     @property
     def any_bans(self) -> bool:
-        """Whether any request rules tokens out, so that a row may be left without one."""
+        """True if any request rules tokens out, so that a row may be left without a token."""
         return any(edits.banning_fields for edits in self._by_slot.values())
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
-        """Change logits [rows, vocab_size] in place; row r is slot `slots[r]`."""
+        """Edits logits [rows, vocab_size] in place; row r is slot `slots[r]`."""
         if not self._by_slot:
             return
         edited = [(row, self._by_slot[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
@@ -78,7 +78,7 @@ class RowEdits:
 
 
 class SlotEdits:
-    """One request's changes."""
+    """One request's edits."""
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.params
@@ -98,7 +98,7 @@ class SlotEdits:
 
     @property
     def banning_fields(self) -> list[str]:
-        """The fields of SamplingParams by which it rules tokens out."""
+        """Fields of SamplingParams by which the request rules tokens out."""
         named = {
             "allowed_token_ids": self.allowed is not None,
             "bad_words": self._has_bad_words,
@@ -108,11 +108,11 @@ class SlotEdits:
 
     @property
     def changes_anything(self) -> bool:
-        """Whether it has to be kept at all."""
+        """True if the request has any edits."""
         return self.counts is not None or bool(self.banning_fields)
 
     def banned(self) -> Int64s:
-        """The tokens that bad words and the minimum length rule out in this step."""
+        """Returns the tokens that bad words and the minimum length rule out in this step."""
         banned = self._bad_words.banned(self._output) if self._has_bad_words else NO_TOKENS
         if len(self._output) >= self._min_tokens:
             return banned

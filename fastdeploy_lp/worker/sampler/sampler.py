@@ -1,4 +1,4 @@
-"""Penalties and bans, the draw, logprobs, and the step's one read."""
+"""Penalties and bans, the draw, logprobs, and the step's single read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Host copies: tokens int64 [rows], -1 where nothing could be sampled, and by row the logprobs asked for.
+    """Host copies: tokens int64 [rows], -1 where no token could be sampled, and requested logprobs by row.
 
-    also: copies of what was to be read with them.
+    also: host copies of the `also_read` tensors.
     """
 
     tokens: Int64s
@@ -34,10 +34,10 @@ class SampledRows:
 
 
 class Sampler:
-    """Greedy where the temperature is 0; elsewhere temperature, min-p, top-k, top-p and a seeded draw.
+    """Sampler: greedy at temperature 0; otherwise temperature, min-p, top-k, top-p and a seeded draw.
 
-    A row's token depends on its own logits, parameters, tokens, seed and position alone, never on its neighbours or its
-    slot. Requests enter and leave slots; in a step, `capture` sees the raw logits before `__call__` samples.
+    A row's token depends only on its logits, parameters, tokens, seed and position, never on other rows or its slot.
+    Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
     """
 
     def __init__(self, logprobs_mode: str = "raw_logprobs", ops: RowOps | None = None) -> None:
@@ -46,23 +46,23 @@ class Sampler:
         self._logprobs = LogprobsCapture(self.ops, logprobs_mode)
 
     def enter(self, sequence: WorkerSequence) -> None:
-        """A sequence takes its slot."""
+        """Registers a sequence in its slot."""
         self._edits.enter(sequence)
         self._logprobs.enter(sequence)
 
     def leave(self, slot: int) -> None:
-        """A slot is empty again."""
+        """Clears a slot."""
         self._edits.leave(slot)
         self._logprobs.leave(slot)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
-        """Keep what logprobs need of the raw logits [rows, vocab_size], row r being slot `slots[r]`."""
+        """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""
         self._logprobs.begin(logits, slots)
 
     def takes_the_most_likely(self, share_inputs: Mapping[str, Any], slots: Int64s) -> bool:
-        """Whether nothing counts but which token of each row is the most likely; after `capture`.
+        """Returns True if only the most likely token of each row matters; call it after `capture`.
 
-        Penalties and bans look behind it, and so do the log probabilities of what is drawn from.
+        Penalties and bans need the other logits, and so do log probabilities of the processed logits.
         """
         if np.count_nonzero(share_inputs["temperature_cpu"][slots]):
             return False
@@ -78,10 +78,10 @@ class Sampler:
         also_read: Sequence[Tensor] = (),
         watchers: Sequence[DrawWatcher] = (),
     ) -> SampledRows:
-        """Sample from logits [rows, vocab_size], which penalties and bans change in place.
+        """Samples from logits [rows, vocab_size], which penalties and bans change in place.
 
-        guard: a processor may have left a row without a usable logit. also_read: tensors to bring to the host in the
-        same read. watchers: are shown what happens, and read with it.
+        guard: a processor may have left a row without a usable logit. also_read: tensors to copy to the host in the
+        same read. watchers: observers, whose tensors are read along.
         """
         self._edits.apply(logits, slots)
         for watcher in watchers:
@@ -117,7 +117,7 @@ class Sampler:
         return SampledRows(host_tokens.astype(np.int64), self._logprobs.unpack(values, top_tokens, ranks), also)
 
     def edit(self, logits: Tensor, slots: Int64s) -> Tensor:
-        """The same logits [rows, vocab_size] after penalties and bans, which a step may repeat."""
+        """Applies penalties and bans to logits [rows, vocab_size] in place and returns them; repeatable in a step."""
         self._edits.apply(logits, slots)
         return logits
 
@@ -129,7 +129,7 @@ class Sampler:
 def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
     temperature: NDArray[np.float32] = share_inputs["temperature_cpu"][slots, 0]
     if not np.count_nonzero(temperature):
-        # Nothing is drawn; the fields only have to be there.
+        # All rows are greedy: the other fields are unused.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)
     positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0]

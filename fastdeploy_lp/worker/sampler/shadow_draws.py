@@ -1,4 +1,4 @@
-"""What would have been sampled from the logits of processors in shadow."""
+"""Draws from the logits of shadow processors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 
 
 class ShadowDraws(DrawWatcher):
-    """Draws again, with the very numbers of the real draw, from each processor's copies of its rows.
+    """Repeats the draw, with the real draw's random numbers, from each processor's copies of its rows.
 
-    When all is read, `tokens` has by slot what each processor in shadow would have made of the token.
+    After the step's read, `tokens` has by slot the token that each shadow processor would have led to.
     """
 
     def __init__(self, ops: RowOps, chain: ShadowChain, step: ShadowStep) -> None:
@@ -28,13 +28,13 @@ class ShadowDraws(DrawWatcher):
         self.tokens: dict[int, ShadowTokens] = {slot: dict.fromkeys(names) for slot, names in step.failed.items()}
 
     def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - copies of our own
-        """Penalties and bans work on the copies as well."""
+        """Applies penalties and bans to the copies."""
         for result in self._results:
             if result.logits is not None:
                 edits.apply(result.logits, result.slots)
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - copies of our own
-        """A token for each row of the copies."""
+        """Draws a token for each row of the copies."""
         return [
             self._ops.draw(result.logits, draws.of(result.rows), guard=True)
             for result in self._results
@@ -42,7 +42,7 @@ class ShadowDraws(DrawWatcher):
         ]
 
     def take(self, tokens: Int64s, read: Iterator[NDArray[Any]]) -> None:
-        """Count what would have been another token; a row from which nothing could be sampled is not counted."""
+        """Counts changed tokens; skips rows from which no token could be sampled."""
         for result in self._results:
             real = tokens[result.rows]
             others = real if result.logits is None else next(read).astype(real.dtype)

@@ -1,1 +1,1 @@
-"""A worker of several ranks: the first leads, the others compute what it computes."""
+"""A worker of several ranks: the first leads, the others repeat its calls."""

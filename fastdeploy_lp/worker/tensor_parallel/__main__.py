@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_lp.worker.tensor_parallel`: a rank that follows, started by the first one."""
+"""`python -m fastdeploy_lp.worker.tensor_parallel`: a following rank, started by the first rank."""
 
 from fastdeploy_lp.worker.quiet_paddle import import_paddle
 

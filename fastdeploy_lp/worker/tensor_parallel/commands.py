@@ -1,4 +1,4 @@
-"""What ranks say to each other on pipes, as msgpack: the first one calls of the model, the others that they loaded."""
+"""Messages between ranks on pipes, as msgpack: model calls from the first rank, load reports from the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class RankStart(msgspec.Struct):
-    """The first frame: what is served, where this rank stands, and the class through which it talks.
+    """The first frame: configuration, the rank's place in the group, and its communicator class.
 
-    reports: the descriptor on which the rank sends `RankLoaded`, once.
+    reports: file descriptor on which the rank sends `RankLoaded`, once.
     """
 
     fd_config: FDConfig
@@ -23,7 +23,7 @@ class RankStart(msgspec.Struct):
 
 
 class RankLoaded(msgspec.Struct):
-    """A rank has its part of the model; or `error` says in a line why the checkpoint cannot be used."""
+    """Report that a rank has loaded its part of the model, or `error`, one line on why the checkpoint is unusable."""
 
     error: str | None = None
 
@@ -50,12 +50,12 @@ class PackedChunk(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, chunk: SequenceChunk) -> PackedChunk:
-        """The chunk, packed."""
+        """Returns the packed chunk."""
         tokens, table = (array.astype("<i8").tobytes() for array in (chunk.token_ids, chunk.block_table))
         return cls(tokens, chunk.start, table, chunk.num_outputs)
 
     def unpack(self) -> SequenceChunk:
-        """The chunk as the first rank's model got it."""
+        """Returns the chunk as passed to the first rank's model."""
         token_ids, block_table = (np.frombuffer(data, "<i8") for data in (self.token_ids, self.block_table))
         return SequenceChunk(token_ids, self.start, block_table, self.num_outputs)
 
@@ -67,7 +67,7 @@ class Forward(msgspec.Struct, tag=True):
 
 
 class ComputeLogits(msgspec.Struct, tag=True):
-    """`compute_logits(hidden)` of hidden states of this shape, which are broadcast behind it."""
+    """`compute_logits(hidden)` of hidden states of this shape, which are broadcast after the command."""
 
     shape: list[int]
 

@@ -1,4 +1,4 @@
-"""A rank that follows: holds its part of the model and repeats the calls that the first rank makes of its own."""
+"""A following rank: holds its part of the model and repeats the first rank's model calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Read RankStart and then commands from stdin; the end of stdin ends this process, whatever it is doing."""
+    """Reads RankStart and then commands from stdin; the end of stdin ends this process at any time."""
     configure_from_environment("rank")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - open for the process's life
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def _read_commands(pipe: RawIOBase, commands: queue.SimpleQueue[bytes]) -> None:
-    """In a thread of its own, since the main one may wait for ever for a rank that is gone."""
+    """Reads commands in a separate thread, since the main thread may wait forever for a lost rank."""
     try:
         while True:
             commands.put(read_frame(pipe))
     except EOFError:
-        # The first rank never closes our stdin while it serves.
+        # The first rank never closes this stdin while it serves.
         shared_memory.remove_of(os.getpid())
         os._exit(0)
 
@@ -70,7 +70,7 @@ def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
     load_general_plugins()
     communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
     model = _load(start, communicator)
-    # Everything is loaded: a process that is killed from now on leaves nothing.
+    # All libraries are loaded: a process killed from now on leaves no entries.
     shared_memory.remove_of(os.getpid())
     decoder = msgspec.msgpack.Decoder(Command)
     while True:
@@ -80,7 +80,7 @@ def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
 
 
 def _load(start: RankStart, communicator: Communicator) -> CausalLM | None:
-    """This rank's part; None for a checkpoint that cannot be used, of which the first rank tells."""
+    """Returns this rank's part of the model; None for an unusable checkpoint, which the first rank reports."""
     model, report = None, RankLoaded()
     try:
         model = load_causal_lm(start.fd_config, communicator=communicator)

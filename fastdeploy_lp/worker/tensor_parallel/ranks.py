@@ -1,4 +1,4 @@
-"""The processes of the ranks that follow: started, told what to do, watched, and never left behind."""
+"""Processes of the following ranks: start, commands, supervision and shutdown."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from fastdeploy_lp.worker.tensor_parallel.commands import Command, RankLoaded, R
 logger = logging.getLogger(__name__)
 
 MODULE = "fastdeploy_lp.worker.tensor_parallel"
-# A broken connection is noticed before the process behind it is seen to have ended.
+# A broken connection is noticed before the end of the other process.
 SECONDS_TO_LEARN_WHY = 2.0
-# What a main thread that is not stuck in a collective call has, to report the loss itself.
+# Time for a main thread that is not stuck in a collective call to report the loss itself.
 SECONDS_TO_REPORT = 3.0
 SECONDS_TO_END = 5.0
 
 
 class RankLostError(RuntimeError):
-    """A rank has ended, and with it the group."""
+    """A rank has ended, which ends the group."""
 
 
 class Ranks:
-    """All ranks but the first, which is this process.
+    """All ranks except the first, which is this process.
 
-    Each reads commands from its own stdin and ends when that is closed, which the kernel does however this process
-    ends. When one of them ends, this process ends with `RANK_LOST`, unless its main thread ends it before.
+    Each reads commands from its stdin and ends when that is closed, which the kernel does however this process ends.
+    When a rank ends, this process exits with `RANK_LOST`, unless its main thread ends it before.
     """
 
     def __init__(self, fd_config: FDConfig, communicator_class: str) -> None:
@@ -57,9 +57,9 @@ class Ranks:
         atexit.register(self.stop)
 
     def wait_until_loaded(self) -> None:
-        """Until every rank has its part of the model.
+        """Waits until every rank has loaded its part of the model.
 
-        Raises CheckpointError with what one of them found wrong with it, and EOFError when one ends before.
+        Raises CheckpointError with the error that a rank reports, and EOFError when a rank ends before.
         """
         found = [msgspec.msgpack.decode(read_frame(pipe), type=RankLoaded) for pipe in self._reports]
         for pipe in self._reports:
@@ -69,19 +69,19 @@ class Ranks:
                 raise CheckpointError(loaded.error)
 
     def tell(self, command: Command) -> None:
-        """Send a command to every rank; raises BrokenPipeError when one is gone."""
+        """Sends a command to every rank; raises BrokenPipeError when a rank is gone."""
         frame = self._encoder.encode(command)
         for process in self._processes:
             if process.stdin is not None:
                 write_frame(process.stdin, frame)
 
     def raise_if_lost(self, cause: Exception) -> None:
-        """Raise RankLostError naming the rank if a call failed because a rank has ended."""
+        """Raises RankLostError naming the rank if a call failed because a rank has ended."""
         if self._lost.wait(SECONDS_TO_LEARN_WHY):
             raise RankLostError(self._why) from cause
 
     def stop(self) -> None:
-        """End every rank, by force if it does not follow; calling it again does nothing."""
+        """Ends every rank, by force if it does not exit in time; idempotent."""
         self._stopped.set()
         for process in self._processes:
             if process.stdin is not None:
@@ -99,12 +99,12 @@ class Ranks:
         reading, writing = os.pipe()
         self._reports.append(FileIO(reading))
         process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, pass_fds=[writing])
-        # The rank's end is then the last one, so that its death ends a wait for its report.
+        # The rank then has the only open end, so that its death ends a wait for its report.
         os.close(writing)
         place = RankPlace(rank, self.place.endpoints, self.place.master)
         start = RankStart(fd_config, place, communicator_class, reports=writing)
         if process.stdin is not None:
-            # A rank that has ended at once is told of by its watcher.
+            # The watcher reports a rank that ended at once.
             with contextlib.suppress(BrokenPipeError):
                 write_frame(process.stdin, self._encoder.encode(start))
         threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
@@ -130,7 +130,7 @@ def _how_it_ended(status: int) -> str:
 
 
 def _free_endpoints(count: int) -> list[str]:
-    """Addresses on this machine that nobody listens on."""
+    """Returns unused loopback addresses."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,4 +1,4 @@
-"""A model that several ranks share, as the model runner of the first one sees it."""
+"""A model shared by several ranks, for the first rank's model runner."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fastdeploy_lp.worker.tensor_parallel.ranks import Ranks
 
 
 def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
-    """The model of this worker: in this process, or shared with ranks that are started for it and have loaded it.
+    """Returns this worker's model: in this process, or shared with ranks that were started and have loaded it.
 
-    Raises CheckpointError (a ValueError) for a model that cannot be used, on whichever rank, and RankLostError for a
-    rank that ends.
+    Raises CheckpointError (a ValueError) for a model that is unusable on any rank, and RankLostError for a rank that
+    ends.
     """
     if fd_config.parallel_config.tensor_parallel_size == 1:
         return load_causal_lm(fd_config, show_progress=show_progress)
@@ -48,9 +48,9 @@ def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
 
 
 class SharedModel:
-    """A `CausalLM` each call of which every rank makes: this process its own, the others on command.
+    """A `CausalLM` whose calls run on every rank: directly in this process, by command in the others.
 
-    Hidden states are the same on all ranks; logits come together here.
+    Hidden states are the same on all ranks; logits are gathered here.
     """
 
     def __init__(self, model: CausalLM, ranks: Ranks, communicator: Communicator) -> None:
@@ -75,7 +75,7 @@ class SharedModel:
             return self._model.forward(chunks)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalLM`. The hidden states are sent along: chain and prompt logprobs ask for rows of their choice."""
+        """See `CausalLM`. Sends the hidden states along, since chain and prompt logprobs choose their rows."""
         with self._all_ranks(ComputeLogits(list(hidden.shape))):
             self._communicator.broadcast(hidden)
             return self._model.compute_logits(hidden)

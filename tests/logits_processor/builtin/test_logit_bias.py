@@ -17,7 +17,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import ProcessorArgs
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
 from fastdeploy_lp.logits_processor.processor_view import ProcessorView
-from fastdeploy_lp.worker.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 
 VOCAB_SIZE = 10
 SLOTS = 16

@@ -10,7 +10,7 @@ from support.sequences import sequence
 from fastdeploy_lp.logits_processor import ProcessorArgs
 from fastdeploy_lp.logits_processor.processor_view import ProcessorView
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
-from fastdeploy_lp.worker.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 
 SLOTS = 4
 

@@ -11,9 +11,9 @@ from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
 
 from fastdeploy_lp.engine_args import LOGPROBS_MODES
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import SampledRows, Sampler
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 VOCAB_SIZE = 50
 REQUESTS: list[dict[str, Any]] = [

@@ -14,9 +14,9 @@ from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import Sampler
-from fastdeploy_lp.worker.share_inputs import ShareInputs
 
 VOCAB_SIZE = 12
 SLOTS = 16

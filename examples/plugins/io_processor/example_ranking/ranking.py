@@ -12,7 +12,7 @@ from fastdeploy_lp.outputs import PoolingRequestOutput
 
 
 class Question(BaseModel):
-    """What a request's `data` holds."""
+    """A request's `data`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -31,7 +31,7 @@ class Ranking(IOProcessor[Question, list[Place]]):
     """The texts of a request, the one most like the query first."""
 
     def parse_request(self, data: object) -> Question:
-        """What pydantic refuses is a 400 that names the field."""
+        """Validates `data`; pydantic's errors become a 400 that names the field."""
         return Question.model_validate(data)
 
     def validate_or_generate_params(self, params: PoolingParams | None = None) -> PoolingParams:
@@ -49,5 +49,5 @@ class Ranking(IOProcessor[Question, list[Place]]):
         return sorted(places, key=lambda place: -place.score)
 
     def output_to_response(self, output: list[Place]) -> list[dict[str, float]]:
-        """What stands under `data` in the answer."""
+        """Returns the answer's `data`."""
         return [place.model_dump() for place in output]

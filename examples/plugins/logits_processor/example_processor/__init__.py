@@ -11,7 +11,7 @@ from fastdeploy_lp.openai.logits_processor import LogitsProcessor
 
 
 class Params(BaseModel):
-    """What a request may say of it."""
+    """Arguments of a request."""
 
     no_immediate_repeat: bool | None = None
 

@@ -25,10 +25,10 @@ class BigramForCausalLM:
         self._head = paddle.to_tensor(weights.take("head.weight", shape))
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Nothing of a token's past is needed, so nothing is kept."""
+        """Allocates nothing, since no past tokens are needed."""
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> paddle.Tensor:
-        """Embeddings [rows, hidden_size] of the tokens that the chunks ask for, in the order of the chunks."""
+        """Embeddings [rows, hidden_size] of the chunks' output tokens, in the order of the chunks."""
         asked = [chunk.token_ids[len(chunk.token_ids) - chunk.num_outputs :] for chunk in chunks]
         return paddle.to_tensor(self._embedding[np.concatenate(asked)])
 

@@ -1,4 +1,4 @@
-"""A platform for a device that fastdeploy_lp does not know: here the CPU, computed in another way."""
+"""A platform for a device that fastdeploy_lp does not support: here the CPU, with a different implementation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def register() -> str | None:
-    """The name of the platform's class, or None where it does not fit; called in every process of the engine.
+    """Returns the name of the platform's class, or None if unavailable; called in every process of the engine.
 
     A platform for a real device would look for the device or its driver here, without importing Paddle.
     """

@@ -1,4 +1,4 @@
-"""An attention backend that takes one sequence after the other: slow, and short enough to be read."""
+"""An attention backend that computes one sequence after the other: slow, but short and readable."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 @dataclass(frozen=True)
 class LoopBatch:
-    """Chunks packed in the order in which they come.
+    """Chunks packed in their given order.
 
-    spans: for each chunk its first and last row of the packed tokens. written: the rows of the cache [n] that its
-    tokens take. context: those of all tokens of its sequence so far.
+    spans: for each chunk its first and last row of the packed tokens. written: the rows of the cache [n] for its
+    tokens. context: the cache rows of all tokens of its sequence so far.
     """
 
     token_ids: paddle.Tensor
@@ -36,7 +36,7 @@ class LoopBatch:
 
 
 class LoopAttentionBackend(AttentionBackend):
-    """Keys and values lie as [num_blocks * block_size, kv_heads, head_dim] in each layer."""
+    """Keys and values have shape [num_blocks * block_size, kv_heads, head_dim] in each layer."""
 
     def __init__(self, fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> None:
         self._block_size = fd_config.cache_config.block_size
@@ -45,7 +45,7 @@ class LoopAttentionBackend(AttentionBackend):
         self._layers: list[LoopAttentionLayer] = []
 
     def prepare(self, chunks: Sequence[SequenceChunk]) -> LoopBatch:
-        """Where each chunk's tokens lie in the packed batch and in the cache."""
+        """Computes the positions of each chunk's tokens in the packed batch and in the cache."""
         ends = np.cumsum([len(chunk.token_ids) for chunk in chunks]).tolist()
         starts = [end - len(chunk.token_ids) for chunk, end in zip(chunks, ends, strict=True)]
         context = [self._cache_rows(chunk) for chunk in chunks]
@@ -61,17 +61,17 @@ class LoopAttentionBackend(AttentionBackend):
         )
 
     def layer(self, weights: LayerWeights) -> LoopAttentionLayer:
-        """The next layer's."""
+        """Creates the next layer's attention."""
         self._layers.append(LoopAttentionLayer(weights, self._dims, self._rotary))
         return self._layers[-1]
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Every layer's."""
+        """Allocates the cache of every layer."""
         for layer in self._layers:
             layer.allocate(num_blocks * self._block_size)
 
     def _cache_rows(self, chunk: SequenceChunk) -> np.ndarray:
-        """For every token of the sequence up to the chunk's last one, its row of the cache."""
+        """Returns the cache row of every token of the sequence up to the chunk's last one."""
         positions = np.arange(chunk.start + len(chunk.token_ids))
         blocks = np.asarray(chunk.block_table)[positions // self._block_size]
         return blocks.astype(np.int64) * self._block_size + positions % self._block_size
@@ -88,7 +88,7 @@ class LoopAttentionLayer:
         self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, dims.rms_norm_eps)
 
     def allocate(self, num_rows: int) -> None:
-        """Room for so many tokens."""
+        """Allocates the cache for this many tokens."""
         shape = [num_rows, self._dims.num_kv_heads, self._dims.head_dim]
         self._keys, self._values = paddle.zeros(shape), paddle.zeros(shape)
 

@@ -1,4 +1,4 @@
-"""The platform: what the API process asks before the worker starts, so it imports no Paddle."""
+"""The platform: the API process uses it before the worker starts, so it does not import Paddle."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class ExamplePlatform(CpuPlatform):
 
     @property
     def device_type(self) -> str:
-        """What `paddle.set_device` takes: for a real device the name under which its driver is registered."""
+        """Argument of `paddle.set_device`: for a real device the name under which its driver is registered."""
         return "cpu"
 
     @property
     def device_name(self) -> str:
-        """For the log."""
+        """Name of the device in the log."""
         return "the CPU, as an example"
 
     def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
@@ -40,5 +40,5 @@ class ExamplePlatform(CpuPlatform):
         return "example_platform.worker:ExampleModelRunner"
 
     def get_attention_backend(self) -> str:
-        """The class that keeps keys and values and attends to them."""
+        """The class that stores keys and values and computes attention."""
         return "example_platform.attention:LoopAttentionBackend"

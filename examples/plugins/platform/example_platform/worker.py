@@ -1,4 +1,4 @@
-"""The worker and the model runner: imported in the worker process alone."""
+"""The worker and the model runner: imported only in the worker process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CACHE_BYTES = 1 << 20
 
 
 class ExampleWorker(Worker):
-    """Has a mebibyte for keys and values, whatever the machine has."""
+    """Uses one mebibyte for keys and values on any machine."""
 
     def determine_available_memory(self) -> int:
-        """A real device would compute its largest step here and see what is left."""
+        """Returns a constant; a real device would run its largest step here and measure the remaining memory."""
         return CACHE_BYTES
 
     def compile_or_warm_up_model(self) -> None:
@@ -27,12 +27,12 @@ class ExampleWorker(Worker):
 
 
 class ExampleModelRunner(ModelRunner):
-    """Tells of its first step."""
+    """Logs its first step."""
 
     told = False
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """The step as always."""
+        """Runs the step as usual."""
         if not self.told:
             logger.warning("the example model runner takes its first step")
             self.told = True

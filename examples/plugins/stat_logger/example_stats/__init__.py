@@ -12,7 +12,7 @@ from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 
 class CompletionLines(StatLoggerBase):
-    """One JSON object for each completion that is over, and the processors' seconds with each batch of them."""
+    """Writes one JSON object for each finished completion, and the processors' seconds with each batch of them."""
 
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:
         self._path = Path(os.environ["EXAMPLE_STATS_FILE"])
@@ -23,13 +23,13 @@ class CompletionLines(StatLoggerBase):
     def record(
         self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, engine_idx: int = 0
     ) -> None:
-        """Called at every step: what takes time waits for `log`."""
+        """Called at every step: slow work is left to `log`."""
         self._last = scheduler_stats or self._last
         for finished in iteration_stats.finished_requests if iteration_stats else ():
             self._lines.append(json.dumps({"model": self._model, **dataclasses.asdict(finished)}))
 
     def log(self) -> None:
-        """Write what there is to write."""
+        """Writes the collected lines."""
         if not self._lines:
             return
         seconds = {each.name: each.seconds for each in self._last.processors}
@@ -39,5 +39,5 @@ class CompletionLines(StatLoggerBase):
         self._lines.clear()
 
     def log_engine_initialized(self) -> None:
-        """A line to begin with."""
+        """Adds a first line."""
         self._lines.append(json.dumps({"model": self._model, "ready": True}))

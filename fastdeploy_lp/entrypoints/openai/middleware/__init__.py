@@ -1,1 +1,1 @@
-"""What every request passes on its way to a route; plain ASGI, so that a streamed token passes nothing of it."""
+"""Middleware of all requests; plain ASGI, so that streamed tokens pass through no extra layer."""

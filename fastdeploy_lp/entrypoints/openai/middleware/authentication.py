@@ -13,15 +13,15 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
 from fastdeploy_lp.entrypoints.openai.middleware.root_path import route_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 
-# Load balancers and orchestrators ask these and have no key.
+# Load balancers and orchestrators request these without a key.
 OPEN_PATHS = ("/health", "/ping")
 
 
 class AuthenticationMiddleware:
-    """Passes requests with one of the keys as `Authorization: Bearer KEY`, records whose key it is; 401 for others.
+    """Admits requests with one of the keys as `Authorization: Bearer KEY`, and records the key; 401 for others.
 
-    keys: of clients; without any, clients need none. admin_keys: of operators. open_paths: answered without a key, with
-    everything below them.
+    keys: of clients; if empty, clients need no key. admin_keys: of operators. open_paths: need no key, including all
+    paths below them.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AuthenticationMiddleware:
         self._digests = [_digest(key.encode()) for key in (*keys, *admin_keys)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check HTTP requests; CORS preflights never carry a key."""
+        """Checks HTTP requests, except CORS preflights, which never carry a key."""
         if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_open(scope):
             await self._app(scope, receive, send)
             return
@@ -61,11 +61,11 @@ class AuthenticationMiddleware:
         return any(path == open_path or path.startswith(f"{open_path}/") for open_path in self._open_paths)
 
     def _place_of_key(self, scope: Scope) -> int | None:
-        """Which of the keys the request brings; None for none of them."""
+        """Returns the index of the request's key; None if it is not one of the keys."""
         header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         given = _digest(key.strip())
-        # All of them, always: how long this takes must not tell which one nearly fitted.
+        # Always compare all keys: the duration must not reveal a partial match.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return fits.index(True) if scheme.lower() == b"bearer" and any(fits) else None
 

@@ -1,4 +1,4 @@
-"""The bounds on request bodies: the size of each, the bytes of all that arrive, and the time each may take."""
+"""Bounds on request bodies: the size of each, the bytes of all that arrive, and the time for each to arrive."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 
 CONTENT_TOO_LARGE = 413
-# More than any body has bytes, and few enough for `int`.
+# More digits than the size of any body, and few enough for `int`.
 MAX_DIGITS = 18
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies of more than `max_bytes` with a 413: by the size they announce, else as soon as it is passed.
+    """Refuses bodies of more than `max_bytes` with a 413: by their announced size, else once they exceed it.
 
-    A body that a route asks for is read as a whole, counted in `bodies`: 503 when it has to give way to others, 408
-    when it does not arrive in time.
+    A body that a route reads is read as a whole and counted in `bodies`: 503 if it is refused to make room for
+    others, 408 if it does not arrive in time.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, bodies: BodiesInFlight) -> None:
@@ -32,7 +32,7 @@ class BodyLimitMiddleware:
         self._reason = f"the body is larger than the {max_bytes} bytes that this server takes (max_body_size)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check HTTP requests; what is left of a body that is refused, the server reads and drops."""
+        """Checks HTTP requests; the server reads and drops the rest of a refused body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class BodyLimitMiddleware:
             body.release()
 
     def _bounded(self, receive: Receive, body: BodyInFlight) -> Receive:
-        """`receive` with the whole body as its first message."""
+        """Returns `receive` with the whole body as its first message."""
         asked = False
 
         async def receive_bounded() -> Message:
@@ -88,7 +88,7 @@ class BodyLimitMiddleware:
                 if message["type"] != "http.request":
                     return message
                 pieces.append(message.get("body", b""))
-                # Before it counts: a body that is too large makes no other one give way.
+                # Check before counting, so that a body that is too large never displaces another one.
                 if body.size + len(pieces[-1]) > self._max_bytes:
                     raise HTTPException(CONTENT_TOO_LARGE, self._reason)
                 body.grow(len(pieces[-1]))
@@ -97,5 +97,5 @@ class BodyLimitMiddleware:
                 if not message.get("more_body", False):
                     return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
         finally:
-            # An exception would keep them, in this frame, for as long as the connection keeps the request.
+            # An exception's frame would keep the pieces while the connection keeps the request.
             pieces.clear()

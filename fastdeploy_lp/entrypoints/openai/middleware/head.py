@@ -1,4 +1,4 @@
-"""HEAD, wherever there is GET."""
+"""HEAD for all GET routes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class HeadMiddleware:
-    """Lets the routes take HEAD for GET, as load balancers and `curl -I` expect; the server sends no body for it."""
+    """Handles HEAD as GET, as load balancers and `curl -I` expect; the server sends no body for it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand HEAD on as GET; whoever stands outside still sees HEAD, and the route that answered."""
+        """Forwards HEAD as GET; outer layers still see HEAD, and the route that answered."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from fastdeploy_lp.engine.metrics import PREFIX, SECONDS
 
-# Clients may send any word for a method; labels must stay few.
+# Clients may send any method name; bounds the number of labels.
 METHODS = {"GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"}
 
 
@@ -29,6 +29,6 @@ class HttpMetrics:
         )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request that is over."""
+        """Counts a finished request."""
         self._requests.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)

@@ -1,4 +1,4 @@
-"""The layers around the application, and their order."""
+"""Middleware layers of the application, in order."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddle
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 
-# Largest bodies that may arrive at once, unless the options say how many bytes.
+# Number of bodies of maximum size that may arrive at once, if max_bodies_size is not set.
 BODIES = 8
 
 
 def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
-    """The application behind the layers that the options ask for."""
+    """Returns the application wrapped in the layers that the options enable."""
     bodies = BodiesInFlight(args.max_bodies_size or BODIES * args.max_body_size)
     app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
     if args.api_key or args.admin_api_key:
-        # Browsers fetch pages without a key; what the playground asks of the API has one.
+        # Browsers fetch pages without a key; the playground's API requests carry one.
         open_paths = (*OPEN_PATHS, PLAYGROUND) if args.playground else OPEN_PATHS
         app = AuthenticationMiddleware(app, args.api_key, open_paths, args.admin_api_key)
-    # Outside of the keys: a browser asks before it sends one, and reads refusals only with these headers.
+    # Outside of authentication: preflights carry no key, and browsers read refusals only with CORS headers.
     if args.allowed_origins:
         app = CORSMiddleware(
             app,

@@ -1,4 +1,4 @@
-"""What the log says of a request."""
+"""Log fields of a request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ABORTED = "abort"
 
 
 def fields_of(record: RequestRecord, route: str, status: int, seconds: float, *, with_prompts: bool) -> Fields:
-    """The fields of a request's line; what only requests to the engine have is left out for others.
+    """Returns the fields of a request's log line; engine fields only for requests that reached the engine.
 
-    Times are seconds: `ttft` until the first completion had a token, `queue` until the first sequence had a slot.
+    Times are in seconds: `ttft` until the first token of any completion, `queue` until the first sequence got a slot.
     """
     fields: Fields = {
         "request_id": record.request_id,
@@ -47,6 +47,6 @@ def _of_work(work: Sequence[EngineWork]) -> Fields:
 
 
 def _prompt(work: EngineWork) -> str:
-    """The text, or the token ids of a prompt that came as such."""
+    """Returns the prompt's text, or its token ids if it has no text."""
     prompt = work.prompt
     return prompt.text if prompt.text is not None else " ".join(map(str, prompt.token_ids))

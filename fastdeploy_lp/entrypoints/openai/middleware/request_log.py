@@ -1,4 +1,4 @@
-"""Gives every request an id, counts it, and logs one line when it is over."""
+"""Middleware that assigns an id to every request, counts it, and logs one line on completion."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fastdeploy_lp.log_format import REQUEST_ID
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 
-# An answer may hold a client's own text; no browser is to take it for a page.
+# An answer may contain a client's text; browsers must not interpret it as a page.
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 NO_ROUTE = "unknown"
-# Asked every few seconds by machines.
+# Paths that monitoring requests every few seconds.
 PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"}
-# Many for one page, which has a line of its own.
+# A page, which is logged itself, loads many of these files.
 QUIET = {*PROBES, PLAYGROUND_FILES}
 
 
 class RequestLogMiddleware:
-    """The outermost layer; `log_prompts` puts the prompts' text into the lines."""
+    """The outermost layer; `log_prompts` adds the prompts' text to the lines."""
 
     def __init__(
         self, app: ASGIApp, in_flight: RequestsInFlight, metrics: HttpMetrics, *, log_prompts: bool = False
@@ -46,7 +46,7 @@ class RequestLogMiddleware:
         self._refusals = RefusalLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; what it raises after it has answered is told in the log already."""
+        """Runs the application; drops exceptions after the answer, which are already logged."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -75,12 +75,12 @@ class RequestLogMiddleware:
 
 
 def _is_refused(record: RequestRecord, status: int) -> bool:
-    """Whether the engine never saw the request, so that it cost its client next to nothing."""
+    """Returns True if the request failed before it reached the engine: its client can repeat it at almost no cost."""
     return status >= HTTPStatus.BAD_REQUEST and not record.work
 
 
 def _noting(record: RequestRecord, send: Send) -> Send:
-    """`send`, which notes the response's beginning and end; no coroutine of its own, since every token passes it."""
+    """Returns `send` that records the response's start and end; no extra coroutine, since every token passes it."""
 
     def note(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -95,5 +95,5 @@ def _noting(record: RequestRecord, send: Send) -> Send:
 
 
 def _route(scope: Scope) -> str:
-    """The path as it is declared, so that metrics have few labels; unknown paths share one."""
+    """Returns the declared path, so that metrics have few labels; unknown paths share one label."""
     return getattr(scope.get("route"), "path_format", NO_ROUTE)

@@ -1,4 +1,4 @@
-"""What the server knows of an HTTP request while it runs, and the requests that run."""
+"""Records of HTTP requests while they run."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from fastdeploy_lp.log_format import REQUEST_ID
 from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
 
 STATE_KEY = "record"
-# Nothing that could break a header or a log line.
+# Only characters that are safe in headers and log lines.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
 class EngineWork(Protocol):
-    """A prompt that the engine works on, be it continued (`Generation`) or pooled (`Pooling`)."""
+    """A prompt that the engine processes: a `Generation` or a `Pooling`."""
 
     @property
     def prompt(self) -> Prompt:
-        """What came."""
+        """The prompt as received."""
 
     @property
     def processors(self) -> Sequence[str]:
-        """The logits processors in use, by name."""
+        """Names of the logits processors in use."""
 
     @property
     def times(self) -> Sequence[SequenceTimes]:
-        """One entry a sequence."""
+        """Timestamps, one entry per sequence."""
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache."""
+        """Number of prompt tokens found in the prefix cache."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens so far."""
+        """Number of generated tokens so far."""
 
     @property
     def finish_reasons(self) -> Sequence[str | None]:
-        """One a sequence, None while it runs."""
+        """Finish reasons, one per sequence; None while it runs."""
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if all work is done."""
 
     def abort(self) -> None:
-        """End it; who waits gets what there is so far, or an error when there is nothing."""
+        """Ends the work; callers receive the output so far, or an error if there is none."""
 
 
 @dataclass(eq=False, slots=True)
 class RequestRecord:
-    """One HTTP request; `response_id` and `work`, one entry a prompt, are set once the engine has taken it.
+    """One HTTP request; `response_id` and `work` (one entry per prompt) are set once the engine accepts it.
 
-    status: of the response, once it has begun; `answered` once its last byte was handed over. client: which of the
-    API keys it brought, by its place; where there are none, its address. operator: whether it brought an operator's
-    key, or the server has no keys. heavy: its body is large, so that the work that it causes belongs into threads.
-    answer_bytes: see `RequestsInFlight.hold_answer`.
+    status: of the response, once it has begun. answered: True once the last byte was handed over. client: the index of
+    its API key; its address if the server has no keys. operator: True if it has an operator's key, or the server has
+    no keys. heavy: True if its body is large, so that its work runs in threads. answer_bytes: see
+    `RequestsInFlight.hold_answer`.
     """
 
     request_id: str
@@ -82,43 +82,43 @@ class RequestRecord:
     answer_bytes: int = 0
 
     def deadline(self, timeout: float | None) -> float | None:
-        """When the time is over that the body gives the request, on the monotonic clock; None for never."""
+        """Returns the deadline set by the body's `timeout`, on the monotonic clock; None for no limit."""
         return None if timeout is None else self.began + timeout
 
     @property
     def names(self) -> set[str | None]:
-        """The ids under which a client knows this request."""
+        """The ids by which a client can name this request."""
         return {self.request_id, self.response_id}
 
     def adopt(self, request_id: str | None) -> None:
-        """Take the id that the body gives, which goes before the header's, unless it is unfit for one."""
+        """Adopts the body's id, which takes precedence over the header's, if it is valid."""
         if request_id is not None and _VALID_ID.fullmatch(request_id):
             self.request_id = request_id
             REQUEST_ID.set(request_id)
 
     def admitted(self, response_id: str, work: Sequence[EngineWork]) -> None:
-        """The engine has taken the request."""
+        """Records that the engine has accepted the request."""
         self.response_id, self.work = response_id, work
 
 
 class RequestsInFlight:
-    """The records of all requests that have not been answered to the end."""
+    """Records of all requests that are not fully answered."""
 
     def __init__(self) -> None:
         self._records: dict[int, RequestRecord] = {}
 
     def add(self, record: RequestRecord) -> None:
-        """A request has come."""
+        """Adds a new request."""
         self._records[id(record)] = record
 
     def remove(self, record: RequestRecord) -> None:
-        """It is over."""
+        """Removes a finished request."""
         del self._records[id(record)]
 
     def hold_answer(self, record: RequestRecord, num_bytes: int) -> None:
-        """Count the numbers of a long answer from before they are computed until the client has read them.
+        """Reserves bytes for the numbers of a long answer, before they are computed and until the client has read them.
 
-        Raises QueueFullError if there is no room for them beside those of other requests.
+        Raises QueueFullError if the numbers of other requests leave no room.
         """
         held = sum(each.answer_bytes for each in self._records.values())
         if num_bytes and held and held + num_bytes > MAX_ANSWER_BYTES:
@@ -129,24 +129,24 @@ class RequestsInFlight:
         record.answer_bytes = num_bytes
 
     def running(self) -> Iterator[RequestRecord]:
-        """Those that the engine works on."""
+        """Yields the requests that the engine processes."""
         yield from [record for record in self._records.values() if any(not each.finished for each in record.work)]
 
 
 def record_of(request: Request) -> RequestRecord:
-    """The record of the request that a route answers."""
+    """Returns the record of the request that a route answers."""
     record: RequestRecord = getattr(request.state, STATE_KEY)
     return record
 
 
 def require_operator(request: Request, param: str | None = None) -> None:
-    """Raise OperatorOnlyError, naming the field `param`, unless the request may do what operators do."""
+    """Raises OperatorOnlyError, naming the field `param`, unless the request has operator rights."""
     if not record_of(request).operator:
         raise OperatorOnlyError(param)
 
 
 def new_record(scope: Any) -> RequestRecord:
-    """The record of a request that has just come; its id is the client's `X-Request-Id` if that is fit for one."""
+    """Returns the record of a new request; its id is the client's `X-Request-Id` if valid."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
     address, _ = scope.get("client") or ("", 0)

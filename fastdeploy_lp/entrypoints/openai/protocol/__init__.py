@@ -1,1 +1,1 @@
-"""The OpenAI API's bodies, as far as this server speaks them: one file a kind of body."""
+"""Supported bodies of the OpenAI API, one file per kind of body."""

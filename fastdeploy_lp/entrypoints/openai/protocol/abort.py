@@ -1,4 +1,4 @@
-"""Bodies of /v1/abort_requests, in the shape of upstream's."""
+"""Bodies of /v1/abort_requests, in upstream's shape."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing_extensions import Self
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
 from fastdeploy_lp.request_limits import MAX_ABORTED_IDS
 
-# No other can be the id of a request or of a response.
+# Matches every valid id of a request or a response.
 AbortedId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 
 
 class AbortRequestsRequest(RequestModel):
-    """Which requests to end: those of these ids (of responses, or `X-Request-Id`), or all of them."""
+    """Requests to abort: by id (of the response, or `X-Request-Id`), or all of them."""
 
     req_ids: Annotated[list[AbortedId], Field(fail_fast=True, max_length=MAX_ABORTED_IDS)] | None = None
     abort_all: bool = False
@@ -30,21 +30,21 @@ class AbortRequestsRequest(RequestModel):
 
 
 class AbortedRequest(BaseModel):
-    """A request that was ended, and how many tokens it has generated."""
+    """An aborted request, and the number of tokens it generated."""
 
     request_id: str
     output_token_count: int
 
 
 class AbortResult(BaseModel):
-    """What became of the ids; `not_found` are those of no request that runs."""
+    """Result for the ids; `not_found` lists ids without a running request."""
 
     aborted: list[AbortedRequest]
     not_found: list[str]
 
 
 class AbortRequestsResponse(BaseModel):
-    """Body of the answer; `request_id` is the one of the request to abort."""
+    """Body of the answer; `request_id` is the id of the abort request itself."""
 
     request_id: str
     status: Literal["success"] = "success"

@@ -20,7 +20,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
 
 class ChatCompletionRequest(GuidedRequest):
-    """Body of POST /v1/chat/completions; `prompt_token_ids` stand in for the messages if both are there."""
+    """Body of POST /v1/chat/completions; `prompt_token_ids` replace the messages if both are set."""
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GuidedRequest.without_effect,
@@ -58,7 +58,7 @@ class ChatCompletionRequest(GuidedRequest):
     @model_validator(mode="before")
     @classmethod
     def _token_ids_stand_in(cls, body: Any) -> Any:
-        """For messages, which are needed otherwise."""
+        """Adds empty messages, which are otherwise required."""
         if isinstance(body, dict) and body.get("prompt_token_ids") is not None and body.get("messages") is None:
             return {**body, "messages": []}
         return body
@@ -92,7 +92,7 @@ class ChatCompletionRequest(GuidedRequest):
 
     @model_validator(mode="after")
     def _calls_are_possible(self) -> Self:
-        """A chosen tool is offered, and an answer of a form of its own leaves no room for calls."""
+        """Checks that a chosen tool is offered, and that no guided field excludes calls."""
         chosen = self.chosen_tool
         offered = [tool.function.name for tool in self.tools or []]
         if chosen is not None and chosen not in offered:
@@ -105,57 +105,57 @@ class ChatCompletionRequest(GuidedRequest):
 
     @property
     def may_call_tools(self) -> bool:
-        """Whether the model is offered tools."""
+        """True if the request offers tools to the model."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def chosen_tool(self) -> str | None:
-        """The one tool that has to be called."""
+        """The one tool that must be called; None for no such tool."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedToolChoice) else None
 
     @property
     def must_call_tools(self) -> bool:
-        """Whether the answer is a call."""
+        """True if the answer must be a tool call."""
         return bool(self.tools) and (self.tool_choice == "required" or self.chosen_tool is not None)
 
     @property
     def has_form(self) -> bool:
-        """Whether the answer has a form from its first token on, so that no reasoning comes before it."""
+        """True if the answer is constrained from its first token, so that no reasoning precedes it."""
         free = (None, "text", "structural_tag")
         format_type = self.response_format.type if self.response_format is not None else None
         return self.must_call_tools or bool(self.guided_fields) or format_type not in free
 
     def sent_kind(self, kind: str) -> str:
-        """A grammar that no field asks for holds calls to their tools."""
+        """Returns the body's name of a kind: "tools" for a grammar without a guided field, which the tools require."""
         return "tools" if kind == "grammar" and not self.guided_fields else super().sent_kind(kind)
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """The chat template's variables, `enable_thinking` among them."""
+        """The chat template's variables, including `enable_thinking`."""
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return {**(self.chat_template_kwargs or {}), **thinking}
 
     @property
     def num_logprobs(self) -> int | None:
-        """`top_logprobs`, which is 0 unless the body says otherwise."""
+        """`top_logprobs`, 0 by default; None without logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def other_names(self) -> dict[str, str]:
-        """`max_tokens` may have come as `max_completion_tokens`."""
+        """Fields whose name in the body differs; `max_tokens` may be sent as `max_completion_tokens`."""
         newer = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
         return super().other_names | {"logprobs": "top_logprobs"} | newer
 
 
 class Function(BaseModel):
-    """What a call calls; `arguments` is JSON as the model wrote it."""
+    """The function of a call; `arguments` is JSON as written by the model."""
 
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """A call that the model asks for; its result comes back in a message with its id."""
+    """A call that the model requests; the client returns its result in a message with its id."""
 
     id: str
     type: Literal["function"] = "function"
@@ -163,7 +163,7 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The generated message; `content` is null when it is nothing but calls. `refusal` is there for OpenAI's schema."""
+    """The generated message; `content` is null if it has only calls. `refusal` is part of OpenAI's schema."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -186,12 +186,12 @@ class ChatChoice(BaseModel):
 
 
 def new_chat_id(request_id: str | None = None) -> str:
-    """An id for a chat completion, made from the request's own if it has one."""
+    """Returns an id for a chat completion, derived from the request's id if it has one."""
     return f"chatcmpl-{(request_id or uuid.uuid4().hex).removeprefix('chatcmpl-')}"
 
 
 def new_call_id() -> str:
-    """An id for a tool call."""
+    """Returns an id for a tool call."""
     return f"call_{uuid.uuid4().hex}"
 
 
@@ -209,14 +209,14 @@ class ChatCompletionResponse(BaseModel):
 
 
 class FunctionDelta(BaseModel):
-    """What a call gained: its name with the first piece, then pieces of its arguments."""
+    """Delta of a call's function: its name in the first piece, then pieces of its arguments."""
 
     name: Omitted[str] = None
     arguments: str
 
 
 class ToolCallDelta(BaseModel):
-    """What the message's `index`-th call gained; id and type stand in its first piece only."""
+    """Delta of the message's `index`-th call; only the first piece has id and type."""
 
     index: int
     id: Omitted[str] = None
@@ -225,7 +225,7 @@ class ToolCallDelta(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What a choice gained; `role` stands in its first chunk only."""
+    """Delta of a choice; only the first chunk has `role`."""
 
     role: Omitted[Literal["assistant"]] = None
     content: Omitted[str] = None

@@ -1,4 +1,4 @@
-"""The time that bodies carry."""
+"""Timestamps of bodies."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def now() -> int:
-    """Whole seconds since 1970."""
+    """Returns whole seconds since 1970."""
     return int(time.time())

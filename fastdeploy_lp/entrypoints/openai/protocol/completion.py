@@ -20,10 +20,11 @@ from fastdeploy_lp.sampling_params import SamplingParams
 
 
 class CompletionRequest(GuidedRequest):
-    """Body of POST /v1/completions; a list of prompts gives `n` choices each, in order.
+    """Body of POST /v1/completions; each prompt of a list yields `n` choices, in order.
 
-    `prompt_token_ids` stand in for the prompt if both are there. `echo` puts the prompt before each choice, with
-    `max_tokens` 0 instead of it. Of `best_of` candidates the `n` with the highest log probability per token are given.
+    `prompt_token_ids` replace the prompt if both are set. `echo` puts the prompt before each choice; with `max_tokens`
+    0, the prompt is the whole choice. Of `best_of` candidates, the answer has the `n` with the highest log probability
+    per token.
     """
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**GuidedRequest.without_effect, "suffix": ("",)}
@@ -34,7 +35,7 @@ class CompletionRequest(GuidedRequest):
 
     prompt_token_ids: TokenIds | EachOf[TokenIds] | None = None
     prompt: str | TokenIds | Texts | EachOf[TokenIds] = Field(min_length=1)
-    # OpenAI's default; a chat goes on to its end, a completion stops early.
+    # OpenAI's default for completions; a chat runs to its end by default.
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
@@ -59,31 +60,31 @@ class CompletionRequest(GuidedRequest):
 
     @property
     def chooses(self) -> bool:
-        """Whether more candidates are generated than are given."""
+        """True if more candidates are generated than returned."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
     @property
     def only_echoes(self) -> bool:
-        """Whether nothing but the prompt is asked for."""
+        """True if only the prompt is requested."""
         return self.echo and self.max_tokens == 0
 
     @property
     def prompt_logprobs_field(self) -> str:
-        """The field that asks for the prompt's logprobs."""
+        """The field that requests the prompt's logprobs."""
         return "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs"
 
     @property
     def tokens_to_sample(self) -> int | None:
-        """`max_tokens`, but one token to go with the logprobs of a prompt that is only echoed."""
+        """`max_tokens`; 1 for an echo-only request, whose prompt logprobs need one step."""
         return 1 if self.only_echoes else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """The body's own number."""
+        """The body's `logprobs`."""
         return self.logprobs
 
     def sampling_params(self) -> SamplingParams:
-        """What the engine runs: also the prompt's logprobs to echo, and those that candidates are compared by."""
+        """Returns the sampling parameters, with prompt logprobs for `echo` and logprobs to rank candidates."""
         if self.only_echoes and self.min_tokens:
             raise ValueError("min_tokens: must be at most max_tokens, which is 0")
         params = super().sampling_params()
@@ -99,7 +100,7 @@ class CompletionRequest(GuidedRequest):
 
 
 def new_completion_id(request_id: str | None = None) -> str:
-    """An id for a text completion, made from the request's own if it has one."""
+    """Returns an id for a text completion, derived from the request's id if it has one."""
     return f"cmpl-{(request_id or uuid.uuid4().hex).removeprefix('cmpl-')}"
 
 

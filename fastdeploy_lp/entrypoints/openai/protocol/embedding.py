@@ -13,9 +13,9 @@ from fastdeploy_lp.pooling_params import PoolingParams
 
 
 class EmbeddingRequest(RequestModel):
-    """Body of POST /v1/embeddings; a list of texts or of token-id lists gives one embedding each, in order.
+    """Body of POST /v1/embeddings; each text or token-id list yields one embedding, in order.
 
-    `pooling`, `normalize`, `request_id` and `timeout` are not OpenAI's.
+    `pooling`, `normalize`, `request_id` and `timeout` are extensions of OpenAI's API.
     """
 
     input: str | TokenIds | Texts | EachOf[TokenIds] = Field(min_length=1)
@@ -29,12 +29,12 @@ class EmbeddingRequest(RequestModel):
     timeout: Timeout | None = None
 
     def pooling_params(self) -> PoolingParams:
-        """Raises ValueError naming the field."""
+        """Returns the pooling parameters; raises ValueError naming the field."""
         return PoolingParams(pooling=self.pooling, dimensions=self.dimensions, normalize=self.normalize)
 
 
 def new_embedding_id(request_id: str | None = None) -> str:
-    """An id for an answer with embeddings, made from the request's own if it has one."""
+    """Returns an id for an answer with embeddings, derived from the request's id if it has one."""
     return f"embd-{(request_id or uuid.uuid4().hex).removeprefix('embd-')}"
 
 
@@ -47,7 +47,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Token counts over all inputs; nothing is generated, so that both are the same."""
+    """Token counts over all inputs; both are equal, since no tokens are generated."""
 
     prompt_tokens: int
     total_tokens: int

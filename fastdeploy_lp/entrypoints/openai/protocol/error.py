@@ -1,4 +1,4 @@
-"""The body of a failure."""
+"""Body of an error response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ErrorInfo(BaseModel):
-    """`type` is OpenAI's class of error, `param` the JSON path of the field at fault."""
+    """Details of an error: `type` is OpenAI's error class, `param` the JSON path of the invalid field."""
 
     message: str
     type: str
@@ -15,6 +15,6 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every response that is no success, and of an error event in a stream."""
+    """Body of every error response, and of an error event in a stream."""
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""What bodies say of the form of their outputs."""
+"""Body fields that constrain the form of outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.response_format import ResponseFo
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.sampling_params import SamplingParams
 
-# The names of the same in SamplingParams.
+# Body fields, and their names in GuidedDecodingParams.
 KINDS = {
     "guided_json": "json",
     "guided_json_object": "json_object",
@@ -24,7 +24,7 @@ KINDS = {
 
 
 class GuidedRequest(GenerationRequest):
-    """A body whose outputs may have to have a form: one of these fields says which."""
+    """A body that may constrain the form of its outputs, by at most one of these fields."""
 
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -45,25 +45,25 @@ class GuidedRequest(GenerationRequest):
 
     @property
     def guided_fields(self) -> list[str]:
-        """Those of KINDS that ask for something."""
-        # false asks for no JSON object.
+        """Names of the fields in KINDS that are set."""
+        # guided_json_object: false sets no constraint.
         return [name for name in KINDS if getattr(self, name) not in (None, False)]
 
     @property
     def guided_decoding(self) -> GuidedDecodingParams | None:
-        """The form that is asked for; None for any text. Raises ValueError naming the field."""
+        """The requested form; None for any text. Raises ValueError naming the field."""
         for name in self.guided_fields:
             return GuidedDecodingParams(**{KINDS[name]: getattr(self, name)})
         return self.response_format.guided_decoding if self.response_format is not None else None
 
     def sampling_params(self) -> SamplingParams:
-        """With the form that is asked for; raises ValueError naming the field."""
+        """Returns the sampling parameters with the requested form; raises ValueError naming the field."""
         params = super().sampling_params()
         params.guided_decoding = self.guided_decoding
         return params
 
     def sent_name(self, field: str) -> str:
-        """`guided_decoding.regex` comes as `guided_regex`, or by the response's format."""
+        """Returns the body's name of a field: for `guided_decoding.regex`, `guided_regex` or the response format."""
         first, _, rest = field.partition(".")
         if first != "guided_decoding":
             return super().sent_name(field)
@@ -71,7 +71,7 @@ class GuidedRequest(GenerationRequest):
         return f"{self.sent_kind(kind)}{dot}{path}"
 
     def sent_kind(self, kind: str) -> str:
-        """The body's name for a field of GuidedDecodingParams."""
+        """Returns the body's name for a field of GuidedDecodingParams."""
         if not self.guided_fields and self.response_format is not None:
             return self.response_format.path
         return next((name for name, own in KINDS.items() if own == kind), kind)

@@ -1,4 +1,4 @@
-"""Messages of a conversation, as requests carry them."""
+"""Messages of a conversation in requests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class CalledFunction(RequestModel):
 
 
 class CalledTool(RequestModel):
-    """A call that an earlier answer asked for."""
+    """A call that an earlier answer requested."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    # What clients put together from a stream still has the deltas' index.
+    # Calls that clients assemble from a stream still have the deltas' index.
     index: int | None = None
 
 
@@ -55,7 +55,7 @@ class ChatMessage(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _text_parts_only(cls, message: Any) -> Any:
-        """Before the union of string and list gives its own, longer account of it."""
+        """Rejects other parts before pydantic reports a longer error for the union of string and list."""
         parts = message.get("content") if isinstance(message, dict) else None
         for index, part in enumerate(parts if isinstance(parts, list) else []):
             kind = part.get("type") if isinstance(part, dict) else None

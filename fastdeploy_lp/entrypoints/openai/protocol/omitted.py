@@ -1,4 +1,4 @@
-"""Fields that answers leave out when there is nothing to tell."""
+"""Fields that answers omit when they have no value."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def _is_none(value: object) -> bool:
 
 
 Omitted = Annotated[Value | None, Field(exclude_if=_is_none)]
-"""A field that is left out while it is None; give it the default None."""
+"""A field that is omitted if None; declare it with the default None."""

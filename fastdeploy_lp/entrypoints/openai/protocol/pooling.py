@@ -20,7 +20,7 @@ KINDS = ("input", "messages", "data")
 class PoolingBody(RequestModel):
     """Body of POST /pooling: one of `input` (as in embeddings), `messages` (of a chat) and `data` (an IO processor's).
 
-    With `data`, the IO processor decides what is left open, and the form of the answer.
+    With `data`, the IO processor decides the unset parameters and the form of the answer.
     """
 
     input: str | TokenIds | Texts | EachOf[TokenIds] | None = Field(default=None, min_length=1)
@@ -51,19 +51,19 @@ class PoolingBody(RequestModel):
         return self
 
     def pooling_params(self) -> PoolingParams | None:
-        """None if the request says nothing of it; raises ValueError naming the field."""
+        """Returns the pooling parameters, None if none is set; raises ValueError naming the field."""
         fields = {name: getattr(self, name) for name in ("task", "pooling", "dimensions", "normalize")}
         given = {name: value for name, value in fields.items() if value is not None}
         return PoolingParams(**given) if given else None
 
 
 def new_pooling_id(request_id: str | None = None) -> str:
-    """An id for an answer, made from the request's own if it has one."""
+    """Returns an id for an answer, derived from the request's id if it has one."""
     return f"pool-{(request_id or uuid.uuid4().hex).removeprefix('pool-')}"
 
 
 class PooledInput(BaseModel):
-    """One input's vector, or one a token; numbers, or their little-endian float32 bytes in base64, row by row."""
+    """One vector per input or per token: numbers, or their little-endian float32 bytes in base64, row by row."""
 
     object: Literal["pooling"] = "pooling"
     index: int
@@ -83,7 +83,7 @@ class PoolingResponse(BaseModel):
 
 
 class IOProcessorResponse(BaseModel):
-    """Body of an answer to `data`, in which `data` is whatever the IO processor answers."""
+    """Body of an answer to `data`; its `data` is the IO processor's answer."""
 
     id: str
     object: Literal["io_processor"] = "io_processor"

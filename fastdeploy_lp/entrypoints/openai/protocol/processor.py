@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ProcessorCounters(BaseModel):
-    """What a logits processor did since the worker started."""
+    """Counters of a logits processor since the worker started."""
 
     seconds: float
     rows: int
@@ -19,7 +19,7 @@ class ProcessorCounters(BaseModel):
 
 
 class ShadowCounters(BaseModel):
-    """What it did in shadow; `state` is there "quarantined" after repeated faults, until it is reset."""
+    """Counters in shadow mode; `state` is "quarantined" after repeated faults, until a reset."""
 
     tokens: int
     changed: int
@@ -31,10 +31,10 @@ class ShadowCounters(BaseModel):
 
 
 class ProcessorCard(BaseModel):
-    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if it is not known.
+    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if unknown.
 
     `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
-    leave it out, reorder it or put it into shadow.
+    omit it, reorder it or run it in shadow.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What request bodies have in common."""
+"""Common parts of request bodies."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.trace_params import TraceParams
 
 Entry = TypeVar("Entry")
-# Told of the first entry that is wrong: a list of a million wrong ones is no reason to describe each.
+# Reports only the first invalid entry, since a list may have a million of them.
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
-# Entries that are validated in a row, while no other thread runs.
+# Entries per validation step, during which no other thread runs.
 STEP = 4096
 
 
 def _in_steps(kind: type) -> WrapValidator:
-    """For lists of texts or numbers, of which pydantic would validate a million at once."""
+    """Returns a validator for lists of texts or numbers: pydantic would validate a million entries in one step."""
 
     def validated(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         if type(value) is not list or len(value) <= STEP:
@@ -47,22 +47,22 @@ def _in_steps(kind: type) -> WrapValidator:
 TokenIds = Annotated[EachOf[int], _in_steps(int)]
 Texts = Annotated[EachOf[str], _in_steps(str)]
 
-# Ids stand in logs and headers.
 # Seconds from the request's arrival to its whole answer.
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Ids appear in logs and headers.
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 
 
 def shared_id(request_id: str) -> str:
-    """The id of an answer to several prompts, each of which has a request of its own."""
+    """Returns the id of an answer to several prompts, each of which is a separate request."""
     return request_id.rpartition("-")[0]
 
 
 class RequestModel(BaseModel):
-    """A body that is taken literally: no type coercion, and no field is ignored.
+    """A strict body: no type coercion, and no ignored fields.
 
-    Clients spell out fields they do not use. A field that is null is as good as absent, and so is one of
-    `without_effect` with a value that asks for nothing; another value is refused for the reason in `unsupported`.
+    Clients send fields that they do not use. A null field counts as absent, and so does a field of `without_effect`
+    with one of its listed values; other values are refused with the reason in `unsupported`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -86,13 +86,13 @@ class RequestModel(BaseModel):
         field = cls.model_fields.get(name)
         if value is None:
             return field is None or not field.is_required()
-        # 1 equals true, but is no true.
+        # 1 == True, but 1 is not true in JSON.
         nothing = cls.without_effect.get(name, ()) if field is None else ()
         return any(type(value) is type(each) and value == each for each in nothing)
 
 
 def require_few(what: str, value: Any, most: int) -> None:
-    """Raise ValueError for a list or an object of more than `most` entries, before any of them is looked at."""
+    """Raises ValueError for a list or an object of more than `most` entries, before any entry is validated."""
     if isinstance(value, (list, dict)) and len(value) > most:
         raise ValueError(f"at most {most} {what} are allowed, not {len(value)}")
 
@@ -100,7 +100,7 @@ def require_few(what: str, value: Any, most: int) -> None:
 class StreamOptions(RequestModel):
     """Options of a streamed answer."""
 
-    # Padding against an eavesdropper's guesses is asked for by nobody who spells it out as false.
+    # Padding against traffic analysis is unsupported; false requests none.
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool = False
@@ -108,18 +108,18 @@ class StreamOptions(RequestModel):
 
 
 class TraceOptions(RequestModel):
-    """What `logits_processors_trace` may say beyond true; the limits are those of `TraceParams`."""
+    """Options of `logits_processors_trace`; `TraceParams` defines the limits."""
 
     top_k: int | None = None
     max_tokens: int | None = None
 
     def params(self) -> TraceParams:
-        """Raises ValueError naming the field."""
+        """Returns the trace parameters; raises ValueError naming the field."""
         return TraceParams(**self.model_dump(exclude_none=True))
 
 
 class GenerationRequest(RequestModel):
-    """What chat and text completions share; the limits of sampling fields are those of `SamplingParams`."""
+    """Common fields of chat and text completions; `SamplingParams` defines the limits of sampling fields."""
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
         "store": (False,),
@@ -131,7 +131,7 @@ class GenerationRequest(RequestModel):
         "service_tier": "there is one tier; only auto and default are allowed",
         "spaces_between_special_tokens": "only true is allowed",
     }
-    # Fields that go to SamplingParams under their own names.
+    # Fields that are passed to SamplingParams under the same names.
     sampling_fields: ClassVar[tuple[str, ...]] = (
         "n",
         "temperature",
@@ -190,7 +190,7 @@ class GenerationRequest(RequestModel):
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
     timeout: Timeout | None = None
-    # Who asks, for what: nothing here depends on it.
+    # Client metadata, which the server ignores.
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -227,31 +227,31 @@ class GenerationRequest(RequestModel):
 
     @property
     def tokens_to_sample(self) -> int | None:
-        """The most output tokens; None for as many as there is room for."""
+        """Maximum number of output tokens; None for all that fit."""
         return self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the most likely tokens are asked for at each output token; None for no logprobs at all."""
+        """Number of most likely tokens to report at each output token; None for no logprobs."""
         return None
 
     @property
     def is_traced(self) -> bool:
-        """Whether answers carry a trace."""
+        """True if answers have a trace."""
         return bool(self.logits_processors_trace)
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
+        """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream counts the tokens so far."""
+        """True if every chunk of a stream has the token counts so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sent_name(self, field: str) -> str:
-        """The body's name for a field of SamplingParams, or for a path into one."""
+        """Returns the body's name for a field of SamplingParams, or for a path into one."""
         first, dot, rest = field.partition(".")
         return f"{self.other_names.get(first, first)}{dot}{rest}"
 
@@ -261,7 +261,7 @@ class GenerationRequest(RequestModel):
         return {"extra_args": "vllm_xargs"}
 
     def sampling_params(self) -> SamplingParams:
-        """Raises ValueError naming the field."""
+        """Returns the sampling parameters; raises ValueError naming the field."""
         trace = self.logits_processors_trace
         given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
         return SamplingParams(

@@ -1,4 +1,4 @@
-"""The form that a body asks its answer to have, in OpenAI's words."""
+"""Requested form of the answer, in OpenAI's terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 
 
 class JsonSchemaFormat(RequestModel):
-    """A JSON Schema with a name; answers are held to it whatever `strict` says."""
+    """A JSON Schema with a name; answers always conform to it, regardless of `strict`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
 
@@ -52,17 +52,17 @@ class ResponseFormat(RequestModel):
 
     @property
     def is_json(self) -> bool:
-        """Whether the whole answer is JSON."""
+        """True if the whole answer is JSON."""
         return self.type in ("json_object", "json_schema")
 
     @property
     def schema_of_answer(self) -> dict[str, Any]:
-        """The JSON Schema of an answer that is JSON."""
+        """The JSON Schema of a JSON answer."""
         return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
 
     @property
     def guided_decoding(self) -> GuidedDecodingParams | None:
-        """The same in our words; None for any text. Raises ValueError naming the field."""
+        """The equivalent guided decoding parameters; None for any text. Raises ValueError naming the field."""
         if self.type == "json_object":
             return GuidedDecodingParams(json_object=True)
         if self.type == "json_schema":
@@ -74,6 +74,6 @@ class ResponseFormat(RequestModel):
 
     @property
     def path(self) -> str:
-        """The field that says it."""
+        """Path of the field that defines the form."""
         schema = "response_format.json_schema.schema"
         return {"json_schema": schema, "json_object": "response_format.type"}.get(self.type, "response_format")

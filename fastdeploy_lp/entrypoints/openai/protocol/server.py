@@ -1,4 +1,4 @@
-"""Bodies that tell of the server itself."""
+"""Bodies of the server's status routes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ServerLoad(BaseModel):
-    """Body of GET /load: sequences in slots, sequences that wait for one, and their sum under vLLM's name."""
+    """Body of GET /load: sequences in slots, sequences waiting for a slot, and their sum under vLLM's name."""
 
     server_load: int
     running: int

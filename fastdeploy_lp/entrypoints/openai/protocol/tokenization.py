@@ -1,4 +1,4 @@
-"""Bodies of /tokenize and /detokenize, in the shape of vLLM's."""
+"""Bodies of /tokenize and /detokenize, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools
 
 
 class TokenizeRequest(RequestModel):
-    """Body of POST /tokenize: a text, or a conversation after the model's chat template.
+    """Body of POST /tokenize: a text, or a conversation to render with the model's chat template.
 
-    `add_special_tokens` is true for a text unless the body says otherwise, and false for a conversation, whose template
-    writes them itself. The fields of the template are those of a chat completion.
+    `add_special_tokens` defaults to true for a text, and to false for a conversation, whose template adds special
+    tokens itself. The template's fields are the same as in a chat completion.
     """
 
     model: str | None = None
@@ -40,7 +40,7 @@ class TokenizeRequest(RequestModel):
 
 
 class TokenizeResponse(BaseModel):
-    """`tokens` are `count` token ids; `token_strs` what each reads as, if that was asked for."""
+    """Body of the answer: `count` token ids in `tokens`, and the text of each in `token_strs` if requested."""
 
     count: int
     max_model_len: int
@@ -56,6 +56,6 @@ class DetokenizeRequest(RequestModel):
 
 
 class DetokenizeResponse(BaseModel):
-    """The text of the tokens, special ones written out."""
+    """The text of the tokens, including special tokens."""
 
     prompt: str

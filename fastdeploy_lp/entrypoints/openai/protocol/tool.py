@@ -15,7 +15,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z
 class FunctionDefinition(RequestModel):
     """A function that the model may call; `parameters` is the JSON Schema of its arguments.
 
-    `strict` holds the arguments to it also where the model need not call the function.
+    `strict` enforces the schema also if the model need not call the function.
     """
 
     name: FunctionName
@@ -40,13 +40,13 @@ FewTools = Annotated[list[Tool], BeforeValidator(_few_tools)]
 
 
 class ChosenFunction(RequestModel):
-    """The function that has to be called."""
+    """The function that must be called."""
 
     name: FunctionName
 
 
 class NamedToolChoice(RequestModel):
-    """The tool that has to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"] = "function"
     function: ChosenFunction

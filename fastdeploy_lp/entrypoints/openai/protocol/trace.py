@@ -1,4 +1,4 @@
-"""What answers tell of traces and shadows."""
+"""Traces and shadow results in answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.trace import ShadowReport, TokenTrace, TracedToken, TraceStag
 
 
 class TraceEntry(BaseModel):
-    """A token at one stage; a `logit` of null is minus infinity: the token is ruled out."""
+    """A token at one stage; a `logit` of null is minus infinity: the token is excluded."""
 
     token_id: int
     token: str
@@ -24,7 +24,7 @@ class TraceEntry(BaseModel):
 
 
 class TraceStageBody(BaseModel):
-    """The distribution behind one stage. What did not run has no numbers: null, and an empty `top`."""
+    """The distribution after one stage. A stage that did not run has null numbers and an empty `top`."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class TraceStageBody(BaseModel):
 
 
 class ShadowTokenBody(BaseModel):
-    """The token that there would have been; null if none was left, or if the processor `failed`."""
+    """The token that would have been sampled; null if no token was left, or if the processor `failed`."""
 
     token_id: int | None
     token: str | None
@@ -47,7 +47,7 @@ class ShadowTokenBody(BaseModel):
 
 
 class TokenTraceBody(BaseModel):
-    """One output token, with its stages in the order in which they ran."""
+    """One output token with its stages in execution order."""
 
     token_id: int
     token: str
@@ -57,7 +57,7 @@ class TokenTraceBody(BaseModel):
 
 
 class ShadowCounts(BaseModel):
-    """Of a choice's tokens so far: those that a processor in shadow was tried on, would have changed, and failed on."""
+    """Numbers of a choice's tokens so far on which a shadow processor ran, would have changed the token, or failed."""
 
     tokens: int
     changed: int
@@ -65,17 +65,17 @@ class ShadowCounts(BaseModel):
 
 
 def trace_body(trace: Sequence[TokenTrace] | None) -> list[TokenTraceBody] | None:
-    """None for a request that is not traced."""
+    """Returns the trace's body; None for an untraced request."""
     return None if trace is None else [_token_trace(each) for each in trace]
 
 
 def trace_pieces(trace: Sequence[TokenTrace]) -> Pieces:
-    """The same in pieces, each token's when it is sent."""
+    """Returns the trace's body in pieces, each token encoded when it is sent."""
     return array((_token_trace(each).model_dump_json().encode(),) for each in trace)
 
 
 def shadow_body(reports: Mapping[str, ShadowReport] | None) -> dict[str, ShadowCounts] | None:
-    """None for a request without processors in shadow."""
+    """Returns the counts by processor; None for a request without processors in shadow."""
     if reports is None:
         return None
     return {

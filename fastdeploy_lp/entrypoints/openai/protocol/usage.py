@@ -1,4 +1,4 @@
-"""How many tokens a request took."""
+"""Token counts of a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
 
 
 class PromptTokensDetails(BaseModel):
-    """How much of the prompt was found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """How much of the output was reasoning, its markers included."""
+    """Number of reasoning tokens in the output, including markers."""
 
     reasoning_tokens: int
 
 
 class Usage(BaseModel):
-    """Token counts; `completion_tokens` sums all choices. Reasoning is counted where it is told from the answer."""
+    """Token counts; `completion_tokens` sums all choices. Reasoning is counted if the server separates it."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,1 +1,1 @@
-"""The HTTP routes besides chat and completions, one file a noun."""
+"""HTTP routes other than chat and completions, one file per topic."""

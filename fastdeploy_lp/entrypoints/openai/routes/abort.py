@@ -23,14 +23,14 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
 def abort_routes(engine: Engine, in_flight: RequestsInFlight) -> APIRouter:
-    """Requests ended by somebody else than their clients."""
+    """Returns the route that aborts running requests."""
     router = APIRouter(responses=failures(400, 403, 404, 413, 503), route_class=bounded_route(engine))
 
     @router.post("/v1/abort_requests")
     async def abort_requests(body: AbortRequestsRequest, request: Request) -> AbortRequestsResponse:
-        """End requests; their clients get what there is so far, with the finish reason "abort"; embeddings fail.
+        """Aborts requests; their clients get the output so far, with the finish reason "abort"; embeddings fail.
 
-        A client's key ends that client's requests only; `abort_all` is for operators.
+        A client's key aborts that client's requests only; `abort_all` is for operators.
         """
         own = record_of(request)
         if body.abort_all:
@@ -39,7 +39,7 @@ def abort_routes(engine: Engine, in_flight: RequestsInFlight) -> APIRouter:
         reachable = (each for each in in_flight.running() if own.operator or each.client == own.client)
         found = [each for each in reachable if body.abort_all or each.names & wanted]
         if not found and not own.operator:
-            # The same for another client's requests and for none at all.
+            # The same error for another client's requests and for unknown ids.
             reason = "req_ids: no request of this client runs under these ids"
             raise NotFoundError(reason, "req_ids", "request_not_found")
         known = {name for record in found for name in record.names}
@@ -55,6 +55,6 @@ def abort_routes(engine: Engine, in_flight: RequestsInFlight) -> APIRouter:
 def _abort(record: RequestRecord, wanted: set[str]) -> AbortedRequest:
     for each in record.work:
         each.abort()
-    # By the name that was asked for; of those that nobody named, the client's own is better known than the response's.
+    # The requested name; with `abort_all`, the request's id, which clients know better than the response's.
     name = next((each for each in sorted(filter(None, record.names)) if each in wanted), record.request_id)
     return AbortedRequest(request_id=name, output_token_count=sum(each.num_output_tokens for each in record.work))

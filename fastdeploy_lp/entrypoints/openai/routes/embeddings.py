@@ -22,7 +22,7 @@ from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
 def embedding_routes(
     engine: Engine, turns: EncodingTurns, watch: StreamWatch, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
-    """Prompts to vectors."""
+    """Returns the route of embeddings."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingEmbedding(engine)
 

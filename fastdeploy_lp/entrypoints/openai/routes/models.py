@@ -11,11 +11,11 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
 def model_routes(engine: Engine) -> APIRouter:
-    """The served model, in a list and by its id."""
+    """Returns the routes of the served model, in a list and by id."""
     router = APIRouter(responses=failures(503))
     config = engine.fd_config.model_config
 
-    # Made once: `created` tells since when there is the model, not when it was asked for.
+    # Created once: `created` is the start of the model, not the time of the request.
     card = ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)
 
     @router.get("/v1/models")
@@ -23,10 +23,10 @@ def model_routes(engine: Engine) -> APIRouter:
         """The served model."""
         return ModelList(data=[card])
 
-    # Ids may hold slashes.
+    # Ids may contain slashes.
     @router.get("/v1/models/{model_id:path}", responses=failures(404))
     async def model(model_id: str) -> ModelCard:
-        """The served model, by its id."""
+        """The served model, by id."""
         if model_id != config.served_model_name:
             raise NotFoundError(
                 f"the model {model_id!r} does not exist; this server has {config.served_model_name!r}",

@@ -32,13 +32,13 @@ def pooling_routes(
     watch: StreamWatch,
     route_class: type[APIRoute] = APIRoute,
 ) -> APIRouter:
-    """Prompts to vectors, and an IO processor's data to its answers."""
+    """Returns the route of pooling, for prompts and for an IO processor's data."""
     router = APIRouter(responses=failures(400, 404, 408, 413, 429, CLIENT_CLOSED_REQUEST, 503), route_class=route_class)
     serving = ServingPooling(engine, io_processor)
 
     @router.post("/pooling", response_model=PoolingResponse | IOProcessorResponse)
     async def pooling(body: PoolingBody, request: Request) -> Response:
-        """Vectors of inputs, of a conversation, or of each of their tokens; or what the IO processor answers."""
+        """Vectors of inputs, of a conversation, or of each of their tokens; or the IO processor's answer."""
         record = record_of(request)
         record.adopt(body.request_id)
         hold = partial(in_flight.hold_answer, record)

@@ -1,4 +1,4 @@
-"""GET /v1/logits_processors, and back into service."""
+"""GET /v1/logits_processors, and the reset of a processor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
 def processor_routes(engine: Engine) -> APIRouter:
-    """What the chain is, and its quarantine lifted."""
+    """Returns the routes that list the processors and reset a quarantined one."""
     router = APIRouter(responses=failures(503))
     in_shadow = engine.fd_config.structured_outputs_config.shadow
 
@@ -33,7 +33,7 @@ def processor_routes(engine: Engine) -> APIRouter:
 
     @router.post("/v1/logits_processors/{name}/reset", responses=failures(403, 404))
     async def reset(name: str, request: Request) -> ProcessorCard:
-        """Put a quarantined logits processor back into service; for operators."""
+        """Returns a quarantined logits processor to service; for operators."""
         require_operator(request)
         cards = {info.name: info for info in engine.processors.describe()}
         if name not in cards:

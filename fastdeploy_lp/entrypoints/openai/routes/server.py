@@ -1,4 +1,4 @@
-"""What tells of the server itself: health, load, version, metrics."""
+"""Status routes of the server: health, load, version, metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fastdeploy_lp.version import __version__
 
 
 def server_routes(engine: Engine) -> APIRouter:
-    """Answered from the first moment on, before the model is loaded."""
+    """Returns the status routes, which also answer before the model is loaded."""
     router = APIRouter(responses=failures())
 
     async def ready() -> Response:
-        """200 while the worker takes requests, else 503: before it is ready, while it restarts, in a shutdown."""
+        """200 while the worker accepts requests, else 503: before it is ready, while it restarts, during shutdown."""
         engine.require_ready()
         return Response()
 
     async def live() -> Response:
-        """200 as long as this process answers, whatever the worker does."""
+        """200 while this process answers, regardless of the worker."""
         return Response()
 
     for path, method, answer in (
@@ -42,7 +42,7 @@ def server_routes(engine: Engine) -> APIRouter:
 
     @router.get("/load")
     async def load() -> ServerLoad:
-        """How many sequences run and wait."""
+        """Numbers of running and waiting sequences."""
         now = engine.load
         return ServerLoad(server_load=now.running + now.waiting, running=now.running, waiting=now.waiting)
 
@@ -55,7 +55,7 @@ def server_routes(engine: Engine) -> APIRouter:
 
 
 def metrics_route(engine: Engine) -> APIRouter:
-    """Prometheus metrics, where they have no port of their own."""
+    """Returns the route of the Prometheus metrics."""
     router = APIRouter(responses=failures())
     text = {200: {"description": "metrics as text", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}}
 

@@ -31,7 +31,7 @@ PIECE = 4096
 
 
 def tokenization_routes(engine: Engine) -> APIRouter:
-    """The model's tokenizer and chat template, without the model; texts may be longer than its context."""
+    """Returns the routes of the model's tokenizer and chat template; texts may be longer than the context."""
     router = APIRouter(responses=failures(400, 404, 413, 429, 503), route_class=bounded_route(engine))
     serving, tokenization = Serving(engine), Tokenization(engine)
 
@@ -48,7 +48,7 @@ def tokenization_routes(engine: Engine) -> APIRouter:
 
     @router.post("/detokenize", response_model=DetokenizeResponse)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of token ids, special tokens written out."""
+        """The text of token ids, including special tokens."""
         serving.require_model(body.model)
         engine.inputs.require_text("tokens")
 
@@ -61,7 +61,7 @@ def tokenization_routes(engine: Engine) -> APIRouter:
 
 
 class Tokenization:
-    """Makes the answers, which may be megabytes, without FastAPI's encoder: it would run on the event loop."""
+    """Builder of answers of up to megabytes, without FastAPI's encoder, which would run on the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         context = engine.fd_config.model_config.max_model_len
@@ -71,7 +71,7 @@ class Tokenization:
         self._most_tokens = max(MAX_DETOKENIZED_TOKENS, context)
 
     def tokens(self, body: TokenizeRequest) -> bytes:
-        """The answer to /tokenize; raises InvalidRequestError."""
+        """Returns the answer to /tokenize; raises InvalidRequestError."""
         param = "messages" if body.prompt is None else "prompt"
         text = _text(self._engine, body)
         if len(text) > self._most_characters:
@@ -91,7 +91,7 @@ class Tokenization:
         return f'{head},"tokens":{_in_pieces(tokens)},"token_strs":{listed}}}'.encode()
 
     def text(self, body: DetokenizeRequest) -> bytes:
-        """The answer to /detokenize; raises InvalidRequestError."""
+        """Returns the answer to /detokenize; raises InvalidRequestError."""
         if len(body.tokens) > self._most_tokens:
             reason = f"{len(body.tokens)} tokens are too many; this server reads {self._most_tokens} of a request"
             raise InvalidRequestError("tokens", reason)
@@ -101,7 +101,7 @@ class Tokenization:
 
 
 def _in_pieces(values: Iterable[Any]) -> str:
-    """A JSON list, written piece by piece: one long call would keep all other threads waiting."""
+    """Returns a JSON list, encoded piece by piece: one long call would block all other threads."""
     values, pieces = iter(values), []
     while piece := list(itertools.islice(values, PIECE)):
         pieces.append(json.dumps(piece, ensure_ascii=False, separators=(",", ":"))[1:-1])

@@ -1,6 +1,6 @@
-// What screen readers are told of things that only change on the screen.
+// Announcements to screen readers of changes that are otherwise only visible.
 
-/** Speak a text when what is being said is over. */
+/** Announces a text after the current speech. */
 export function announce(text) {
   document.getElementById("announcer").textContent = text;
 }

@@ -1,11 +1,11 @@
-// One answer of the model, as it comes in.
+// One answer of the model, shown as it arrives.
 
 import { h } from "./element.js";
 import { tokenChip } from "./token_chip.js";
 import { TokenTexts, changeOf, isFlipped } from "./trace.js";
 
 export class Answer {
-  /** `opened(answer, place)` is called when somebody wants to look into a token. */
+  /** `opened(answer, place)` is called when the user opens a token. */
   constructor(title, opened) {
     this.title = title;
     this.opened = opened;
@@ -28,7 +28,7 @@ export class Answer {
     this.content.addEventListener("click", (event) => this._onClick(event));
   }
 
-  /** Take one chunk of the stream. */
+  /** Adds one chunk of the stream. */
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
     for (const choice of chunk.choices) {
@@ -40,16 +40,16 @@ export class Answer {
     if (this.traces.length === 0) this.content.textContent = this.text;
   }
 
-  /** Nothing more will come. */
+  /** Marks the answer as complete and shows its summary. */
   finish() {
     this.element.setAttribute("aria-busy", "false");
-    // The token that ends an answer is no part of its text.
+    // The token that ends an answer is not part of its text.
     const last = this.traces.at(-1);
     if (last && !this.text.endsWith(last.token)) this.chips.at(-1).classList.add("special");
     this.status.replaceChildren(...this._summary().flatMap((part, index) => (index ? [" · ", part] : [part])));
   }
 
-  /** It ended otherwise than it should have. */
+  /** Shows the error that ended the answer. */
   fail(message) {
     this.problem.textContent = message;
     this.problem.hidden = false;
@@ -59,7 +59,7 @@ export class Answer {
     this.reason = "stopped by you";
   }
 
-  /** Say where this answer leaves another one. */
+  /** Shows where this answer begins to differ from another one. */
   compareWith(other) {
     const ids = this.traces.map((trace) => trace.token_id);
     const others = other.traces.map((trace) => trace.token_id);
@@ -76,7 +76,7 @@ export class Answer {
     return [...this.content.querySelectorAll(".chip")];
   }
 
-  /** Mark the token that is being looked into; undefined for none. */
+  /** Marks the open token; undefined for none. */
   mark(place) {
     this.chips.forEach((chip, index) => {
       chip.classList.toggle("open", index === place);

@@ -1,4 +1,4 @@
-// The chain of declared processors, in the order of this request.
+// The chain of declared processors, in the request's order.
 
 import { announce } from "./announcer.js";
 import { h } from "./element.js";
@@ -11,7 +11,7 @@ export class ChainPanel {
     this.cards = [];
   }
 
-  /** Make a card for each processor that the server has declared. */
+  /** Creates a card for each declared processor. */
   show(infos) {
     this.cards = infos.map((info) => new ProcessorCard(info, this.server));
     for (const card of this.cards) this._watch(card);
@@ -23,7 +23,7 @@ export class ChainPanel {
     }
   }
 
-  /** What a request says: the processors that are on, in order. */
+  /** The entries of a request: the processors to name in it, in order. */
   get entries() {
     return this._named().map((card) => card.entry);
   }
@@ -32,13 +32,13 @@ export class ChainPanel {
     return this.cards.map((card) => card.settings);
   }
 
-  /** Those of processors that are not declared here are left out; the others follow behind. */
+  /** Ignores settings of undeclared processors; turns off processors without settings and puts them last. */
   set settings(settings) {
     const named = new Map(this.cards.map((card) => [card.name, card]));
     const first = settings.map(({ name }) => named.get(name)).filter(Boolean);
     const rest = this.cards.filter((card) => !first.includes(card));
     this.cards = [...first, ...rest.sort((one, other) => one.usual - other.usual)];
-    // The sort is stable: within a section the order stays.
+    // The sort is stable: it keeps the order within a section.
     this.cards.sort((one, other) => this._section(one) - this._section(other));
     const given = new Map(settings.map((each) => [each.name, each]));
     for (const card of this.cards) card.settings = given.get(card.name) ?? { on: false };
@@ -51,7 +51,7 @@ export class ChainPanel {
       .every(Boolean);
   }
 
-  /** An error at a path behind `logits_processors`; false if it leads to no card. */
+  /** Shows an error at a path below `logits_processors`; false if no card matches it. */
   showError([which, ...rest], message) {
     const card = this._named()[Number(which)] ?? this.cards.find((each) => each.name === which);
     if (!card) return false;
@@ -64,7 +64,7 @@ export class ChainPanel {
     for (const card of this.cards) card.clearErrors();
   }
 
-  /** Give a token a bias with the first processor that takes one; its name, or undefined if there is none. */
+  /** Sets a token's bias in the first processor with a token map; returns its name, or undefined without one. */
   bias(token, value) {
     const card = this.cards.find((each) => each.form.tokenMap);
     if (!card) return undefined;
@@ -82,7 +82,7 @@ export class ChainPanel {
     return this.cards.filter((card) => card.named);
   }
 
-  /** Cards of one section may change places: no mandatory card is between them. */
+  /** Returns a card's section. Cards of a section may change places: no mandatory card is between them. */
   _section(card) {
     const before = this.cards.filter((each) => each.mandatory && each.usual < card.usual).length;
     return 2 * before + Number(card.mandatory);
@@ -142,7 +142,7 @@ export class ChainPanel {
     for (const kind of ["pointerup", "pointercancel"]) card.handle.addEventListener(kind, stop);
   }
 
-  /** Nodes are moved only where they stand wrong: one that is taken out loses its focus and the pointer. */
+  /** Applies the order of the cards. Never removes the dragged node, which would lose focus and pointer capture. */
   _place() {
     this.cards.forEach((card, index) => {
       card.up.disabled = !this._mayMove(card, -1);

@@ -1,6 +1,6 @@
-// Whether the server is there, loading its model, or wanting a key.
+// The state of the server: unreachable, loading its model, requiring a key, or ready.
 
-/** Asks until it is answered; `status(text, kind)` tells of it, `key` asks for one. */
+/** Retries until the server answers; `status(text, kind)` shows the state, `key` prompts for an API key. */
 export class Connection {
   constructor(status, key) {
     this.status = status;
@@ -8,7 +8,7 @@ export class Connection {
     this.attempt = 0;
   }
 
-  /** What `load()` gives once the server answers; undefined if it wants a key, or if another call took over. */
+  /** Returns the result of `load()`; undefined if the server requires a key or a later call replaced this one. */
   async open(load) {
     this.attempt += 1;
     const mine = this.attempt;

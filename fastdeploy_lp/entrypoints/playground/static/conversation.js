@@ -1,4 +1,4 @@
-// The chat: what was said, what is being said, and the next message.
+// The chat: past turns, the running answer, and the next message.
 
 import { announce } from "./announcer.js";
 import { Answer } from "./answer.js";
@@ -10,8 +10,9 @@ const NEAR = 60;
 
 export class Conversation {
   /**
-   * `request()` gives a body without messages, or null if something in it is wrong; `compares()` whether to answer
-   * twice; `system()` the system message; `refused(error)` shows an error where it belongs and says whether it could.
+   * `request()` returns a body without messages, or null if it is invalid; `compares()` is true for two answers per
+   * question; `system()` returns the system message; `refused(error)` shows an error at its field and returns true if
+   * there is one.
    */
   constructor({ server, inspector, request, compares, system, refused }) {
     Object.assign(this, { server, inspector, request, compares, system, refused });
@@ -40,7 +41,7 @@ export class Conversation {
     this._settle();
   }
 
-  /** The messages of a request that goes on from here. */
+  /** Returns the messages of a request that continues the chat. */
   messages(question) {
     const found = [];
     const system = this.system();
@@ -52,7 +53,7 @@ export class Conversation {
     return found;
   }
 
-  /** The body that the next message would be sent with, the last one if there is none. */
+  /** Returns the body for the typed message, or for the last question if none is typed. */
   nextBody(body) {
     const typed = this.message.value.trim();
     if (typed) return { messages: this.messages(typed), ...body };
@@ -76,7 +77,7 @@ export class Conversation {
     await this._run(question, body);
   }
 
-  /** The last question once more, with the settings as they are now. */
+  /** Asks the last question again, with the current settings. */
   async runAgain() {
     const body = this.abort || this.turns.length === 0 ? null : this.request();
     if (!body) return;
@@ -94,7 +95,7 @@ export class Conversation {
     this.message.focus();
   }
 
-  /** False if the server refused the question, so that nothing has changed. */
+  /** Asks a question; false if the server refused it, which leaves the chat unchanged. */
   async _run(question, body, before) {
     const seed = body.seed ?? Math.floor(Math.random() * SEEDS);
     const answers = this._answers(seed);
@@ -133,7 +134,7 @@ export class Conversation {
     );
   }
 
-  /** Stream an answer into its place; the error, if the server took none of it. */
+  /** Streams an answer into its element; returns the error if the server refused the request. */
   async _fill(answer, body) {
     let began = false;
     try {
@@ -154,13 +155,13 @@ export class Conversation {
     return null;
   }
 
-  /** What is refused once need not be answered in the other half. */
+  /** Aborts the other answer of a refused question and returns the error. */
   _giveUp(error) {
     this.abort.abort();
     return error;
   }
 
-  /** Whether the last lines are being read, and not earlier ones. */
+  /** True if the log is scrolled to its end. */
   _isAtItsEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.log;
     return scrollHeight - scrollTop - clientHeight < NEAR;
@@ -172,7 +173,7 @@ export class Conversation {
     announce(`The answer is complete: ${answers[0].text}`);
   }
 
-  /** A question that was refused goes back to where it was typed. */
+  /** Puts a refused question back into the input. */
   _takeBack(turn, question, error, before) {
     turn.element.remove();
     if (before) this.turns.push(before);

@@ -1,6 +1,6 @@
-// DOM nodes in one expression.
+// Functions that create DOM nodes.
 
-/** An element with properties (`class`, `dataset`, `on…` handlers, `aria-…` attributes) and children. */
+/** Returns an element with properties (`class`, `dataset`, `on…` handlers, `aria-…` attributes) and children. */
 export function h(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) setProperty(node, name, value);
@@ -19,7 +19,7 @@ function setProperty(node, name, value) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An SVG element with attributes and children. */
+/** Returns an SVG element with attributes and children. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -29,13 +29,13 @@ export function svg(tag, attributes = {}, ...children) {
 
 let lastId = 0;
 
-/** An id that no other element has. */
+/** Returns a unique element id. */
 export function newId(prefix) {
   lastId += 1;
   return `${prefix}-${lastId}`;
 }
 
-/** Text whose `code` stands between backticks. */
+/** Returns nodes for a text with `code` in backticks. */
 export function prose(text) {
   return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
 }

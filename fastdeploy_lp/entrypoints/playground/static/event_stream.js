@@ -1,6 +1,6 @@
-// Server-sent events of a response's body.
+// Server-sent events in a response's body.
 
-/** The data of each event, until the stream ends or says [DONE]. */
+/** Yields the parsed data of each event, until the stream ends or [DONE]. */
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let unread = "";

@@ -1,10 +1,10 @@
-// One argument of a form: a label, a control, a hint, and the place where an error about it stands.
+// One argument of a form: a label, a control, a hint and an error.
 
 import { h, newId } from "./element.js";
 
 /**
- * What all fields share. A subclass builds its controls, and gives and takes `value`; undefined is "not given".
- * `spec`: `label`, `hint`, `required`, `schema`, `root` (of the schema's definitions) and `server`.
+ * The base of all fields. A subclass builds its controls and has a getter and setter for `value`; undefined means
+ * "not given". `spec`: `label`, `hint`, `required`, `schema`, `root` (with the schema's definitions) and `server`.
  */
 export class Field {
   constructor(spec) {
@@ -14,7 +14,7 @@ export class Field {
     this.hint = spec.hint ? h("p", { class: "hint", id: `${this.id}-hint` }, spec.hint) : null;
   }
 
-  /** Around one control. */
+  /** Builds the element around one control. */
   wrapControl(control) {
     this.control = control;
     control.id = this.id;
@@ -23,14 +23,14 @@ export class Field {
     this.element = h("div", { class: "field" }, label, control, this.hint, this.error);
   }
 
-  /** Around several controls. */
+  /** Builds the element around several controls. */
   wrapGroup(...content) {
     const legend = h("legend", { class: "field-label" }, this.spec.label, this._mark());
     this.element = h("fieldset", { class: "field group" }, legend, this.hint, content, this.error);
     this._describe(this.element);
   }
 
-  /** Show what is wrong with this field; false if `path` leads to no part of it. */
+  /** Shows an error of this field; false if the field has no part at `path`. */
   showError(path, message) {
     this.error.textContent = message;
     this.error.hidden = false;
@@ -44,19 +44,19 @@ export class Field {
     this.invalid()?.removeAttribute("aria-invalid");
   }
 
-  /** The control that an error is about. */
+  /** Returns the control to mark as invalid. */
   invalid() {
     return this.control;
   }
 
-  /** Whether the value may be sent; shows an error if not. */
+  /** True if the value is valid; otherwise shows an error. */
   check() {
     const message = this.problem();
     if (message) this.showError([], message);
     return !message;
   }
 
-  /** What is wrong with the value, or "". */
+  /** Returns the value's error message, or "". */
   problem() {
     return this.spec.required && this.value === undefined ? "is needed" : "";
   }
@@ -65,7 +65,7 @@ export class Field {
     (this.invalid() ?? this.element.querySelector("input, textarea, select, button"))?.focus();
   }
 
-  /** Tell the form that the value is another one. */
+  /** Notifies the form of a changed value. */
   changed() {
     this.clearErrors();
     this.element.dispatchEvent(new Event("change", { bubbles: true }));

@@ -1,7 +1,7 @@
-// The API key, for servers that want one.
+// The API key, for servers that require one.
 
 export class KeyField {
-  /** `changed()` is called when another key is to be used. */
+  /** `changed()` is called when the key changes. */
   constructor(server, changed) {
     this.server = server;
     this.input = document.getElementById("key");
@@ -15,7 +15,7 @@ export class KeyField {
     this.input.addEventListener("change", () => this._use(changed));
   }
 
-  /** The server wants a key, or another one. */
+  /** Prompts for a missing or unknown key. */
   ask() {
     const missing = this.server.key === "";
     this.error.textContent = missing ? "this server wants an API key" : "the server does not know this key";

@@ -1,11 +1,11 @@
-// Fields of many values: lists, pairs, maps and token ids.
+// Fields with several values: lists, pairs, maps and token ids.
 
 import { h } from "./element.js";
 import { Field } from "./field.js";
 import { nameOf } from "./schema.js";
 import { tokenName, TokenPicker } from "./token_picker.js";
 
-/** A list of values that each have a field; `newField(spec)` makes one. */
+/** A list with a field per value; `newField(spec)` creates one. */
 export class ListField extends Field {
   constructor(spec, newField) {
     super(spec);
@@ -36,7 +36,7 @@ export class ListField extends Field {
   }
 
   showError([index, ...rest], message) {
-    // Fields without a value are not sent, so that they have no place in what the server counts.
+    // Fields without a value are not sent, so the server's indices do not count them.
     const sent = this.entries.filter(({ field }) => field.value !== undefined);
     const entry = sent[Number(index)];
     return entry && index !== undefined ? entry.field.showError(rest, message) : super.showError([], message);
@@ -70,7 +70,7 @@ export class ListField extends Field {
   }
 }
 
-/** A list of fixed length, each place with a schema of its own. */
+/** A list of fixed length with a separate schema for each position. */
 export class TupleField extends Field {
   constructor(spec, newField) {
     super(spec);
@@ -112,7 +112,7 @@ export class TupleField extends Field {
   }
 }
 
-/** Token ids, found by their text. */
+/** Token ids, selected by their text. */
 export class TokensField extends Field {
   constructor(spec) {
     super(spec);
@@ -148,7 +148,7 @@ export class TokensField extends Field {
   }
 }
 
-/** An object whose keys the client chooses; keys that are token ids are found by their text. */
+/** An object with keys from the client; token ids as keys are selected by their text. */
 export class MapField extends Field {
   constructor(spec, newField) {
     super(spec);
@@ -170,7 +170,7 @@ export class MapField extends Field {
     for (const [key, value] of Object.entries(object ?? {})) this._add(key, value);
   }
 
-  /** Give a key a value, whether it is there already or not. */
+  /** Sets the value of a key, which it adds if missing. */
   put(key, value) {
     const entry = this.entries.find((each) => each.key === key) ?? this._add(key, undefined);
     entry.field.value = value;

@@ -1,4 +1,4 @@
-// Live numbers of the server, read from /metrics.
+// Live metrics of the server, read from /metrics.
 
 import { Connection } from "./connection.js";
 import { h } from "./element.js";
@@ -15,7 +15,7 @@ const tenth = (value) => value.toFixed(value < 100 ? 1 : 0);
 const share = (value) => `${(value * 100).toFixed(1)} %`;
 const milliseconds = (value) => `${(value * 1000).toFixed(1)} ms`;
 
-// What each card shows, of one scrape and the one before it.
+// The value of each card, from a scrape and the previous one.
 const CARDS = [
   { title: "Tokens generated a second", of: (now, before) => now.rate(before, "generation_tokens_total"), as: tenth },
   { title: "Prompt tokens a second", of: (now, before) => now.rate(before, "prompt_tokens_total"), as: tenth },
@@ -57,7 +57,7 @@ class MetricCard {
   }
 }
 
-/** The rows of the table, one a processor. */
+/** The rows of the table, one per processor. */
 class ProcessorTable {
   constructor(body) {
     this.body = body;
@@ -122,7 +122,7 @@ async function look() {
   before = now;
 }
 
-/** Look again and again; a later call takes over. */
+/** Scrapes at the chosen interval; a later call replaces an earlier one. */
 async function watch() {
   watched += 1;
   const mine = watched;

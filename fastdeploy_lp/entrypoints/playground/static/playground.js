@@ -1,4 +1,4 @@
-// The playground: its panels put together.
+// The playground: creates and connects its panels.
 
 import { announce } from "./announcer.js";
 import { ChainPanel } from "./chain_panel.js";
@@ -22,7 +22,7 @@ function showStatus(text, kind) {
   byId("status").dataset.kind = kind;
 }
 
-/** The body of a request but for its messages; null, with errors shown, if something in it cannot be sent. */
+/** Returns a request's body without messages; for invalid settings, shows the errors and returns null. */
 function request() {
   chain.clearErrors();
   sampling.clearErrors();
@@ -39,7 +39,7 @@ function request() {
   return { ...sampling.body, logits_processors: chain.entries };
 }
 
-/** Show a refusal at the field that it is about; false if there is none. */
+/** Shows a refusal at its field; false if there is none. */
 function refused(error) {
   if (error.status === 401) {
     key.ask();
@@ -100,6 +100,6 @@ async function connect() {
 for (const button of document.querySelectorAll("[data-question]")) {
   button.addEventListener("click", () => conversation.ask(button.dataset.question));
 }
-// Wide screens have room for what is folded on a phone.
+// Wide screens have room for the panel that is folded on a phone.
 if (matchMedia("(min-width: 60rem)").matches) byId("sampling-panel").open = true;
 connect();

@@ -1,4 +1,4 @@
-// Settings that are kept in this browser under names.
+// Named settings, stored in this browser.
 
 import { announce } from "./announcer.js";
 import { h } from "./element.js";
@@ -6,7 +6,7 @@ import { h } from "./element.js";
 const STORE = "fastdeploy_lp.presets";
 
 export class PresetPanel {
-  /** `take()` gives the settings as they are, `give(settings)` sets them. */
+  /** `take()` returns the current settings, `give(settings)` applies stored ones. */
   constructor(place, take, give) {
     this.take = take;
     this.give = give;

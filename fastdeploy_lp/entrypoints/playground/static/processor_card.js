@@ -1,11 +1,11 @@
-// One declared processor: on or off, in shadow or not, and the form of its arguments.
+// One declared processor: its use, its shadow mode and the form of its arguments.
 
 import { h, newId, prose } from "./element.js";
 import { JsonField } from "./scalar_fields.js";
 import { SchemaForm } from "./schema_form.js";
 
 export class ProcessorCard {
-  /** `info`: the server's card of the processor. */
+  /** `info`: the server's description of the processor. */
   constructor(info, server) {
     this.name = info.name;
     this.usual = info.order;
@@ -14,7 +14,7 @@ export class ProcessorCard {
     this.form = info.parameters ? new SchemaForm(info.parameters, server) : new OpenForm();
     this.error = h("p", { class: "error", hidden: true });
     this._build(info);
-    // Who edits an argument wants to see what it does.
+    // Editing an argument turns the processor on, so that its effect shows.
     this.body.addEventListener("input", () => this._edited());
     this.body.addEventListener("change", () => this._edited());
   }
@@ -28,7 +28,7 @@ export class ProcessorCard {
     this.element.classList.toggle("on", this.toggle.checked);
   }
 
-  /** True if a request has to name it: a mandatory one without arguments runs anyway. */
+  /** True if a request must name the processor: a mandatory one without arguments runs anyway. */
   get named() {
     return this.on && !(this.mandatory && Object.keys(this.form.value).length === 0);
   }
@@ -45,10 +45,10 @@ export class ProcessorCard {
     this.clearErrors();
   }
 
-  /** As a request names it. */
+  /** The processor's entry in a request. */
   get entry() {
     const entry = { name: this.name, params: this.form.value };
-    // What the operator has settled is nothing to ask for.
+    // A request does not ask for a shadow mode that the operator has set.
     if (this.shadow.checked && !this.alwaysInShadow) entry.shadow = true;
     return entry;
   }
@@ -63,7 +63,7 @@ export class ProcessorCard {
     return fine;
   }
 
-  /** What the server says is wrong, at `path` within the arguments. */
+  /** Shows the server's error at `path` in the arguments. */
   showError(path, message) {
     this.open();
     if (path.length > 0 && this.form.showError(path, message)) {
@@ -133,7 +133,7 @@ export class ProcessorCard {
     this.on = false;
   }
 
-  /** Its toggle is the operator's; gives the reason that stands below it. */
+  /** Disables the shadow toggle, which the operator set; returns the reason to show below it. */
   _settleShadow(id) {
     this.shadow.checked = true;
     this.shadow.disabled = true;
@@ -142,7 +142,7 @@ export class ProcessorCard {
     return h("p", { class: "hint", id }, reason);
   }
 
-  /** Its use, its place and its shadow are the operator's; returns the reason. */
+  /** Disables the controls of use, position and shadow, which the operator set; returns the reason to show. */
   _settleUse(id) {
     for (const control of [this.toggle, this.shadow, this.handle]) {
       control.disabled = true;
@@ -157,7 +157,7 @@ export class ProcessorCard {
   }
 }
 
-/** For processors whose arguments the server does not know. */
+/** The form for a processor without a known schema of its arguments. */
 class OpenForm {
   constructor() {
     const hint = "This processor does not say what its arguments are: write them as a JSON object.";
@@ -190,7 +190,7 @@ class OpenForm {
   }
 }
 
-/** The part of a name that tells processors apart, and the one that most of them share. */
+/** Returns nodes for the distinctive part of a name and for the suffix that most names share. */
 function shortened(name) {
   const shared = "LogitsProcessor";
   if (!name.endsWith(shared) || name === shared) return [h("b", {}, name)];

@@ -1,6 +1,6 @@
-// The text format of Prometheus.
+// A parser for the text format of Prometheus.
 
-/** The samples of a scrape: a map from names to lists of `{labels, value}`. */
+/** Returns the samples of a scrape: a map from names to lists of `{name, labels, value}`. */
 export function samplesOf(text) {
   const found = new Map();
   for (const line of text.split("\n")) {

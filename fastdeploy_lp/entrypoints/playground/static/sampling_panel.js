@@ -1,4 +1,4 @@
-// The sampling fields of a request, and how much of it is traced.
+// The sampling fields of a request, and its trace settings.
 
 import { h } from "./element.js";
 import { NumberField, TextField } from "./scalar_fields.js";
@@ -53,7 +53,7 @@ export class SamplingPanel {
     this.settings = { fields: this.usual, trace: true, topK: TOP_K.value, compare: false };
   }
 
-  /** As fields of a request's body. */
+  /** The fields of a request's body. */
   get body() {
     const body = Object.fromEntries([...this.fields].map(([name, field]) => [name, field.value]).filter(([, value]) => value !== undefined));
     if (body.stop !== undefined) body.stop = body.stop.split("\n").filter(Boolean);
@@ -67,7 +67,7 @@ export class SamplingPanel {
       .every(Boolean);
   }
 
-  /** An error at a path of the body; false if it is about nothing here. */
+  /** Shows an error at a path of the body; false if this panel has no such field. */
   showError([name], message) {
     const field = name === TRACE ? this.topK : this.fields.get(name);
     if (!field) return false;

@@ -1,4 +1,4 @@
-// Fields of one control.
+// Fields with one control.
 
 import { h } from "./element.js";
 import { Field } from "./field.js";
@@ -101,7 +101,7 @@ export class BooleanField extends Field {
   }
 }
 
-/** For what has no form of its own: JSON as it will be sent. */
+/** A field for JSON text, for values without a specific form. */
 export class JsonField extends Field {
   constructor(spec) {
     super(spec);

@@ -1,6 +1,6 @@
-// What a JSON Schema says of one argument.
+// Properties of one argument, read from its JSON Schema.
 
-/** The schema behind references and lists of one; `root` holds the definitions. */
+/** Returns a schema with references and single-entry `allOf` lists resolved; `root` has the definitions. */
 export function resolved(schema, root) {
   if (schema.$ref) {
     const { $ref, ...rest } = schema;
@@ -14,7 +14,7 @@ export function resolved(schema, root) {
   return schema;
 }
 
-/** The forms that a value may have, null left out. */
+/** Returns the forms that a value may have, except null. */
 export function alternatives(schema, root) {
   const settled = resolved(schema, root);
   const options = settled.anyOf ?? settled.oneOf;
@@ -25,7 +25,7 @@ export function alternatives(schema, root) {
   return options.flatMap((option) => alternatives(option, root)).filter((option) => option.type !== "null");
 }
 
-/** A few words for a form, to choose it by. */
+/** Returns a short name of a form, for selection. */
 export function nameOf(schema, root) {
   const settled = resolved(schema, root);
   if (settled.enum || settled.const !== undefined) return "one of a list";
@@ -38,13 +38,13 @@ export function nameOf(schema, root) {
   return { string: "text", integer: "whole number", boolean: "yes or no", object: "object" }[settled.type] ?? "number";
 }
 
-/** The limits of a number or a list, in words. */
+/** Returns the limits of a number in words. */
 export function limitsOf(schema) {
   const least = schema.minimum ?? schema.exclusiveMinimum;
   const most = schema.maximum ?? schema.exclusiveMaximum;
   if (least === undefined && most === undefined) return "";
   const low = schema.exclusiveMinimum !== undefined ? `above ${least}` : `${least}`;
-  // Bounds of machine types say nothing to people.
+  // Bounds of integer types carry no information for users.
   if (most === undefined || Math.abs(most) >= 2 ** 31) {
     return schema.exclusiveMinimum !== undefined ? low : `${least} or more`;
   }

@@ -1,4 +1,4 @@
-// A form made from the JSON Schema of a processor's arguments.
+// A form generated from the JSON Schema of a processor's arguments.
 
 import { h } from "./element.js";
 import { Field } from "./field.js";
@@ -6,7 +6,7 @@ import { ListField, MapField, TokensField, TupleField } from "./list_fields.js";
 import { BooleanField, ChoiceField, JsonField, NumberField, TextField } from "./scalar_fields.js";
 import { alternatives, limitsOf, nameOf, resolved } from "./schema.js";
 
-/** The fields of a schema's properties; arguments that are not given, or as their default, are left out of `value`. */
+/** The fields of a schema's properties; `value` omits arguments that are not given or equal to their default. */
 export class SchemaForm {
   constructor(schema, server) {
     this.defaults = new Map();
@@ -44,19 +44,19 @@ export class SchemaForm {
     for (const field of this.fields.values()) field.clearErrors();
   }
 
-  /** The first field that is a map of token ids; undefined if there is none. */
+  /** The first field that is a map with token ids as keys; undefined if there is none. */
   get tokenMap() {
     return [...this.fields.values()].find((field) => field instanceof MapField && field.ofTokens);
   }
 
   _isDefault(name, value) {
     const usual = this.defaults.get(name);
-    // A default that is an empty list shows as no list at all.
+    // A checkbox without a default has the value false.
     return JSON.stringify(value) === JSON.stringify(usual) || (value === false && usual === undefined);
   }
 }
 
-/** An object's own form within a form. */
+/** An object as a form within a form. */
 class ObjectField extends Field {
   constructor(spec) {
     super(spec);
@@ -86,7 +86,7 @@ class ObjectField extends Field {
   }
 }
 
-/** A value that has one of several forms, which the client chooses. */
+/** A value with one of several forms, which the user selects. */
 class UnionField extends Field {
   constructor(spec, options) {
     super(spec);
@@ -134,7 +134,7 @@ class UnionField extends Field {
   }
 }
 
-/** The field that fits a schema. */
+/** Returns the field for a schema. */
 export function newField(spec) {
   const options = alternatives(spec.schema, spec.root);
   if (options.length > 1) return new UnionField(spec, options);
@@ -180,7 +180,7 @@ function hintOf(schema, root) {
   const options = alternatives(schema, root);
   const parts = [schema.description ?? "", options.length === 1 ? limitsOf({ ...schema, ...options[0] }) : ""];
   const usual = schema.default;
-  // An empty control shows an empty default by itself.
+  // An empty control already shows an empty default.
   if (usual !== undefined && !["null", "false", "[]", "{}", '""'].includes(JSON.stringify(usual))) {
     parts.push(`default ${JSON.stringify(usual)}`);
   }

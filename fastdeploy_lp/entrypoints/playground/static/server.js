@@ -5,7 +5,7 @@ import { eventsOf } from "./event_stream.js";
 const KEY = "fastdeploy_lp.api_key";
 const DEFAULT_RETRY_SECONDS = 1;
 
-/** A failure as the server tells it; `status` is 0 if it could not be reached. */
+/** A failure reported by the server; `status` is 0 if the server is unreachable. */
 export class ServerError extends Error {
   constructor(status, info, retryAfter = null) {
     super(info.message);
@@ -18,9 +18,9 @@ export class ServerError extends Error {
 
 export class Server {
   constructor() {
-    // The page stands one level below the server's root, wherever a proxy shows that.
+    // The page is one level below the server's root, also under a proxy's prefix.
     this.root = new URL("../", import.meta.url);
-    // In this tab only: what is kept for longer may be read by whoever uses the browser next.
+    // In this tab only: the browser's next user could read a key stored for longer.
     this._key = sessionStorage.getItem(KEY) ?? "";
     this._texts = new Map();
   }
@@ -51,14 +51,14 @@ export class Server {
     return (await this._request("metrics")).text();
   }
 
-  /** Token ids of a text, with the text of each. */
+  /** Returns the token ids of a text, each with its text. */
   async tokenize(text) {
     const body = { prompt: text, add_special_tokens: false, return_token_strs: true };
     const found = await this._json("tokenize", { body });
     return found.tokens.map((id, index) => ({ id, text: found.token_strs[index] }));
   }
 
-  /** What a token reads as. */
+  /** Returns the text of a token. */
   async tokenText(id) {
     if (!this._texts.has(id)) {
       this._texts.set(id, (await this._json("detokenize", { body: { tokens: [id] } })).prompt);
@@ -66,7 +66,7 @@ export class Server {
     return this._texts.get(id);
   }
 
-  /** The chunks of a streamed chat completion; throws ServerError, also for failures in the middle of it. */
+  /** Yields the chunks of a streamed chat completion; throws ServerError, also for failures during the stream. */
   async *chat(body, signal) {
     const response = await this._request("v1/chat/completions", { body, signal });
     try {

@@ -1,13 +1,13 @@
-// A request as a program that sends it.
+// A request as source text of a program that sends it.
 
-// Fields that OpenAI's client for Python has arguments for; the others go through `extra_body`.
+// Fields with an argument in OpenAI's Python client; `extra_body` passes the others.
 const ARGUMENTS = new Set([
   ...["messages", "temperature", "top_p", "max_tokens", "n", "seed", "stop", "stream", "presence_penalty"],
   ...["frequency_penalty", "logit_bias"],
 ]);
 const KEY = "FASTDEPLOY_LP_API_KEY";
 
-/** For a shell; the key is read from the environment, so that it stands in no history. */
+/** Returns a shell command; it reads the key from the environment, to keep it out of the shell's history. */
 export function asCurl(url, body, needsKey) {
   const lines = [`curl ${url}/v1/chat/completions`, `-H 'Content-Type: application/json'`];
   if (needsKey) lines.push(`-H "Authorization: Bearer $${KEY}"`);
@@ -15,7 +15,7 @@ export function asCurl(url, body, needsKey) {
   return lines.join(" \\\n  ");
 }
 
-/** For OpenAI's package. */
+/** Returns a program for OpenAI's Python client. */
 export function asPython(url, body, needsKey) {
   const key = needsKey ? `os.environ["${KEY}"]` : `"EMPTY_API_KEY"`;
   const own = Object.entries(body).filter(([name]) => ARGUMENTS.has(name));
@@ -36,7 +36,7 @@ export function asPython(url, body, needsKey) {
   ].join("\n");
 }
 
-/** A JSON value as Python writes it. */
+/** Returns a JSON value as a Python literal. */
 function literal(value, depth) {
   if (value === null) return "None";
   if (value === true) return "True";

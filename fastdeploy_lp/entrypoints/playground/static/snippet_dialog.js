@@ -1,4 +1,4 @@
-// A window with the next request as a program, to copy.
+// A dialog with the next request as a program to copy.
 
 import { announce } from "./announcer.js";
 import { asCurl, asPython } from "./snippet.js";
@@ -6,7 +6,7 @@ import { asCurl, asPython } from "./snippet.js";
 const KINDS = { curl: asCurl, python: asPython };
 
 export class SnippetDialog {
-  /** `body()` gives the request, or null if something in it is wrong. */
+  /** `body()` returns the request, or null if it is invalid. */
   constructor(server, body) {
     this.server = server;
     this.body = body;
@@ -38,7 +38,7 @@ export class SnippetDialog {
       await navigator.clipboard.writeText(this.code.value);
       this.copied.textContent = "Copied.";
     } catch {
-      // Without TLS, browsers give the clipboard to pages of this machine only.
+      // Without TLS, browsers allow the clipboard only to pages from localhost.
       this.code.focus();
       this.code.select();
       this.copied.textContent = "Selected; copy it with the keyboard.";

@@ -1,11 +1,11 @@
-// The last values of a number as a line.
+// The last values of a metric as a line.
 
 import { svg } from "./element.js";
 
 const WIDTH = 120;
 const HEIGHT = 32;
 
-/** `label` says in words what the line shows; undefined values are gaps at the beginning. */
+/** Returns the picture. `label` describes the line; undefined values are gaps at the beginning. */
 export function sparkline(values, label, most) {
   const known = values.filter((value) => value !== undefined);
   const top = Math.max(most ?? 0, ...known, 1e-9);

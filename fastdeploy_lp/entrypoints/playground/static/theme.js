@@ -1,4 +1,4 @@
-// Light or dark, before anything is drawn; a plain script, because modules run later.
+// The light or dark theme, set before the first paint; a plain script, because modules run later.
 
 (() => {
   const STORE = "fastdeploy_lp.theme";

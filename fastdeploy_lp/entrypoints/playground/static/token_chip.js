@@ -4,7 +4,7 @@ import { h } from "./element.js";
 import { visible } from "./token_picker.js";
 import { changeOf, isFlipped, levelOf, percent, shadowsThatChange } from "./trace.js";
 
-/** The token's text as a button, coloured by how much the chain changed it. */
+/** Returns the token's text as a button, colored by the change that the chain made. */
 export function tokenChip(trace, text, place) {
   const change = changeOf(trace);
   const flipped = isFlipped(trace);
@@ -15,7 +15,7 @@ export function tokenChip(trace, text, place) {
   const classes = ["chip", `change-${levelOf(change)}`];
   if (flipped) classes.push("flipped");
   if (shadowed.length) classes.push("shadowed");
-  // A button element would be one box, which no line can be broken at.
+  // A button element is one box, within which lines cannot break.
   const chip = h("span", { role: "button", class: classes.join(" "), tabIndex: -1 });
   chip.setAttribute("aria-label", said.join(", "));
   chip.title = said.slice(1).join(", ");
@@ -23,7 +23,7 @@ export function tokenChip(trace, text, place) {
   return chip;
 }
 
-/** The text, with line ends as signs that break the line. */
+/** Returns the text, with a visible sign and a line break for each newline. */
 function shown(text) {
   if (text === "") return [h("span", { class: "no-text" }, "·")];
   return text.split("\n").flatMap((line, index) => (index ? ["↵", h("br"), line] : [line]));

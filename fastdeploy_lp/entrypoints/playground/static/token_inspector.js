@@ -1,4 +1,4 @@
-// How one token came about: the most likely tokens behind each stage.
+// Explains how a token was chosen: the most likely tokens after each stage.
 
 import { h } from "./element.js";
 import { visible } from "./token_picker.js";
@@ -9,7 +9,7 @@ const BOOST = 5;
 const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw" };
 
 export class TokenInspector {
-  /** `bias(token, value)` gives a token a bias, null if no processor can; `onBiased()` is called after it. */
+  /** `bias(token, value)` sets a token's bias (null if no processor can); `onBiased()` is called after it. */
   constructor({ bias, onBiased }) {
     this.bias = bias;
     this.onBiased = onBiased;
@@ -22,7 +22,7 @@ export class TokenInspector {
     });
   }
 
-  /** Look into a token of an answer. */
+  /** Shows a token of an answer. */
   open(answer, place) {
     if (this.answer && this.answer !== answer) this.answer.mark(undefined);
     this.answer = answer;
@@ -156,7 +156,7 @@ function factsOf(stage) {
 
 function bar(entry, isSampled) {
   const fill = h("span", { class: "bar-fill" });
-  // Through the object model: a style attribute would need a weaker content security policy.
+  // Set through the DOM: a style attribute would need a weaker content security policy.
   fill.style.width = `${entry.probability * 100}%`;
   const name = h("span", { class: "bar-name" }, tokenText(entry.token), isSampled ? h("span", { class: "visually-hidden" }, " (sampled)") : null);
   const share = entry.logit === null ? "ruled out" : percent(entry.probability);

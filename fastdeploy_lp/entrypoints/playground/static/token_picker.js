@@ -1,8 +1,8 @@
-// From words to token ids.
+// Selection of token ids by text.
 
 import { h, newId } from "./element.js";
 
-/** A field to type a text into, and a button for each of its tokens; `picked(token)` gets the chosen ones. */
+/** A text input with a button for each token of the text; `picked(token)` is called for a selected one. */
 export class TokenPicker {
   constructor(server, picked) {
     this.server = server;
@@ -22,7 +22,7 @@ export class TokenPicker {
       event.preventDefault();
       this.look();
     });
-    // Not a value yet: only what is picked is one.
+    // Typed text is not a value of the form; only a selected token is.
     for (const kind of ["input", "change"]) this.input.addEventListener(kind, (event) => event.stopPropagation());
   }
 
@@ -38,7 +38,7 @@ export class TokenPicker {
     }
   }
 
-  /** Those of the text as it is and behind a space, where most words of an answer stand. */
+  /** Returns the tokens of the text, as typed and after a space, which precedes most words of an answer. */
   async _tokens(text) {
     if (/^\d+$/.test(text)) return [{ id: Number(text), text: await this.server.tokenText(Number(text)) }];
     const spaced = text.startsWith(" ") ? [] : await this.server.tokenize(` ${text}`);
@@ -57,7 +57,7 @@ export class TokenPicker {
   }
 }
 
-/** A token's text with its spaces and line ends visible. */
+/** Returns a token's text with visible spaces, newlines and tabs. */
 export function visible(text) {
   return text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
@@ -66,7 +66,7 @@ function quoted(text) {
   return h("span", { class: "token-text" }, visible(text));
 }
 
-/** The text of a token id beside its number, when the server has told it. */
+/** Returns a node that shows a token's text when the server has returned it. */
 export function tokenName(server, id) {
   const node = h("span", { class: "token-text" });
   server.tokenText(id).then(

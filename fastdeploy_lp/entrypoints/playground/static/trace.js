@@ -1,19 +1,19 @@
-// What a trace says of one token.
+// Properties of one token, read from its trace.
 
 const LEVELS = [0.01, 0.1, 0.3, 0.6];
 
-/** As much probability as the processors moved, one after the other: 0 to 1. */
+/** Returns the sum of the probability mass that each processor moved, at most 1. */
 export function changeOf(trace) {
   const moved = processorStages(trace).map((stage) => stage.mass_moved ?? 0);
   return Math.min(1, moved.reduce((sum, each) => sum + each, 0));
 }
 
-/** 0 to 4: how loudly a change is shown. */
+/** Returns the level at which to show a change: 0 to 4. */
 export function levelOf(change) {
   return LEVELS.filter((level) => change >= level).length;
 }
 
-/** Whether the chain made another token the most likely one. */
+/** True if the chain changed the most likely token. */
 export function isFlipped(trace) {
   const ran = trace.stages.filter((stage) => stage.top.length > 0);
   const first = ran.findIndex((stage) => stage.kind === "processor");
@@ -21,7 +21,7 @@ export function isFlipped(trace) {
   return first > 0 && ran[first - 1].top[0].token_id !== ran[last].top[0].token_id;
 }
 
-/** The names of the processors in shadow that would have made another token of it. */
+/** Returns the names of processors in shadow that would have changed the token. */
 export function shadowsThatChange(trace) {
   return Object.entries(trace.shadows ?? {}).filter(([, shadow]) => shadow.changed).map(([name]) => name);
 }
@@ -30,7 +30,7 @@ function processorStages(trace) {
   return trace.stages.filter((stage) => stage.kind === "processor");
 }
 
-/** A share of 1 as a percentage that is short and never says 0 or 100 of something in between. */
+/** Returns a share as a short percentage, which shows 0 % only for exactly 0 and 100 % only for exactly 1. */
 export function percent(share) {
   const value = share * 100;
   if (value === 0) return "0 %";
@@ -39,7 +39,7 @@ export function percent(share) {
   return `${value.toFixed(value < 1 ? 2 : 1)} %`;
 }
 
-/** Reads tokens in order, and says which text each one completes. */
+/** Reads tokens in order and returns the text that each one completes. */
 export class TokenTexts {
   constructor() {
     this.decoder = new TextDecoder();

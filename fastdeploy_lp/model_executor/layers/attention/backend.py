@@ -1,4 +1,4 @@
-"""The interface of an attention backend: how keys and values are kept, and how tokens look at them."""
+"""The interface of an attention backend: storage of keys and values, and attention over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class AttentionBatch(Protocol):
-    """What a pass works on: packed tokens, beside what the backend itself wants to know about them."""
+    """Input of a pass: packed tokens, and the backend's own data about them."""
 
     @property
     def token_ids(self) -> Tensor:
@@ -28,12 +28,12 @@ class AttentionBatch(Protocol):
 
 
 class DecodeBatch(AttentionBatch, Protocol):
-    """A pass in which every sequence generates, in tensors that stay where they are."""
+    """A decode pass in tensors at fixed addresses."""
 
     def fill(self, chunks: Sequence[SequenceChunk]) -> None:
-        """Set the pass to at most `size` chunks of one token each behind position 0, packed in this order.
+        """Sets the pass to at most `size` chunks of one token each after position 0, packed in this order.
 
-        The other rows compute something without meaning, and change nothing.
+        The other rows compute meaningless results, and change nothing.
         """
 
 
@@ -41,15 +41,15 @@ class AttentionLayer(Protocol):
     """One decoder layer's attention with the layer's part of the KV cache."""
 
     def __call__(self, hidden: Tensor, batch: Any) -> Tensor:
-        """Normed hidden states [tokens, hidden_size] to attended values [tokens, heads * head_dim].
+        """Maps normed hidden states [tokens, hidden_size] to attended values [tokens, heads * head_dim].
 
         Projects queries, keys and values, writes the batch's keys and values to the cache, and lets every token look
-        at itself and its own past. `batch` is what this backend's `prepare` gave.
+        at itself and its own past. `batch` is the result of this backend's `prepare`.
         """
 
 
 class AttentionBackend(ABC):
-    """Attention of a whole model, with a KV cache that `initialize_cache` allocates when all layers are there.
+    """Attention of a whole model, with a KV cache that `initialize_cache` allocates when all layers exist.
 
     Built as `cls(fd_config, dims, rotary)`; `Platform.get_attention_backend` names the class. A token's result depends
     on its own sequence alone.
@@ -60,19 +60,19 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, chunks: Sequence[SequenceChunk]) -> AttentionBatch:
-        """Lay chunks out for one pass; once for all layers."""
+        """Lays chunks out for one pass; once for all layers."""
 
     @abstractmethod
     def layer(self, weights: LayerWeights) -> AttentionLayer:
-        """The next layer's attention, with its own part of the cache.
+        """Returns the next layer's attention, with its own part of the cache.
 
         Takes `q_proj`, `k_proj` and `v_proj` and, where the family has them, `q_norm` and `k_norm`.
         """
 
     def decode_batch(self, size: int) -> DecodeBatch | None:  # noqa: ARG002
-        """A pass of `size` rows that can be repeated in place; None where passes are laid out anew each time."""
+        """Returns a pass of `size` rows that can be repeated in place; None if each pass needs a new layout."""
         return None
 
     @abstractmethod
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate every layer's cache: `num_blocks` blocks with the null block 0, in place of one that is there."""
+        """Allocates every layer's cache: `num_blocks` blocks with the null block 0; replaces an existing cache."""

@@ -1,4 +1,4 @@
-"""The integers of a pass that `block_multihead_attention` and its neighbours read, in one array."""
+"""The integers of a pass that `block_multihead_attention` and neighboring operators read, in one array."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Integers = TypeVar("Integers", Int32Array, Tensor)
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How many of what a pass has.
+    """Counts of a pass.
 
-    tokens: all packed tokens, of which the first `operator_tokens`, those of the first `operator_seqs` sequences, are
-    the operator's; the others continue a prompt. rows: packed tokens that the chunks ask for. width: blocks in a row of
+    tokens: all packed tokens; the operator handles the first `operator_tokens` (of the first `operator_seqs`
+    sequences), and the others continue a prompt. rows: packed tokens that the chunks request. width: blocks in a row of
     the block tables.
     """
 
@@ -45,11 +45,11 @@ class BlockLayout:
 
     @property
     def size(self) -> int:
-        """Integers in the one array."""
+        """Number of integers in the array."""
         return sum(int(np.prod(shape)) for _, shape in self._sections)
 
     def views(self, packed: Integers) -> dict[str, Integers]:
-        """The parts of an array or tensor int32 [size], by name, in its own memory."""
+        """Returns views of the parts of an array or tensor int32 [size], by name."""
         found, end = {}, 0
         for name, shape in self._sections:
             begin, end = end, end + int(np.prod(shape))
@@ -62,7 +62,7 @@ class BlockArguments:
     """A pass on the host: `packed` int32 [layout.size], and what the host itself has to know of it.
 
     max_encoder_len, max_decoder_len: the longest new prompt and the longest past of a sequence that generates; 0 for
-    none. continued: the chunks that go on with a prompt, in packed order.
+    none. continued: the chunks that continue a prompt, in packed order.
     """
 
     layout: BlockLayout
@@ -73,9 +73,9 @@ class BlockArguments:
 
     @classmethod
     def of(cls, chunks: Sequence[SequenceChunk], block_size: int, max_model_len: int) -> BlockArguments:
-        """Chunks packed by kind: those that generate, new prompts, and prompts that go on behind a cached part.
+        """Packs chunks by kind: decoding sequences, new prompts, and prompts that continue after a cached part.
 
-        The operator reads keys from the cache for single tokens only, and takes new prompts to begin at position 0.
+        The operator reads keys from the cache for single tokens only, and assumes that new prompts begin at position 0.
         """
         kinds = [_kind(chunk) for chunk in chunks]
         order = np.argsort(kinds, kind="stable")
@@ -121,10 +121,10 @@ def _kind(chunk: SequenceChunk) -> int:
 
 
 def fill_lengths(views: dict[str, Int32Array], starts: Int32Array, lengths: Int32Array, max_model_len: int) -> None:
-    """The lengths and offsets of the operator's sequences, [seqs] each; a sequence at position 0 is a new prompt.
+    """Fills in lengths and offsets of the operator's sequences, [seqs] each; a sequence at position 0 is a new prompt.
 
-    The operator thinks of tokens as laid out [seqs, max_model_len]: `padding_offsets` leads from a packed token to its
-    place there, `cum_offsets` from the beginning of a sequence's row back to its first packed token.
+    The operator assumes a token layout [seqs, max_model_len]: `padding_offsets` maps a packed token to its place there,
+    `cum_offsets` maps the beginning of a sequence's row back to its first packed token.
     """
     first_rows = np.cumsum(lengths) - lengths
     views["seq_lens_encoder"][:, 0] = np.where(starts == 0, lengths, 0)

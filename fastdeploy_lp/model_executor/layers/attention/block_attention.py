@@ -1,7 +1,7 @@
 """Attention by Paddle's own `block_multihead_attention`, which runs on GPUs only. Not yet run on a GPU.
 
-What the operator reads is laid out from the sources of its kernels in Paddle 3.3; tests run an emulation that follows
-their index arithmetic in the operator's place.
+The layout of the operator's inputs follows the sources of its kernels in Paddle 3.3; tests replace the operator with an
+emulation of their index arithmetic.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockBatch:
 
 
 class BlockAttentionBackend(AttentionBackend):
-    """One fused operator for sequences that generate and for new prompts; plain products for prompts that go on.
+    """One fused operator for decoding sequences and new prompts; plain products for continued prompts.
 
     A layer's cache is [blocks, kv_heads, block_size, head_dim] for keys and for values, in the model's own type.
     `operator` has the signature of `block_multihead_attention`.
@@ -71,7 +71,7 @@ class BlockAttentionBackend(AttentionBackend):
         self._max_model_len = fd_config.model_config.max_model_len
         self._layers: list[BlockAttentionLayer] = []
         self._prefix = PrefixAttention(dims, rotary, self._block_size)
-        # Both halves of a head turn by the same angles, which stand there twice.
+        # Both halves of a head rotate by the same angles, so these are stored twice.
         tables = np.stack([np.tile(rotary.cos, 2), np.tile(rotary.sin, 2)])
         self._rope_emb = paddle.to_tensor(tables[:, None, :, None, :])
 
@@ -98,7 +98,7 @@ class BlockAttentionBackend(AttentionBackend):
         return made
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """As the interface says; a second call replaces the cache, which a pass to measure memory by makes use of."""
+        """See the interface; a second call replaces the cache, which the memory-measuring pass relies on."""
         shape = [num_blocks, self._dims.num_kv_heads, self._block_size, self._dims.head_dim]
         platform = current_platform()
         for layer in self._layers:
@@ -109,7 +109,7 @@ class BlockAttentionBackend(AttentionBackend):
     def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: BlockBatch) -> Tensor:
         """Attended values [tokens, heads * head_dim] of projections [tokens, (heads + 2 kv_heads) * head_dim].
 
-        Writes keys and values to the cache; the projections are not to be used any more.
+        Writes keys and values to the cache; the projections must not be used afterwards.
         """
         ours = batch.layout.operator_tokens
         # An operator that has every token needs no view of them.
@@ -188,10 +188,10 @@ class BlockAttentionLayer:
 
 
 class StaticDecodeBatch(BlockBatch):
-    """`size` sequences that generate, or fewer, in tensors that stay where they are from pass to pass.
+    """At most `size` decoding sequences, in tensors at fixed addresses.
 
-    A row without a sequence has a past of 0 tokens, which makes the operator leave it out: it reads and writes no
-    block, and the row's result means nothing.
+    A row without a sequence has a past of 0 tokens, so the operator skips it: it reads and writes no block, and the
+    row's result is meaningless.
     """
 
     def __init__(self, size: int, block_size: int, max_model_len: int) -> None:
@@ -211,7 +211,7 @@ class StaticDecodeBatch(BlockBatch):
         super().__init__(layout, layout.views(self._device), _in_host_memory(0), longest, [])
 
     def fill(self, chunks: Sequence[SequenceChunk]) -> None:
-        """At most `size` chunks of one token each behind position 0; one copy to the device."""
+        """Accepts at most `size` chunks of one token each after position 0; one copy to the device."""
         views, count = self._views, len(chunks)
         views["token_ids"][:count] = [chunk.token_ids[0] for chunk in chunks]
         views["seq_lens_decoder"][:count, 0] = [chunk.start for chunk in chunks]

@@ -85,7 +85,7 @@ class PaddleAttentionLayer:
 
 
 class PagedAttention:
-    """Writes a pass's keys and values to the cache, then lets every token look at its own past."""
+    """Writes a pass's keys and values to the cache, then computes causal attention."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, cache: LayerKVCache) -> None:
         self._num_heads = num_heads

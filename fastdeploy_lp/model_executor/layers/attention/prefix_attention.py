@@ -1,4 +1,4 @@
-"""Attention of prompts that go on behind a part in the cache: chunks of a long prompt, and shared beginnings.
+"""Attention of prompts that continue after a cached part: chunks of a long prompt, and shared prefixes.
 
 `block_multihead_attention` has no kernel for them: its prompts see only themselves. Not yet run on a GPU.
 """
@@ -88,7 +88,7 @@ class PrefixAttention:
         paddle.scatter_(cache.view([-1, head_dim]), chunk.cache_rows, new.reshape([-1, head_dim]))
 
     def _context(self, cache: Tensor, chunk: PrefixChunk) -> Tensor:
-        """[kv_heads, start + length, head_dim]; what else lies in the last block is left out, whatever it is."""
+        """Returns the context [kv_heads, start + length, head_dim], without the rest of the last block."""
         gathered = paddle.gather(cache, chunk.blocks).transpose([1, 0, 2, 3])
         merged = gathered.reshape([self._dims.num_kv_heads, -1, self._dims.head_dim])
         return merged[:, : chunk.start + chunk.length]

@@ -1,4 +1,4 @@
-"""Which attention backend serves."""
+"""Selection of the attention backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy_lp.plugins import load_class
 
 
 def attention_backend(fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> AttentionBackend:
-    """The backend that the configuration names, else the platform; raises ValueError for a name of no backend."""
+    """Returns the backend that the configuration, else the platform, names; raises ValueError for an invalid name."""
     name = fd_config.device_config.attention_backend or current_platform().get_attention_backend()
     try:
         found = load_class(name, AttentionBackend)

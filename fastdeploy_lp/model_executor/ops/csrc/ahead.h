@@ -1,5 +1,5 @@
-// What a thread asks memory for while it multiplies. Once the first rows of a product have brought a panel, memory has nothing to do until
-// the last rows are through; by then the next panel is there, and the next layer's keys and values, which lie anywhere.
+// Software prefetch during products. After the first rows of a product have loaded a panel, memory is idle until the last rows are done;
+// meanwhile the thread prefetches the next panel and the next layer's keys and values, which are scattered.
 #pragma once
 
 #include <utility>
@@ -7,7 +7,7 @@
 
 #include "context.h"
 
-// A stretch of memory, asked for a few lines at a time; the last time maybe some behind its end as well, which costs less than to look.
+// A memory range, prefetched a few lines at a time; the last prefetch may pass its end, which costs less than a check.
 struct Stretch {
     const uint8_t *at = nullptr, *end = nullptr;
 
@@ -20,20 +20,20 @@ struct Stretch {
 
 class Ahead {
    public:
-    // `blocks`: of the contexts that this thread will attend to.
+    // `blocks`: cache blocks of the contexts that this thread will attend to.
     Ahead(const Cache& cache, std::vector<int32_t> blocks, int thread, int threads)
         : blocks_(std::move(blocks)), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
           value_bytes_(cache.value_at(1, 0) * cache.element_bytes()) {}
 
-    // From now on this layer's keys and values; null for none.
+    // Switches the prefetch to this layer's keys and values; null for none.
     void read_cache(const void* keys, const void* values) {
         keys_ = static_cast<const uint8_t*>(keys), values_ = static_cast<const uint8_t*>(values);
         of_cache_ = {};
         next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : 0;
     }
 
-    // This thread begins a panel and will call `ask` so many times before it is through. It goes on with the panel behind it or, at the end
-    // of its share, with the product after this one. Gives where that begins; null when nothing follows.
+    // Called when this thread begins a panel, during which it will call `ask` `asks` times. The next panel to prefetch is the following one
+    // or, at the end of its share, the first one of the next product. Returns its address; null when nothing follows.
     const uint8_t* begin_panel(const Linear& layer, const Linear* after, int panel, int asks) {
         of_panel_ = {};
         const Linear* from = &layer;
@@ -60,7 +60,7 @@ class Ahead {
 
     bool next_range() {
         if (next_ >= static_cast<int64_t>(2 * blocks_.size())) return false;
-        // Last what is read first: a cache that does not hold all of it has dropped what was asked for longest ago.
+        // Prefetch in reverse read order: a cache too small for all of it evicts the earliest prefetched lines.
         const int64_t block = blocks_[blocks_.size() - 1 - next_ / 2];
         const bool key = next_ % 2 == 0;
         const uint8_t* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;

@@ -21,14 +21,14 @@ void write_key_value(const Cache& cache, Element* keys, Element* values, int blo
         Element narrow[kLanes];
         store(narrow, as_element(narrow, load_first(key + d, left)));
         for (int i = 0; i < kLanes && i < left; ++i) k[(d + i) * kLanes] = narrow[i];
-        // Behind the last of a value's numbers lies what fills its row up.
+        // Padding follows the last element of a value row.
         store(v + d, as_element(v, load_first(value + d, left)));
     }
 }
 
 constexpr int kMaxAttentionRows = 6;
 
-// What a thread needs while it attends to one context.
+// Scratch memory of a thread while it attends to one context.
 struct AttentionRoom {
     float* queries;  // [kMaxAttentionRows][head_dim]
     float* scores;   // [kMaxAttentionRows][stride]
@@ -72,7 +72,7 @@ template <int Rows, class Element>
 void score(Strips<Element> strips, ContextAhead<Element>& ahead, int head_dim, const AttentionRoom& room) {
     constexpr int kMost = Rows <= 4 ? 6 : 4;
     while (strips.left() > 0) {
-        // Of equal numbers: a last strip alone would be slow.
+        // In equal parts: a single last strip would be slow.
         const int turns = (strips.left() + kMost - 1) / kMost;
         switch ((strips.left() + turns - 1) / turns) {
 #define FDLP_STRIPS(n) \
@@ -84,7 +84,7 @@ void score(Strips<Element> strips, ContextAhead<Element>& ahead, int head_dim, c
     }
 }
 
-// In place: the first `length` scores become e^(score - max), the rest up to `end` 0; gives 1 / their sum.
+// Softmax numerators in place: the first `length` scores become e^(score - max), the rest up to `end` 0; returns 1 / their sum.
 inline float soften(float* scores, int length, int end) {
     const Floats nothing = splat(-__builtin_inff());
     const int whole = length / kLanes * kLanes;

@@ -1,7 +1,7 @@
-// What one sequence and key-value head has in the paged cache, strip by strip, and the asking for it ahead of its use.
+// Keys and values of one sequence and key-value head in the paged cache, strip by strip, and their prefetch.
 //
-// Keys lie [block][kv_head][strip][head_dim][16 positions] and values [block][kv_head][block_size][head_dim], the last axis filled up to a
-// multiple of 16, in float32 or half: 16 keys are scored by one vector, and nothing is ever permuted.
+// Keys are stored [block][kv_head][strip][head_dim][16 positions] and values [block][kv_head][block_size][head_dim], the last axis padded to a
+// multiple of 16, in float32 or half: one vector scores 16 keys, and nothing is ever permuted.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Strip {
 template <class Element>
 class Context {
    public:
-    Context() = default;  // of no blocks
+    Context() = default;  // without blocks
     Context(const Cache& cache, const void* keys, const void* values, const int32_t* table, int blocks, int head)
         : keys_(static_cast<const Element*>(keys) + cache.key_at(0, head)),
           values_(static_cast<const Element*>(values) + cache.value_at(0, head)), key_stride_(cache.key_at(1, 0)),
@@ -77,8 +77,8 @@ class Strips {
     int left_, block_, strip_;
 };
 
-// Blocks lie anywhere, which the processor's own prefetching cannot foresee. Attention reads a context's keys and then its values; with each
-// strip that it reads it asks for the one that comes `kAhead` later, in the end for the first of the context after this one.
+// Blocks are scattered, so hardware prefetch cannot predict them. Attention reads a context's keys and then its values; with each strip that it
+// reads, it prefetches the strip `kAhead` later, at the end the first strips of the next context.
 template <class Element>
 class ContextAhead {
    public:
@@ -87,7 +87,7 @@ class ContextAhead {
           values_(now, std::min(kAhead - std::min(kAhead, now.strips()), now.strips()), now.strips()),
           next_(next, 0, std::min(kAhead, next.strips())), last_(Strips<Element>(now, 0, 1).next().keys) {}
 
-    // Where the strip begins that is to be asked for now. Once nothing is left it is the last one again: what is there costs nothing.
+    // Next strip to prefetch; the last one again when none is left (harmless: cached).
     const Element* next() {
         if (keys_.left() > 0)
             last_ = keys_.next().keys;

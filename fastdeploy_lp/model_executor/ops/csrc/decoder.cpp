@@ -1,4 +1,4 @@
-// A whole pre-norm decoder (Llama, Qwen2, Qwen3 and their like) as one operator: a step crosses from Python once, not once a layer.
+// A whole pre-norm decoder (Llama, Qwen2, Qwen3 and similar) as one operator: a step calls from Python once, not once per layer.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 // The structures of structs.py, field by field.
 struct Layer {
-    Linear qkv, o, gate_up, down;  // gate_up: panels of 16 gate columns and the 16 up columns that belong to them
+    Linear qkv, o, gate_up, down;  // gate_up: panels of 16 gate columns and their 16 up columns
     const float *input_norm, *post_attention_norm;
     const float *q_norm, *k_norm;  // [head_dim] or null
     void *keys, *values;
@@ -22,7 +22,7 @@ struct Model {
     float eps, attention_scale;
     Cache cache;
     const float *cos, *sin;  // [max_context][head_dim / 2]
-    Linear embedding;        // [vocab_size][hidden_size]: never multiplied by; it may be the head
+    Linear embedding;        // [vocab_size][hidden_size]: used only for lookup; may share the head's weights
     const float* norm;
     Linear head;
     const Layer* layers;
@@ -33,14 +33,14 @@ struct Batch {
     const int32_t *token_ids, *positions;  // [tokens]
     const int32_t* query_starts;           // [sequences + 1]
     const int32_t* block_tables;           // [sequences][table_width]
-    const int32_t* output_rows;            // [rows]: the tokens whose final hidden states are asked for
+    const int32_t* output_rows;            // [rows]: the tokens whose final hidden states are returned
 };
 
 namespace {
 
 constexpr int kQueriesPerTask = 32;
 
-// Scratch memory that only ever grows.
+// Scratch memory that only grows.
 class Buffer {
    public:
     template <class T>
@@ -114,11 +114,11 @@ class Decoder {
         Activations normed, attended, gated;
         std::vector<int32_t> task_sequence, task_first_query;
     };
-    // Of one thread.
+    // State of one thread.
     struct Own {
         Ahead ahead;
         AttentionRoom attention;
-        float* pair;   // what a pair of panels gives, [tokens][32]
+        float* pair;   // output of a pair of panels, [tokens][32]
         float* panel;  // one as floats
     };
 
@@ -183,7 +183,7 @@ Decoder::Own Decoder::own(const Pass& pass, const Member& team) const {
             pass.panels + team.thread() * panel_floats()};
 }
 
-// Of all contexts that these attention tasks read.
+// Cache blocks of all contexts that these attention tasks read.
 std::vector<int32_t> Decoder::blocks_of(const Pass& pass, Share tasks) const {
     std::vector<int32_t> blocks;
     int last = -1;
@@ -208,7 +208,7 @@ void Decoder::normalize(const Pass& pass, const float* weight, const Linear& int
     pass.normed.prepare(into, token);
 }
 
-// The queries and the key of one key-value head; its key and value go to the cache.
+// Rotates the queries and the key of one key-value head, and stores its key and value in the cache.
 void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token, int head) const {
     const Cache& cache = m_.cache;
     const int dim = cache.head_dim, position = pass.batch.positions[token];
@@ -235,7 +235,7 @@ void Decoder::rotate_and_cache(const Pass& pass, const Layer& layer, int token, 
         write_key_value(cache, static_cast<float*>(layer.keys), static_cast<float*>(layer.values), block, offset, head, key, value);
 }
 
-// That of an attention task; behind the last task an empty one.
+// Context of an attention task; empty after the last task.
 template <class Element>
 Context<Element> Decoder::context_of(const Pass& pass, const Layer& layer, int task) const {
     const size_t index = task / m_.cache.kv_heads;
@@ -302,7 +302,7 @@ void Decoder::add_product(const Pass& pass, const Product& product, const Activa
     });
 }
 
-// A pair of panels gives 32 columns: a group of the next product's activations, which takes them from here if it is quantized.
+// A pair of panels produces 32 columns: one group of the next product's activations, quantized here if that product is.
 void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) const {
     const int tokens = pass.batch.tokens, first = pair * kPanel, stride = layer.down.digits > 0 ? kPanel : m_.intermediate_size;
     const int columns = m_.intermediate_size - first < kPanel ? m_.intermediate_size - first : kPanel;
@@ -321,7 +321,7 @@ void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) con
 void Decoder::forward(const Batch& batch, float* hidden) {
     const Pass pass = prepare(batch);
     const int attention_tasks = static_cast<int>(pass.task_sequence.size()) * m_.cache.kv_heads;
-    // Queries of one sequence in several tasks see each other's keys, which then have to be there before the first task.
+    // Queries of one sequence in several tasks read each other's keys, so all keys must be stored before the first task.
     const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
         Own own = this->own(pass, team);
@@ -379,7 +379,7 @@ FDLP_EXPORT void* fdlp_decoder_new(const Model* model) { return new Decoder(*mod
 
 FDLP_EXPORT void fdlp_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// Writes the batch's keys and values to the cache and the asked-for final hidden states, normed, to hidden [rows][hidden_size].
+// Writes the batch's keys and values to the cache, and the normed final hidden states of output_rows to hidden [rows][hidden_size].
 FDLP_EXPORT void fdlp_decoder_forward(void* decoder, const Batch* batch, float* hidden) {
     static_cast<Decoder*>(decoder)->forward(*batch, hidden);
 }

@@ -21,7 +21,7 @@ struct Linear {
     int panels() const { return packed_weights::panels_of(out); }
     int64_t panel_bytes() const { return packed_weights::panel_bytes(format, in); }
     const uint8_t* panel(int index) const { return packed + index * panel_bytes(); }
-    // How often a product with a panel, as it is packed or `expanded`, asks for memory.
+    // Number of prefetches during a product with a panel, packed or `expanded`.
     int asks(bool expanded) const {
         const int inputs = digits > 0 ? linear_int8::kGroup : linear_float::inputs_per_ask(expanded ? Format::float32 : format);
         return packed_weights::groups_of(in) * (packed_weights::kGroup / inputs);
@@ -29,7 +29,7 @@ struct Linear {
     int max_tile() const { return digits > 0 ? linear_int8::max_tile(digits) : linear_float::kMaxTile; }
 };
 
-// Rows of activations as a layer of either precision takes them: `values` [rows][in] in float32, else what `prepare` makes of them.
+// Rows of activations for a layer of either precision: `values` [rows][in] in float32, else quantized by `prepare`.
 struct Activations {
     float* values;
     int8_t* q;
@@ -51,7 +51,7 @@ struct Activations {
     }
 };
 
-// The first pass over a panel brings it from memory: what lies ahead in it is asked for, and behind its end what this thread reads next.
+// The first pass over a panel loads it from memory: prefetches ahead within the panel, and after its end what this thread reads next.
 struct PanelAhead {
     const uint8_t *end, *next;
 
@@ -130,9 +130,9 @@ template <class Ahead, class Store>
 void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* room, Ahead& ahead, const Store& put) {
     const Linear& layer = product.layer;
     const int most = layer.max_tile(), tiles = (rows + most - 1) / most;
-    // What several tiles would each make floats of is made once.
+    // If several tiles need the panel as floats, it is expanded once.
     const bool expands = tiles > 1 && layer.digits == 0 && layer.format != Format::float32;
-    // The panel's own bytes are asked for in the first pass.
+    // The first pass prefetches the panel's own bytes.
     const uint8_t* next = ahead.begin_panel(layer, product.after, index, (tiles + expands - 1) * layer.asks(expands));
     const PanelAhead panel_ahead{layer.panel(index) + layer.panel_bytes(), next};
     Panel panel{layer, index, layer.format, layer.panel(index)};

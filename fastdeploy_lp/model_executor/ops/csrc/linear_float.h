@@ -13,10 +13,10 @@ using packed_weights::kGroup;
 using packed_weights::kPanel;
 
 constexpr int kMaxTile = 10;
-// Between what is multiplied and what is asked for.
+// Prefetch distance in bytes.
 constexpr int kBytesAhead = 8192;
 
-// Inputs for which memory is asked for at once: more are too many lines at a time. A power of 2.
+// Inputs per prefetch: with more, too many lines are requested at a time. A power of 2.
 constexpr int inputs_per_ask(Format format) {
     return format == Format::float32 ? 1 : format == Format::levels8 ? 4 : format == Format::levels4 ? 8 : 2;
 }

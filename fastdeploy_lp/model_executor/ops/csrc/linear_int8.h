@@ -2,7 +2,7 @@
 // along `in`.
 //
 // An activation is scale * a with a in -127 … 127 (one digit) or -32512 … 32512 (two), for each row and group. Sums within a group are
-// exact integers and groups are added in ascending order, so a row's result has the same bits alone and in a crowd.
+// exact integers and groups are added in ascending order, so a row's result has the same bits alone and in any batch.
 #pragma once
 
 #include <cmath>
@@ -13,15 +13,15 @@
 namespace linear_int8 {
 
 constexpr int kGroup = packed_weights::kGroup;
-// Groups between what is multiplied and what is asked for.
+// Prefetch distance in groups.
 constexpr int kGroupsAhead = 4;
 
 using packed_weights::groups_of;
 
-// Rows that share one reading of a panel: as many as have their sums in 32 registers.
+// Rows per pass over a panel: as many as fit their sums in 32 registers.
 constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 
-// Activations of a group that has none larger count as zero: the inverse of their step would be no float32 number any more.
+// A group with no larger activation counts as zero: the inverse of its step would overflow float32.
 constexpr float kNothing = 1e-30f;
 
 // A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; and scale * Σ a.
@@ -31,7 +31,7 @@ struct Activations {
     float* total;
 };
 
-// A group [32]; one with a NaN or an infinity gets a scale of NaN, so that its row shows it.
+// Quantizes a group [32]; a NaN or an infinity makes the scale NaN, so that the row's result is NaN.
 template <int Digits>
 inline void quantize_group(const float* x, int8_t* q, float* scale, float* total) {
     constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
@@ -56,7 +56,7 @@ inline void quantize_group(const float* x, int8_t* q, float* scale, float* total
     *total = *scale * static_cast<float>(sum(sums));
 }
 
-// `n` activations, from where a group begins on; `row` is where those of that group belong.
+// Quantizes `n` activations from the start of a group; `row` is the destination of that group.
 inline void quantize_groups(const float* x, int n, int digits, Activations row) {
     for (int g = 0; g < groups_of(n); ++g) {
         const int left = n - g * kGroup;
@@ -77,7 +77,7 @@ static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)q, _mm512_set1_epi32(four));
 #elif defined(__AVX2__)
-    // Products of two neighbours are added in 16 bits, which hold them only of seven bits at a time.
+    // Products of two neighbors are added in 16 bits, which hold only 7-bit levels at a time.
     const __m256i factors = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1), top = _mm256_set1_epi8(-128);
     __m256i halves[2], sums[2];
     std::memcpy(halves, &q, sizeof halves);
@@ -102,8 +102,8 @@ static inline Ints combine(const Ints* acc) {
     return Digits == 1 ? acc[0] : acc[0] * 256 + acc[1];
 }
 
-// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `ahead` asks for memory
-// that is needed later, a little with every group.
+// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `ahead` prefetches memory
+// that is needed later, a little with each group.
 template <int Rows, int Digits, packed_weights::Format format, class Ahead>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahead& ahead, Floats (*sums)[2]) {
     constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(format);

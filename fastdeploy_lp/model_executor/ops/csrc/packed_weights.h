@@ -1,9 +1,9 @@
 // Weight matrices packed in the order in which products read them: panels of 32 columns, and in those groups of 32 inputs.
 //
-// A matrix lies in the shortest format that holds its numbers. Floats of 32 or 16 bits: a group is [32 inputs][32 columns]. Levels of 8 or
-// 4 bits (weight_levels.h): for each half panel of 16 columns, the levels, then 16 scales and 16 minima as half floats. Levels of 8 bits lie
-// in 8 lines of [16 columns][4 consecutive inputs]; of 4 bits in 4 such lines, line i with those of line i + 4 in its high bits.
-// What is missing to whole panels and groups is zero.
+// A matrix is stored in the shortest format that represents its numbers. Floats of 32 or 16 bits: a group is [32 inputs][32 columns]. Levels
+// of 8 or 4 bits (weight_levels.h): for each half panel of 16 columns, the levels, then 16 scales and 16 minima as half floats. Levels of 8
+// bits are in 8 lines of [16 columns][4 consecutive inputs]; of 4 bits in 4 such lines, line i with those of line i + 4 in its high bits.
+// Partial panels and groups are padded with zeros.
 #pragma once
 
 #include "weight_levels.h"
@@ -46,7 +46,7 @@ struct Matrix {
 // Sets of formats have bit 1 << format for each.
 constexpr unsigned set_of(Format format) { return 1u << static_cast<int>(format); }
 
-// Those of `formats` that hold the panel's weights as they are.
+// Subset of `formats` that represents the panel's weights exactly.
 inline unsigned exact_formats(const Matrix& m, int panel, unsigned formats) {
     for (int column = panel * kPanel; column < (panel + 1) * kPanel; ++column)
         for (int g = 0; g < groups_of(m.in); ++g) {
@@ -65,7 +65,7 @@ inline unsigned exact_formats(const Matrix& m, int panel, unsigned formats) {
     return formats;
 }
 
-// Whether all levels of the panel, rounded or not, take 4 bits.
+// True if all levels of the panel, rounded or not, fit 4 bits.
 inline bool panel_fits_4_bits(const Matrix& m, int panel) {
     for (int column = panel * kPanel; column < (panel + 1) * kPanel; ++column)
         for (int g = 0; g < groups_of(m.in); ++g)
@@ -107,7 +107,7 @@ inline void pack_panel(uint8_t* packed, Format format, const Matrix& m, int pane
         }
 }
 
-// Half a panel's group of levels as products take it: lines `pair` and `pair` + 4.
+// Half a panel's group of levels as products read it: lines `pair` and `pair` + 4.
 template <Format format>
 struct HalfGroup {
     const uint8_t* at;

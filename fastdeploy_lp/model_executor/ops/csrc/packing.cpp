@@ -1,4 +1,4 @@
-// Weight matrices from the rows of a checkpoint to panels.
+// Packs weight matrices from the rows of a checkpoint into panels.
 #include <atomic>
 
 #include "exports.h"
@@ -9,10 +9,10 @@ using packed_weights::Matrix;
 using stored_rows::Fault;
 using stored_rows::Row;
 
-// The shortest format that holds weights [out][in] as they are; if they are `quantized`, of those of levels, which may round them. Reads no
-// more panels than it takes to rule the other formats out. `fault` tells a row that cannot be read or holds NaN or infinity.
+// The shortest format that represents weights [out][in] exactly; if `quantized`, the shortest of the level formats, which may round. Reads only
+// as many panels as needed to rule out the other formats. `fault` reports a row that cannot be read or holds NaN or infinity.
 FDLP_EXPORT int fdlp_weight_format(const Row* rows, int in, int out, int quantized, Fault* fault) {
-    // The formats that are left to be tried: float32, or levels of 8 bits, are always possible.
+    // Formats still to try: float32, or levels of 8 bits, are always possible.
     const unsigned tried = quantized ? packed_weights::set_of(Format::levels4)
                                      : (1u << packed_weights::kFormats) - 1 - packed_weights::set_of(Format::float32);
     std::atomic<unsigned> left{tried};
@@ -42,7 +42,7 @@ FDLP_EXPORT void fdlp_pack(uint8_t* packed, const Row* rows, int in, int out, Fo
     });
 }
 
-// Row `row` of a packed matrix as the floats [in] that it stands for.
+// Dequantizes row `row` of a packed matrix to floats [in].
 FDLP_EXPORT void fdlp_unpack_row(float* to, const uint8_t* packed, Format format, int in, int row) {
     packed_weights::unpack_row(to, packed, format, in, row);
 }

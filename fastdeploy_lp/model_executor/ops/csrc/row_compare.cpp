@@ -1,4 +1,4 @@
-// The distributions that rows of logits stand for, and how far each one is from another.
+// Distributions of rows of logits, and distances between them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,10 +13,10 @@ namespace {
 struct Distribution {
   double log_sum;  // logarithm of the sum of exp(logit)
   double entropy;  // in nats
-  double inverse;  // what makes probabilities of weights
+  double inverse;  // factor from weights to probabilities
 };
 
-// So many numbers are summed in single precision before they are added to a sum in double precision.
+// Numbers summed in single precision before they are added to a sum in double precision.
 constexpr int64_t kBlock = 64 * kLanes;
 // Logits further below the greatest do not count; without a limit, -inf times a weight of 0 would be NaN.
 constexpr float kLowest = -87.0f;

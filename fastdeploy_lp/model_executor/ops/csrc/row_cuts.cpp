@@ -1,5 +1,5 @@
-// Cuts: tokens that a row's own distribution tells apart get -inf, in place. A row with a NaN or without a finite logit is
-// left as it is.
+// Cuts: set tokens to -inf in place, selected by the row's own distribution. A row with a NaN or without a finite logit is
+// unchanged.
 //
 // Below, x is a logit less the row's greatest one. Weights are those of a draw at temperature 1, so that their sum is
 // exact; where a bound is compared, it is compared in doubles.
@@ -17,7 +17,7 @@ namespace {
 // The order of `Cut` in row_cuts.py.
 enum Cut : int { kMinP, kEpsilon, kEta, kTopNSigma, kTypical, kExcludeTop };
 
-// The lowest x that is looked at: what is further down has no weight.
+// The lowest x considered: lower logits have no weight.
 constexpr double kLowest = -700.0;
 
 struct Moments {
@@ -120,14 +120,14 @@ void cut_above_last(float* row, int64_t size, float bound) {
   }
 }
 
-// How far x of 8 logits is from the row's weighted mean of it.
+// Distances of x of 8 logits from the row's weighted mean of x.
 HalfFloats distances_of(Doubles logits, double max, double mean) {
   const Doubles distance = (logits - max) - mean, opposite = mean - (logits - max);
   return __builtin_convertvector(distance > opposite ? distance : opposite, HalfFloats);
 }
 
 // Tokens that are not further than `depth` from the mean, and weigh something: the opposite of their distances, so that
-// the nearest has the greatest key, and their weights; gives the sum of these.
+// the nearest has the greatest key, and their weights; returns the sum of the weights.
 double gather_near(const Weigher& weigher, const float* row, int64_t size, double mean, float depth,
                    std::vector<float>& keys, std::vector<double>& weights) {
   keys.clear();

@@ -1,8 +1,8 @@
 // One token a row: the most likely one, or one drawn after min-p, top-k and top-p, without sorting the row.
 //
-// Tokens are ranked by logit, equal ones by id. Each filter keeps the front of this ranking, so that what is kept is told
-// by the last logit that is kept and how many tokens with this very logit are. The draw goes through the kept tokens by
-// id until their weights reach the given share of the whole.
+// Tokens are ranked by logit, equal ones by id. Each filter keeps the front of this ranking, so the kept set is defined by
+// the last kept logit and the number of kept tokens with exactly this logit. The draw adds the weights of the kept tokens
+// in the order of their ids until they reach the given share of the whole.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -27,7 +27,7 @@ struct Filters {
   bool ranks() const { return top_k > 0 || top_p < 1.0f; }
 };
 
-// Memory that a thread uses for one row after the other: of `count` tokens of the row, by id, their logits and weights.
+// Memory that a thread reuses from row to row: `count` tokens of the row, by id, with their logits and weights.
 struct Scratch {
   size_t count = 0;
   std::vector<int32_t> tokens;
@@ -54,7 +54,7 @@ Weigher weigher_of(const Filters& filters, float max) {
   return {max, 1.0 / filters.temperature, least};
 }
 
-// Sums of the weights of each block of the row; gives their sum.
+// Sums of the weights of each block of the row; returns their total.
 double weigh_blocks(const Weigher& weigher, const float* row, int64_t size, std::vector<double>& sums) {
   sums.clear();
   double buffer[kBlock];
@@ -100,7 +100,7 @@ void gather(const Weigher& weigher, const float* row, int64_t size, float bound,
     const int64_t end = std::min(at + kLanes, size);
     if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;
     for (int64_t token = at; token < end; ++token) {
-      // Written first and counted then: in a flat row nobody could predict a branch.
+      // Written first, then counted: in a flat row a branch would be unpredictable.
       to.tokens[count] = static_cast<int32_t>(token);
       to.logits[count] = row[token];
       count += row[token] >= bound;
@@ -158,7 +158,7 @@ void keep_top_p(const Weigher& weigher, Scratch& gathered, double mass) {
   keep(gathered, last, ties);
 }
 
-// The search begins near the greatest logit, since few tokens carry the weight as a rule: so far below it, in temperatures.
+// Search depths below the greatest logit, in temperatures: usually a few tokens near it have most of the weight.
 constexpr int kDepths = 3;
 constexpr double kDepth[kDepths] = {4.0, 10.0, -kNothingBelow};
 
@@ -166,7 +166,7 @@ float bound_at(double depth, const Filters& filters, float max) {
   return static_cast<float>(max - depth * filters.temperature);
 }
 
-// How much the tokens weigh whose logit is at least each of `bounds`, which fall.
+// Total weight of the tokens whose logit is at least each of `bounds`, which are descending.
 std::array<double, kDepths> weights_from(const Weigher& weigher, const float* row, int64_t size,
                                          const std::array<float, kDepths>& bounds) {
   Doubles lanes[kDepths] = {};
@@ -185,7 +185,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
   return sums;
 }
 
-// Gathers what the filters keep, with weight 0 for what else was looked at.
+// Gathers the tokens that the filters keep, with weight 0 for other tokens that were examined.
 void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
   const Weigher weigher = weigher_of(filters, max);
   std::array<float, kDepths> bounds;

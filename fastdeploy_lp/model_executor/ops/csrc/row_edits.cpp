@@ -1,4 +1,4 @@
-// Changes of single logits, in place. Lists of several rows stand one after the other: those of row rows[i] are entries
+// Changes of single logits, in place. Lists of several rows are concatenated: the list of row rows[i] is entries
 // offsets[i] to offsets[i + 1].
 #include <algorithm>
 #include <vector>

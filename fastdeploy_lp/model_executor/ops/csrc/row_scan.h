@@ -1,4 +1,4 @@
-// One pass over a row of logits: its maximum, where it stands, and whether the row can be used at all.
+// One pass over a row of logits: its maximum, the maximum's index, and whether the row is usable.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace fdlp {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Whether any lane of a comparison is true.
+// True if any lane of a comparison is true.
 inline bool any(Ints mask) {
   int64_t halves[sizeof(Ints) / sizeof(int64_t)];
   std::memcpy(halves, &mask, sizeof(halves));

@@ -1,4 +1,4 @@
-// Where weights, taken from the greatest key on, reach a given sum, without sorting.
+// Finds the key at which weights, added from the greatest key down, reach a given sum, without sorting.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ inline KeyRange narrow(const KeyRange& range, const float* keys, const double* w
   return found;
 }
 
-// The key at which the weights reach `mass`, and the weight of all greater keys, when those that are looked at come behind
-// keys that weigh `before`. Both vectors, as long as each other and not empty, are left in another order; no weight is 0.
+// The key at which the weights reach `mass`, and the weight of all greater keys, if keys of total weight `before` precede
+// these. Both vectors have the same nonzero length and are reordered; no weight is 0.
 inline std::pair<float, double> key_among(std::vector<float>& keys, std::vector<double>& weights, double before,
                                           double mass) {
   size_t begin = 0, end = keys.size();
@@ -102,7 +102,7 @@ inline std::pair<float, float> limits_of(const float* keys, size_t count) {
 // The key at which the weights reach `mass`, and the weight of all greater keys. There is at least one weight above 0, and
 // keys of weight 0 do not count. A mass of 0 is reached by the greatest key.
 inline std::pair<float, double> key_at(const float* keys, const double* weights, size_t count, double mass) {
-  // Passes over all keys pay where there are many: after three of them about one in seven hundred is left.
+  // Passes over all keys pay off if there are many: after three passes about one in seven hundred is left.
   constexpr size_t kMany = 512;
   constexpr int kPasses = 3;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -65,7 +65,7 @@ inline Doubles exp_of_negative(Doubles x) {
   return p * scale;
 }
 
-// What turns a row's logits into weights; weights below `least` count as 0, which is min-p.
+// Converts a row's logits to weights; weights below `least` count as 0, which is min-p.
 struct Weigher {
   double max;
   double inverse_temperature;

@@ -27,7 +27,7 @@ static inline Bytes load(const uint8_t* from) {
 
 static inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
-// The first `n` of them, none or all if there are fewer or more than a vector holds; zeros behind.
+// The first `n` of them, none or all if there are fewer or more than a vector holds; zeros after them.
 static inline Floats load_first(const float* from, int n) {
     if (n >= kLanes) return load(from);
     Floats v = {};
@@ -104,7 +104,7 @@ static inline int32_t largest(Ints v) {
 }
 
 // To the nearest integers, halves to even ones; |v| is below 2^31.
-// Whether any lane of a comparison is true.
+// True if any lane of a comparison is true.
 static inline bool any(Ints mask) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;

@@ -71,7 +71,7 @@ class PanelReader {
     }
 
    private:
-    // How many of the next rows follow one another in one file or in memory.
+    // Number of the next rows that are contiguous in one file or in memory.
     int consecutive(const Row* row, int count) const {
         int run = 1;
         while (run < count && row[run].file == row->file && row[run].element == row->element &&

@@ -1,4 +1,4 @@
-// Threads that walk through the phases of one forward pass together.
+// Threads that run the phases of one forward pass together.
 #pragma once
 
 #include <omp.h>
@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <vector>
 
-// Where the threads meet at the end of a phase. A phase takes microseconds, so they watch for its end for a moment. Whoever waits longer
-// sleeps: another thread has lost its core to another process, and the kernel moves it to a core that is idle, not to one that is watching.
+// Barrier at the end of a phase. A phase takes microseconds, so threads first spin. A thread that waits longer sleeps: another thread has
+// lost its core to another process, and the kernel moves it to a core that is idle, not to one that is spinning.
 class Barrier {
    public:
     void wait(int threads) {
@@ -57,7 +57,7 @@ class Barrier {
     alignas(64) std::atomic<int> sleepers_{0};
 };
 
-// Of `count` tasks, those that are `thread`'s own: a stretch, so that what one thread reads lies together.
+// The share of `thread` in `count` tasks: a contiguous range, so that one thread's reads are adjacent.
 struct Share {
     int first, end;
 
@@ -67,19 +67,19 @@ struct Share {
     static int at(int count, int thread, int threads) { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
 };
 
-// Each thread does its own share of a phase's tasks and then what others have left, so that a thread that lost its core for a while holds
-// nobody up for long. Taking a task of one's own costs next to nothing; a counter for all of them would move from core to core each time.
+// Each thread runs its own share of a phase's tasks and then steals remaining ones, so that a thread that lost its core for a while delays
+// the others only briefly. Taking an own task is almost free; a counter shared by all threads would move from core to core each time.
 class Team {
    public:
-    // `walk` is called on every thread with a Member of its own and has to make the same calls of `run` on each.
+    // Calls `walk` on every thread with a separate Member; it must make the same calls of `run` on each.
     template <class Walk>
     static void forward(const Walk& walk);
 
    private:
     friend class Member;
     struct alignas(64) Taken {
-        // Of this thread's share. That of the next phase is cleared during this one, when everybody has left the phase before it, which
-        // used it last but one.
+        // Counters of this thread's share. The next phase's counter is cleared during this phase, when every thread has left the previous
+        // phase.
         std::atomic<int> in_phase[3] = {};
     };
 

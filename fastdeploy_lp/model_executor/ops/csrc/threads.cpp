@@ -2,5 +2,5 @@
 
 #include "exports.h"
 
-// How many threads a parallel operator runs on.
+// Number of threads of a parallel operator.
 FDLP_EXPORT int fdlp_num_threads() { return omp_get_max_threads(); }

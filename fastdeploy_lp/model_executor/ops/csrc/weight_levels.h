@@ -1,6 +1,6 @@
 // Groups of up to 32 weights in 8 bits: a weight is minimum + scale * q, q in 0 … 255, with scale and minimum as half floats.
 //
-// Groups that GGUF files hold in blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) get the steps of those blocks back and lose nothing.
+// Groups from GGUF blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) get the steps of those blocks again, without loss.
 #pragma once
 
 #include "simd.h"
@@ -74,7 +74,7 @@ struct Range {
     }
 };
 
-// Of `n` weights; levels beyond them are 0.
+// Quantizes `n` weights; levels beyond them are 0.
 inline Group quantize(const float* w, int n) {
     Group group{};
     if (n <= 0) return group.exact = true, group;

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
-from fastdeploy_lp.worker.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 
 SLOTS = 4
 MAX_MODEL_LEN = 8

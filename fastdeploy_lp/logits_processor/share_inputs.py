@@ -1,33 +1,61 @@
-"""The slot arrays that the model runner, the sampler and the logits processors share."""
+"""Slot arrays shared by the model runner, the sampler and the logits processors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor import ProcessorArgs
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
+from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.platforms import current_platform, to_device
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.sampling_params import SamplingParams
+
+
+class SlotSequence(Protocol):
+    """A sequence as its slot shows it; `output_token_ids` is the list that grows by a token a step."""
+
+    @property
+    def slot(self) -> int:
+        """Index of its slot."""
+
+    @property
+    def request_id(self) -> str:
+        """Unique id."""
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Tokens of the prompt."""
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens generated so far."""
+
+    @property
+    def selection(self) -> Selection:
+        """Its processors and their arguments."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """Its sampling parameters."""
 
 
 @dataclass(frozen=True)
 class ArrayField:
-    """A slot array [slots, width]: its element type, what an empty slot holds, and what an entering sequence sets.
+    """A slot array [slots, width]: element type, value of an empty slot, and value set by an entering sequence.
 
-    `host` fields are numpy and read without waiting for the device; `device` fields are Paddle tensors. A field on both
-    sides has the host's copy under its name with `_cpu` behind it. `width` None means `max_model_len`.
+    `host` fields are numpy and read without waiting for the device; `device` fields are Paddle tensors. The host copy
+    of a field on both sides is named with the suffix `_cpu`. `width` None means `max_model_len`.
     """
 
     name: str
     dtype: str
     empty: float
-    value: Callable[[Sequence], Any]
+    value: Callable[[SlotSequence], Any]
     width: int | None = 1
     host: bool = False
     device: bool = False
@@ -35,14 +63,14 @@ class ArrayField:
 
 @dataclass(frozen=True)
 class ListField:
-    """A list with one Python object a slot."""
+    """A list with one Python object per slot."""
 
     name: str
     empty: Callable[[], Any]
-    value: Callable[[Sequence], Any]
+    value: Callable[[SlotSequence], Any]
 
 
-# The one list of fields: allocate, write, clear and reset all walk it.
+# The only list of fields: allocation, writing, clearing and resetting all use it.
 ARRAY_FIELDS = (
     ArrayField("stop_flags", "bool", True, lambda _: True, host=True),
     ArrayField("prompt_lens", "int64", 0, lambda s: len(s.prompt_token_ids), host=True),
@@ -72,33 +100,33 @@ ARRAY_FIELDS = (
 )
 LIST_FIELDS = (
     ListField("req_ids", str, lambda s: s.request_id),
-    # A processor's own view shows it only the arguments that are meant for it.
+    # A processor's view contains only its own arguments.
     ListField("logits_processors_args", ProcessorArgs, lambda s: s.selection.all_args),
     ListField("sampling_params", lambda: None, lambda s: s.params),
     ListField("prompt_token_ids", ReadOnlyList, lambda s: s.prompt_token_ids),
-    # The live list: it grows by every token before the next step reads it.
+    # The live list: each new token is appended before the next step reads it.
     ListField("output_token_ids", ReadOnlyList, lambda s: s.output_token_ids),
 )
 
 
 class ShareInputs(Mapping[str, Any]):
-    """Slot arrays by name, for `max_num_seqs` slots.
+    """Mapping of slot arrays by name, for `max_num_seqs` slots.
 
     Row r of the logits is the r-th slot, ascending, whose entry in `stop_flags` is False. Processors read this mapping
-    in `update_state`, through a `ProcessorView` each. The lists are read-only for them and changed here alone.
+    in `update_state`, each through a `ProcessorView`. The lists are read-only for them; only this class changes them.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.max_num_seqs = max_num_seqs
         self._arrays: dict[str, Any] = {}
-        # Fields whose tensor lies in the host array's own memory: what is written there is on both sides.
+        # Fields whose tensor shares the host array's memory: one write updates both sides.
         self._shared: set[str] = set()
         for field in ARRAY_FIELDS:
             host = np.full((max_num_seqs, field.width or max_model_len), field.empty, field.dtype)
             if field.device:
                 view = current_platform().view_of(host) if field.host else None
                 self._shared |= {field.name} if view is not None else set()
-                self._arrays[field.name] = paddle.to_tensor(host) if view is None else view
+                self._arrays[field.name] = to_device(host) if view is None else view
             if field.host:
                 self._arrays[_host_name(field)] = host
         for slot_list in LIST_FIELDS:
@@ -113,35 +141,35 @@ class ShareInputs(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._arrays)
 
-    def assign(self, sequence: Sequence) -> None:
-        """Write an entering sequence into its slot; it yields no token before `set_active` says so."""
+    def assign(self, sequence: SlotSequence) -> None:
+        """Writes an entering sequence into its slot; it yields no token before `set_active` includes the slot."""
         for field in ARRAY_FIELDS:
             self._write(field, sequence.slot, field.value(sequence))
         for slot_list in LIST_FIELDS:
             list.__setitem__(self._arrays[slot_list.name], sequence.slot, slot_list.value(sequence))
 
     def clear(self, slot: int) -> None:
-        """Empty a slot that its sequence leaves, arguments included."""
+        """Clears a slot that its sequence leaves, arguments included."""
         for field in ARRAY_FIELDS:
             self._write(field, slot, field.empty)
         for slot_list in LIST_FIELDS:
             list.__setitem__(self._arrays[slot_list.name], slot, slot_list.empty())
 
     def reset(self) -> None:
-        """Empty every slot."""
+        """Clears every slot."""
         for slot in range(self.max_num_seqs):
             self.clear(slot)
 
-    def set_active(self, slots: NDArray[np.int64]) -> None:
-        """Say which slots yield a token this step."""
+    def set_active(self, slots: NDArray[np.int64] | list[int]) -> None:
+        """Sets the slots that yield a token in this step."""
         self._arrays["stop_flags"][:] = True
         self._arrays["stop_flags"][slots] = False
 
     def append_tokens(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Record one sampled token [n] for each of these slots [n]."""
+        """Records one sampled token [n] for each of these slots [n]."""
         positions = self._arrays["prompt_lens"][slots, 0] + self._arrays["step_idx"][slots, 0]
         self._arrays["step_idx"][slots, 0] += 1
-        # The last token of a full context has no place in the array; its sequence ends with it.
+        # The last token of a full context does not fit the array; its sequence ends with it.
         fits = positions < self._arrays["token_ids_all_cpu"].shape[1]
         self._put("token_ids_all", slots[fits], positions[fits], tokens[fits])
         self._put("next_tokens", slots, np.zeros_like(slots), tokens)

@@ -1,4 +1,4 @@
-"""The ways to write a logits processor that this server runs, one file a dialect; all may stand in one chain."""
+"""Dialects: the ways to write a logits processor that this server runs, one file each; a chain may mix them."""
 
 from fastdeploy_lp.logits_processor.dialects.base import Dialect
 from fastdeploy_lp.logits_processor.dialects.callables import CallableDialect
@@ -10,7 +10,7 @@ from fastdeploy_lp.logits_processor.dialects.request_level import RequestLevelDi
 from fastdeploy_lp.logits_processor.dialects.torch_vllm import TorchVllmDialect
 from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
 
-# The first one that recognizes a thing runs it, so the special ones stand before the general ones.
+# The first dialect that recognizes an object runs it, so special dialects precede general ones.
 DIALECTS: tuple[Dialect, ...] = (
     FastDeployDialect(),
     NativeDialect(),

@@ -1,4 +1,4 @@
-"""What the chain and the API process need to know of a way to write processors."""
+"""Interface of a dialect, a way to write logits processors, for the chain and the API process."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class Dialect(ABC):
-    """Turns what a SPEC leads to into a native `LogitsProcessor` that the chain runs."""
+    """Recognizes, checks and wraps the objects of one dialect that SPECs name."""
 
     name: ClassVar[str]
     by_name_only: ClassVar[bool] = False
-    """Whether a request reaches the processor by naming it, and never through flat arguments."""
+    """True if a request can use the processor only by naming it, never through flat arguments."""
 
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
-        """Whether `found` is written in this dialect."""
+        """Returns True if `found` is written in this dialect."""
 
     @abstractmethod
     def check(self, found: Any, spec: str) -> None:
-        """Raise LogitsProcessorSpecError for a thing that is recognized but cannot run."""
+        """Raises LogitsProcessorSpecError for an object that is recognized but cannot run."""
 
     def params_model(self, found: Any) -> type[BaseModel] | None:  # noqa: ARG002 - others need it
-        """The model of its arguments, None if it has none."""
+        """Returns the model of the processor's arguments, None if it has none."""
         return None
 
     def why_it_needs_args(self, found: Any) -> str | None:
-        """The reason why no instance can be made for a request without arguments; None where one can."""
+        """Returns the reason why no instance can be made without arguments, None if one can be made."""
         model = self.params_model(found)
         try:
             if model is not None:
@@ -49,18 +49,18 @@ class Dialect(ABC):
         return None
 
     def ready_validation(self) -> None:  # noqa: B027 - most need nothing
-        """Import what `validate` needs; runs once in each process that calls it, before the first time."""
+        """Imports the modules that `validate` needs; runs once before the first `validate` of a process."""
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - others need it
-        """Raise ValueError for a request it cannot serve; `extra_args` are the arguments it will see."""
+        """Raises ValueError for a request that the processor cannot serve; `extra_args` are its arguments."""
         found.validate_params(sampling_params)
 
     @abstractmethod
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """A native processor that runs it."""
+        """Returns a native processor that runs `found`."""
 
     def class_of(self, found: Any) -> Any:
-        """The class, or the function, that carries its name and documentation."""
+        """Returns the class or function that has the processor's name and documentation."""
         if not isinstance(found, type):
             raise TypeError(f"{found!r} is no class")
         return found
@@ -74,7 +74,7 @@ def _one_reason(error: Exception) -> str:
 
 
 def require_methods(cls: type, spec: str, base: str, constructor: tuple[str, ...]) -> None:
-    """Raise LogitsProcessorSpecError unless the class defines every abstract method and can be built as it will be."""
+    """Raises LogitsProcessorSpecError unless the class has no abstract methods and takes `constructor`'s arguments."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         renamed = "; rename __call__ to apply" if "apply" in missing and "__call__" in dir(cls) else ""

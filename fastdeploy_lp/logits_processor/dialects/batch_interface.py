@@ -1,4 +1,4 @@
-"""The classes of batch updates, by the module that a processor imports them from."""
+"""Classes of batch updates, by the module that a processor imports them from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fastdeploy_lp.logits_processor import vllm_v1
 
 @dataclass(frozen=True)
 class BatchInterface:
-    """A module's own `BatchUpdate` and directions: processors compare a direction with that of the module they import.
+    """A module's `BatchUpdate` and directions; processors compare directions with the ones of the module they import.
 
-    A member of another enum is equal to none of them, so a processor would take every swap for a one-way move.
+    Members of different enums are never equal, so with another module's enum a processor would take every swap for a
+    one-way move.
     """
 
     batch_update: Callable[..., Any]
@@ -22,7 +23,7 @@ class BatchInterface:
 
     @classmethod
     def of(cls, module: Any) -> BatchInterface:
-        """The names of `vllm.v1.sample.logits_processor`, or of a module of that interface."""
+        """Returns the names of `vllm.v1.sample.logits_processor`, or of a module of that interface."""
         directions = module.MoveDirectionality
         return cls(module.BatchUpdate, directions.UNIDIRECTIONAL, directions.SWAP)
 

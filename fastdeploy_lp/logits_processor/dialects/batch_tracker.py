@@ -1,4 +1,4 @@
-"""Tells vLLM-style processors how the batch changed, from slot arrays that do not move anything."""
+"""Builds `BatchUpdate`s for vLLM-style processors from slot arrays, in which requests never move."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastdeploy_lp.logits_processor.vllm_v1 import AddedRequest
 
 
 class BatchTracker:
-    """Keeps the row of every request as vLLM's persistent batch would, and ends each update in slot order.
+    """Keeps every request's row as vLLM's persistent batch would, and ends each update in slot order.
 
-    The rules are those of vLLM's document: new requests take freed rows, lowest first, then extend the batch; rows left
-    free are removed and the batch is condensed by one-way moves from the highest row to the lowest hole; swaps then
-    bring the rows into the order of the logits.
+    Rules as in vLLM's documentation: new requests take freed rows, lowest first, then extend the batch; rows left free
+    are removed, and one-way moves from the highest row to the lowest hole condense the batch; swaps then bring the rows
+    into the order of the logits.
 
-    interface: the classes that updates are made of. eos_token_ids: of the model, for `SamplingParams` of new requests.
+    interface: classes that updates are made of. eos_token_ids: the model's, for `SamplingParams` of new requests.
     """
 
     def __init__(self, interface: BatchInterface = OWN, eos_token_ids: tuple[int, ...] = ()) -> None:
@@ -28,7 +28,7 @@ class BatchTracker:
         self._rows: list[str] = []
 
     def update(self, share_inputs: Mapping[str, Any]) -> Any:
-        """The changes since the last call as the interface's `BatchUpdate`; None for the same requests in order."""
+        """Returns the changes since the last call as the interface's `BatchUpdate`; None if the rows are unchanged."""
         active = np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()
         wanted = [share_inputs["req_ids"][slot] for slot in active]
         if wanted == self._rows:

@@ -1,4 +1,4 @@
-"""Torch callables without a base class: classes and functions told by the names of their parameters.
+"""Torch callables without a base class: classes and functions recognized by the names of their parameters.
 
 `(input_ids, scores)` as for transformers, `(prompt_ids, output_ids, logits)` and `(output_ids, logits)` as for the
 first version of vLLM.
@@ -27,16 +27,16 @@ from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 
 
 class CallableDialect(TorchRowDialect):
-    """Classes whose instances are called; functions, whose other parameters are the request's arguments."""
+    """Classes with callable instances, and functions, whose further parameters are the request's arguments."""
 
     name = "callable"
 
     def recognizes(self, found: Any) -> bool:
-        """By the names of the parameters of a call."""
+        """Returns True if a call's parameters have the names of a known call style."""
         return _style(found) is not None
 
     def check(self, found: Any, spec: str) -> None:
-        """Everything that it needs can be given, and torch is there."""
+        """Raises LogitsProcessorSpecError without torch, or for a class or function that cannot run."""
         if importlib.util.find_spec("torch") is None:
             raise LogitsProcessorSpecError(spec, "is called with torch tensors, and torch is not installed")
         if inspect.isabstract(found):
@@ -54,24 +54,24 @@ class CallableDialect(TorchRowDialect):
         require_giveable(found, spec, _skip(found))
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
-        """The parameters of the constructor, or the further ones of the function."""
+        """Returns the model of the constructor's parameters, or of the function's further ones."""
         return request_parameters(found, _skip(found)).model
 
     def process(self, found: Any, args: dict[str, Any], facts: ModelFacts) -> TorchRow:
-        """A new instance, or the function with its further parameters filled in."""
+        """Returns a new instance, or the function with its further parameters filled in, as a function of a row."""
         arguments = request_parameters(found, _skip(found)).arguments(args, facts)
         call = found(**arguments) if isinstance(found, type) else functools.partial(found, **arguments)
         return on_row(self.style(found), call)
 
     def style(self, found: Any) -> CallStyle:
-        """As the names say."""
+        """Returns the call style that the parameter names indicate."""
         style = _style(found)
         if style is None:
             raise TypeError(f"{found!r} is no processor")
         return style
 
     def class_of(self, found: Any) -> Any:
-        """The class, or the function itself."""
+        """Returns the class, or the function itself."""
         return found
 
 
@@ -83,7 +83,7 @@ def _style(found: Any) -> CallStyle | None:
         return call_style(positional_names(found))
     if not isinstance(found, type):
         return None
-    # The library's own base class and its list of processors run nothing by themselves.
+    # Excludes the library's base class and its list of processors: neither does anything by itself.
     if found.__module__.partition(".")[0] == LIBRARY:
         return None
     call = next((vars(base)["__call__"] for base in found.__mro__ if "__call__" in vars(base)), None)
@@ -91,6 +91,6 @@ def _style(found: Any) -> CallStyle | None:
 
 
 def _skip(found: Any) -> int:
-    """Number of leading parameters of `found` itself that a call fills in: a function's."""
+    """Returns the number of leading parameters of `found` that a call fills in; 0 for a class."""
     style = _style(found)
     return style.arguments if style is not None and not isinstance(found, type) else 0

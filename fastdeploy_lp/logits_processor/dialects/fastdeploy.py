@@ -1,4 +1,4 @@
-"""FastDeploy's processors, unmodified: `LogitsProcessor(fd_config)` of its modules, or of the stand-ins for them."""
+"""FastDeploy's processors, unmodified: `LogitsProcessor(fd_config)` of its modules or of their stand-ins."""
 
 from __future__ import annotations
 
@@ -36,60 +36,60 @@ class ThinkingBudgetArgs(BaseModel):
 
 
 class FastDeployDialect(Dialect):
-    """Runs subclasses of the interface class on what FastDeploy's worker would show them."""
+    """Runs subclasses of FastDeploy's interface class on inputs as in FastDeploy's worker."""
 
     name = "fastdeploy"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of the class that FastDeploy's module names lead to in this process."""
+        """Returns True for subclasses of the `LogitsProcessor` under FastDeploy's module names in this process."""
         bases = (getattr(sys.modules.get(name), "LogitsProcessor", None) for name in INTERFACE_MODULES)
         return isinstance(found, type) and any(base is not None and issubclass(found, base) for base in bases)
 
     def check(self, found: Any, spec: str) -> None:
-        """Methods and constructor."""
+        """Raises LogitsProcessorSpecError for missing methods or another constructor."""
         require_methods(found, spec, "FastDeploy LogitsProcessor", ("fd_config",))
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
-        """Its `Params` if it has one, and for FastDeploy's own classes the arguments that its documents name."""
+        """Returns the class's `Params` if any; for FastDeploy's own classes, their documented arguments."""
         own: type[BaseModel] | None = getattr(found, "Params", None)
         return own or _documented(found.__name__)
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - contract
-        """FastDeploy's interface has no such method; a class may."""
+        """Calls `validate_params` if the class has it, since FastDeploy's interface does not."""
         if hasattr(found, "validate_params"):
             found.validate_params(sampling_params)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance behind a `FastDeployProcessor`."""
+        """Returns an instance in a `FastDeployProcessor`."""
         processor = found(FastDeployConfig(fd_config))
         return FastDeployProcessor(processor) if _documented(found.__name__) is None else UsedByArgs(processor)
 
 
 class FastDeployProcessor(LogitsProcessor):
-    """A FastDeploy processor as the chain sees it."""
+    """Native wrapper of a FastDeploy processor."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._inputs = FastDeployInputs()
 
     def is_argmax_invariant(self) -> bool:
-        """As it says, if it says so."""
+        """Returns the processor's claim, False if it makes none."""
         claim = getattr(self._processor, "is_argmax_invariant", None)
         return False if claim is None else bool(claim())
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Show it the slots that have a row."""
+        """Passes the slots that have a row."""
         self._inputs.bind(share_inputs, _prepared)
         self._processor.update_state(self._inputs)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """As the processor does."""
+        """Returns the processor's result."""
         result: Tensor = self._processor.apply(logits)
         return result
 
 
 class UsedByArgs(FastDeployProcessor):
-    """One of FastDeploy's own, which leave requests alone that do not pass their arguments."""
+    """Wrapper of FastDeploy's own processors, which change only requests that pass their arguments."""
 
     only_with_args = True
 
@@ -105,7 +105,7 @@ def _documented(name: str) -> type[BaseModel] | None:
 
 
 def _prepared(args: ProcessorArgs) -> ProcessorArgs:
-    """The arguments under the names that FastDeploy's API process uses."""
+    """Returns the arguments under the names that FastDeploy's API process uses."""
     if args.get(SENTENCE) is None:
         return args
     return ProcessorArgs({**{key: args[key] for key in args if key != SENTENCE}, SENTENCE_IDS: args[SENTENCE]})

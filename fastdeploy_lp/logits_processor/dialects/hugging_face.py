@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from fastdeploy_lp.sampling_params import SamplingParams
 
 LIBRARY = "transformers"
-# Methods by which `generate` hands a processor the model and the model's inputs.
+# Methods by which `generate` passes the model and the model's inputs to a processor.
 _SET_UP_BY_GENERATE = ("set_model", "set_inputs")
 _TWO_ROWS = "needs two rows for each sequence, with the condition and without it; a request has one"
 _CHANNELS = "needs a row for each audio channel of a sequence; a request has one"
-# Classes whose signatures do not show that their calls need more than a request's row, by the owner of `__call__`.
+# Classes whose calls need more than a request's row, which no signature shows; by the owner of `__call__`.
 _NEEDS: dict[str, str] = {
     "ClassifierFreeGuidanceLogitsProcessor": _TWO_ROWS,
     "DiaClassifierFreeGuidanceLogitsProcessor": _TWO_ROWS,
@@ -38,24 +38,24 @@ _NEEDS: dict[str, str] = {
 
 
 class TorchRowDialect(Dialect):
-    """Base of dialects that call a torch processor on one request's row; one instance a request that names it."""
+    """Base of dialects that call a torch processor on one request's row, one instance per request that names it."""
 
     by_name_only = True
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
-        """The parameters of its constructor that a request can give; None if it takes any."""
+        """Returns the model of the constructor parameters that a request can give; None if it takes any."""
         return request_parameters(found).model
 
     def process(self, found: Any, args: dict[str, Any], facts: ModelFacts) -> TorchRow:
-        """A new instance for a request with these arguments."""
+        """Returns a new instance for a request with these arguments, as a function of a row."""
         return on_row(self.style(found), found(**request_parameters(found).arguments(args, facts)))
 
     def style(self, found: Any) -> CallStyle:  # noqa: ARG002 - others look at it
-        """Arguments of a call."""
+        """Returns the call style."""
         return CallStyle.INPUT_SCORES
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
-        """Build an instance and call it on rows of zeros: both know mistakes that no signature shows."""
+        """Builds an instance and calls it on rows of zeros, to find mistakes that no signature shows."""
         try:
             process = self.process(found, dict(sampling_params.extra_args or {}), facts)
         except TypeError as error:
@@ -63,7 +63,7 @@ class TorchRowDialect(Dialect):
         dry_run(process, facts.vocab_size)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """Makes instances as requests come."""
+        """Returns a processor that makes instances as requests arrive."""
         return TorchRowProcessor(self, found, ModelFacts.of(fd_config))
 
 
@@ -73,14 +73,14 @@ class HuggingFaceDialect(TorchRowDialect):
     name = "torch"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of `transformers.LogitsProcessor`, told by the module of the base class."""
+        """Returns True for subclasses of `transformers.LogitsProcessor`, judged by the base class's module."""
         return isinstance(found, type) and any(
             base.__name__ == "LogitsProcessor" and base.__module__.partition(".")[0] == LIBRARY
             for base in found.__mro__[1:]
         )
 
     def check(self, found: Any, spec: str) -> None:
-        """A class whose instances a request's arguments and its row are enough for."""
+        """Raises LogitsProcessorSpecError for a class that needs more than a request's arguments and row."""
         if inspect.isabstract(found):
             missing = ", ".join(sorted(found.__abstractmethods__))
             raise LogitsProcessorSpecError(spec, f"is abstract: it has no {missing}")
@@ -97,21 +97,21 @@ class HuggingFaceDialect(TorchRowDialect):
 
 
 def require_giveable(found: Any, spec: str, skip: int = 0) -> None:
-    """Raise LogitsProcessorSpecError for required parameters that neither a request nor the server can give."""
+    """Raises LogitsProcessorSpecError for required parameters that neither a request nor the server can give."""
     missing = request_parameters(found, skip).missing
     if missing:
         raise LogitsProcessorSpecError(spec, f"needs {' and '.join(missing)}, which no request can give")
 
 
 class TorchRowProcessor(PerRequestProcessor):
-    """A torch class or function as the chain sees it."""
+    """Native wrapper of a torch class or function."""
 
     def __init__(self, dialect: TorchRowDialect, found: Any, facts: ModelFacts) -> None:
         super().__init__()
         self._dialect, self._found, self._facts = dialect, found, facts
 
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
-        """An instance between a torch view of the row and what it returns."""
+        """Returns an instance that reads a torch view of the row and returns a Paddle tensor."""
         with one_thread():
             process = self._dialect.process(self._found, dict(args), self._facts)
 

@@ -1,4 +1,4 @@
-"""FastDeploy's dialect: `LogitsProcessor(fd_config)`, `update_state(share_inputs)`, `apply(logits)`."""
+"""The native dialect, FastDeploy's: `LogitsProcessor(fd_config)`, `update_state(share_inputs)`, `apply(logits)`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class NativeDialect(Dialect):
-    """Runs as it is."""
+    """Runs native processors without a wrapper."""
 
     name = "native"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of `LogitsProcessor`."""
+        """Returns True for subclasses of `LogitsProcessor`."""
         return isinstance(found, type) and issubclass(found, LogitsProcessor)
 
     def check(self, found: Any, spec: str) -> None:
-        """Methods and constructor."""
+        """Raises LogitsProcessorSpecError for missing methods or another constructor."""
         require_methods(found, spec, "LogitsProcessor", ("fd_config",))
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
-        """Its `Params`."""
+        """Returns the class's `Params`."""
         model: type[BaseModel] | None = found.Params
         return model
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance."""
+        """Returns an instance."""
         processor: LogitsProcessor = found(fd_config)
         return processor

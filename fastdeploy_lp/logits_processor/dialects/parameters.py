@@ -26,18 +26,18 @@ from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.token_id import TOKEN_SCHEMA, in_vocabulary, integer_of
 
 TOKENIZER = "tokenizer"
-"""Supplied wherever a parameter has this name, and never taken from a request: with a name in its place, authors'
-code loads a tokenizer from wherever that leads."""
+"""Supplied by the server for every parameter of this name, never by a request: from a name in a request, authors' code
+would load a tokenizer from an arbitrary place."""
 
 _SCALARS = (int, float, str, bool, type(None))
 _LISTS = (list, Sequence, MutableSequence, Iterable, Collection)
 _DICTS = (dict, Mapping, MutableMapping)
-# Parameters without an annotation whose name says that no JSON value can be meant.
+# Names of parameters without an annotation that no JSON value can fill.
 _OBJECTS = frozenset({"model", "assistant_model"})
 
 
 def supplied_by_server(name: str, facts: ModelFacts) -> Any:
-    """The server's value for a parameter of this name: a row of logits is a batch of one, on the CPU."""
+    """Returns the server's value for a parameter of this name: a row of logits is a batch of one, on the CPU."""
     if name == "device":
         import torch
 
@@ -55,9 +55,9 @@ _SUPPLIED = frozenset({TOKENIZER, "device", "vocab_size", "batch_size"})
 class RequestParameters:
     """Parameters of `target` after the first `skip`, sorted by their source.
 
-    model: pydantic model of the parameters that a request may pass, None when `target` takes any keyword. A request may
-    pass a parameter whose annotation has a form that JSON can write, and one without an annotation. missing: one
-    description for each required parameter that neither a request nor the server can pass.
+    model: pydantic model of the parameters that a request may pass, None if `target` takes any keyword or has no
+    signature. A request may pass a parameter whose annotation has a form that JSON can express, and one without an
+    annotation. missing: one description for each required parameter that neither a request nor the server can pass.
     """
 
     def __init__(self, target: Callable[..., Any], skip: int = 0) -> None:
@@ -67,7 +67,7 @@ class RequestParameters:
         try:
             parameters = list(inspect.signature(target).parameters.values())[skip:]
         except (TypeError, ValueError):
-            # Classes written in C may have no signature; their constructor alone knows what is right.
+            # Classes written in C may have no signature; only their constructor can check arguments.
             return
         fields: dict[str, Any] = {}
         for parameter in parameters:
@@ -87,7 +87,7 @@ class RequestParameters:
         known = parameter.name in _SUPPLIED
         required = parameter.default is parameter.empty and not known
         if known:
-            # A request may repeat what the server supplies, as code for transformers does.
+            # A request may repeat a value that the server supplies, as code for transformers does.
             kind = Any
         if kind is None or parameter.kind is parameter.POSITIONAL_ONLY:
             if required:
@@ -97,13 +97,13 @@ class RequestParameters:
             kind = _token_ids(parameter.name, annotation, kind)
         if parameter.default is None or type(None) in typing.get_args(annotation):
             kind = kind | None
-        # Any name may be a parameter's, and not every one a field's.
+        # Prefixed, since pydantic does not allow every parameter name as a field name.
         fields[f"arg_{parameter.name}"] = (kind, _field(parameter, required=required))
 
     def arguments(self, given: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
-        """Keyword arguments for a call: the request's, and the server's for what it leaves out.
+        """Returns the keyword arguments of a call: the request's, and the server's for omitted parameters.
 
-        Raises ValueError for a request whose value differs from the one that the server supplies.
+        Raises ValueError for a tokenizer, and for a value that differs from the server's.
         """
         arguments = dict(given)
         if TOKENIZER in given:
@@ -120,12 +120,12 @@ class RequestParameters:
 
 @lru_cache(maxsize=256)
 def request_parameters(target: Callable[..., Any], skip: int = 0) -> RequestParameters:
-    """The same object each time."""
+    """Returns the cached `RequestParameters` of these arguments."""
     return RequestParameters(target, skip)
 
 
 def _evaluated(annotation: Any, target: Callable[..., Any]) -> Any:
-    """An annotation that is text as what it means; a name that means nothing at run time stays text."""
+    """Returns the value of a text annotation; text that cannot be evaluated at run time stays text."""
     if not isinstance(annotation, str):
         return annotation
     function = target if inspect.isfunction(target) else getattr(target, "__init__", target)
@@ -151,7 +151,7 @@ def _described(parameter: inspect.Parameter) -> str:
 
 
 def _json_type(annotation: Any) -> Any:
-    """The part of a type that JSON can write, None if there is none: of `int | torch.Tensor`, `int`."""
+    """Returns the part of a type that JSON can express, None if there is none: `int` for `int | torch.Tensor`."""
     if annotation is inspect.Parameter.empty or annotation is Any or isinstance(annotation, str):
         return Any
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -180,7 +180,7 @@ def _list_of(arguments: Sequence[Any]) -> Any:
 
 
 def _tuple_of(arguments: Sequence[Any]) -> Any:
-    """JSON has no tuples: a list counts as one."""
+    """Returns a tuple type that accepts lists: JSON has no tuples."""
     kinds = [each if each is ... else _json_type(each) for each in arguments]
     if None in kinds:
         return None
@@ -188,7 +188,7 @@ def _tuple_of(arguments: Sequence[Any]) -> Any:
 
 
 def _one_error(kinds: list[Any]) -> Any:
-    """The union of these, which reports one error at the place of the value itself."""
+    """Returns the union of these types; it reports one error, at the place of the value itself."""
     if len(kinds) == 1:
         return kinds[0]
 
@@ -203,9 +203,9 @@ def _one_error(kinds: list[Any]) -> Any:
 
 
 def _names_token_ids(name: str, annotation: Any) -> bool:
-    """True for a parameter that is token ids, judged by the names that transformers uses.
+    """True for a parameter that holds token ids, judged by the names that transformers uses.
 
-    `eos_token_id` and `bad_words_ids` are, and `suppress_tokens` as a list; `min_new_tokens: int` is a number.
+    `eos_token_id` and `bad_words_ids` do, and `suppress_tokens` if it is a list; `min_new_tokens: int` is a number.
     """
     if name.endswith("_tokens") or name == "tokens":
         return annotation is inspect.Parameter.empty or list in _origins(annotation)
@@ -214,7 +214,7 @@ def _names_token_ids(name: str, annotation: Any) -> bool:
 
 
 def _token_ids(name: str, annotation: Any, kind: Any) -> Any:
-    """`kind`, whose integers have to be in the vocabulary."""
+    """Returns `kind` with its integers restricted to the vocabulary."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         for token in _leaves(value):
@@ -244,7 +244,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _field(parameter: inspect.Parameter, *, required: bool) -> Any:
-    """Shows clients a default that JSON can write; the constructor fills defaults in itself."""
+    """Returns a field that shows clients the default if JSON can express it; the constructor sets defaults."""
     default = parameter.default
     if required:
         return Field(..., alias=parameter.name)

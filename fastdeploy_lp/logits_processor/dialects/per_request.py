@@ -1,4 +1,4 @@
-"""Processors of which every request has an instance of its own."""
+"""Processors with a separate instance for every request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RowProcessor = Callable[["list[int]", "list[int]", "Tensor"], "Tensor"]
 
 @dataclass
 class _Own:
-    """One request's instance; None if it failed, and the request continues without it if it continues at all.
+    """One request's instance; None after a failure, and the request then ends or continues without it.
 
-    error: why it could not be built, until the request's next step reports it.
-    kept: until `forget`, also while the request has no slot. behind: it has not been called for the tokens so far.
-    given, made: the row before and after its call of this step, None before that call.
+    error: reason why it could not be built, until the request's next step reports it. kept: True if it stays until
+    `forget`, also while the request has no slot. behind: True if it must still be called for the output tokens so far.
+    given, made: the row before and after its call in this step, None before that call.
     """
 
     instance: RowProcessor | None
@@ -41,9 +41,9 @@ class _Own:
 class PerRequestProcessor(LogitsProcessor):
     """Calls each request's instance once for each of its tokens, in order.
 
-    The server builds an instance beside its steps and hands it over with `adopt`; it lives until `forget`, so that its
-    state survives preemption. A request that comes without one gets it in `update_state`, until it leaves its slot; if
-    it has output tokens by then, the instance is first called for each of them on a row of zeros.
+    The server builds an instance outside its steps and passes it to `adopt`; it lives until `forget`, so that its state
+    survives preemption. A request without one gets an instance in `update_state`, until it leaves its slot; if the
+    request already has output tokens, the instance is first called for each of them on a row of zeros.
     """
 
     only_with_args = True
@@ -54,21 +54,21 @@ class PerRequestProcessor(LogitsProcessor):
 
     @abstractmethod
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
-        """The instance of a request with these arguments; any thread may call this."""
+        """Returns the instance of a request with these arguments; any thread may call this."""
 
     def adopt(self, request_id: str, instance: RowProcessor | None, error: Exception | None = None) -> None:
-        """Use this instance for a new request; None if it could not be built because of `error`."""
+        """Uses this instance for a new request; None if it could not be built because of `error`."""
         self._own[request_id] = _Own(instance, error, kept=True)
 
     def forget(self, request_id: str) -> None:
-        """The request is over."""
+        """Drops the instance of a request that has ended."""
         own = self._own.pop(request_id, None)
         if own is not None:
-            # The last step's rows know it, too.
+            # `_rows` of the last step may still refer to it.
             own.instance = own.given = own.made = None
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Match the active rows with their requests' instances."""
+        """Matches the active rows with their requests' instances; raises RowErrors for failed constructors."""
         using, ids = share_inputs["using_slots"], share_inputs["req_ids"]
         here = {ids[slot] for slot in using}
         self._own = {key: own for key, own in self._own.items() if own.kept or key in here}
@@ -92,7 +92,7 @@ class PerRequestProcessor(LogitsProcessor):
         raise_row_errors(failed)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Each instance on its own row; one that fails is dropped, and the others still run."""
+        """Calls each instance on its row; drops one that fails, still runs the others, then raises RowErrors."""
         failed: dict[int, Exception] = {}
         for row, own, prompt, output in self._rows:
             if own.instance is None:
@@ -106,10 +106,10 @@ class PerRequestProcessor(LogitsProcessor):
         return logits
 
     def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor) -> Tensor:
-        """The row `part` after the request's instance.
+        """Returns the row `part` after the request's instance.
 
-        When another processor has failed, the step's rows are processed again. An instance with a state must not see
-        a token twice, so the second time it is not called where the row is the same.
+        When another processor has failed, the step's rows are processed again. A stateful instance must not see a token
+        twice, so the second time it is not called if the row is the same.
         """
         if own.given is not None and own.made is not None and bool((own.given == part).all()):
             return own.made
@@ -124,7 +124,7 @@ class PerRequestProcessor(LogitsProcessor):
 
 
 def _replay(instance: RowProcessor, prompt: list[int], output: list[int], like: Tensor) -> None:
-    """Call the instance for each output token so far, each time on a row of zeros."""
+    """Calls the instance for each output token so far, each time on a row of zeros."""
     import paddle
 
     for count in range(len(output)):

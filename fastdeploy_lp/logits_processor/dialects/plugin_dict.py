@@ -27,17 +27,17 @@ CLASS, MODEL = "logits_processor_class", "parameters_model"
 
 
 class PluginDictDialect(Dialect):
-    """One instance a request that names the plugin, called `(token_ids, row) -> row` with the output tokens."""
+    """One instance per request that names the plugin, called `(token_ids, row) -> row` with the output tokens."""
 
     name = "plugin-dict"
     by_name_only = True
 
     def recognizes(self, found: Any) -> bool:
-        """Dicts."""
+        """Returns True for dicts."""
         return isinstance(found, dict)
 
     def check(self, found: Any, spec: str) -> None:
-        """A callable class, and a pydantic model beside it."""
+        """Raises LogitsProcessorSpecError unless the dict has a callable class and a pydantic model."""
         if CLASS not in found:
             raise LogitsProcessorSpecError(spec, f"is a dict without {CLASS!r}; it needs {CLASS!r} and {MODEL!r}")
         cls, model = found[CLASS], found.get(MODEL)
@@ -53,17 +53,17 @@ class PluginDictDialect(Dialect):
             ) from None
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
-        """Its `parameters_model`."""
+        """Returns the dict's `parameters_model`."""
         model: type[BaseModel] = found[MODEL]
         return model
 
     def ready_validation(self) -> None:
-        """Rows of dry calls are Paddle's."""
+        """Imports Paddle, which makes the rows of dry calls."""
         with quiet_paddle():
             importlib.import_module("paddle")
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
-        """Build an instance and call it on rows of zeros: it knows mistakes that its parameters model does not."""
+        """Builds an instance and calls it on rows of zeros, to find mistakes that its parameters model does not."""
         import paddle
 
         process = _process(found, sampling_params.extra_args or {}, facts)
@@ -73,29 +73,29 @@ class PluginDictDialect(Dialect):
                 require_same_kind(process([], output_ids, row), row)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """Makes instances as requests come."""
+        """Returns a processor that makes instances as requests arrive."""
         return PluginDictProcessor(found, ModelFacts.of(fd_config))
 
     def class_of(self, found: Any) -> type:
-        """The processor class."""
+        """Returns the processor class."""
         cls: type = found[CLASS]
         return cls
 
 
 class PluginDictProcessor(PerRequestProcessor):
-    """A plugin dict as the chain sees it."""
+    """Native wrapper of a plugin dict."""
 
     def __init__(self, plugin: dict[str, Any], facts: ModelFacts) -> None:
         super().__init__()
         self._plugin, self._facts = plugin, facts
 
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
-        """`cls(tokenizer, parameters)`."""
+        """Returns `cls(tokenizer, parameters)`, as a function of a row."""
         return _process(self._plugin, args, self._facts)
 
 
 def _process(plugin: dict[str, Any], args: Mapping[str, Any], facts: ModelFacts) -> RowProcessor:
-    """A new instance for a request with these arguments, called with its output tokens and its row."""
+    """Returns a new instance for a request with these arguments, called with its output tokens and its row."""
     parameters = plugin[MODEL].model_validate(dict(args))
     bound = _bound(plugin[CLASS], facts.tokenizer, parameters)
     instance = plugin[CLASS](*bound.args, **bound.kwargs)
@@ -103,9 +103,9 @@ def _process(plugin: dict[str, Any], args: Mapping[str, Any], facts: ModelFacts)
 
 
 def _bound(cls: type, tokenizer: Any, parameters: Any) -> inspect.BoundArguments:
-    """Both as the constructor takes them: by position, unless its second parameter is the one called `tokenizer`.
+    """Binds both by position, tokenizer first unless the constructor's second parameter is called `tokenizer`.
 
-    Raises TypeError when it takes no such two.
+    Raises TypeError for a constructor that does not take two arguments.
     """
     signature = inspect.signature(cls)
     swapped = list(signature.parameters)[1:2] == [TOKENIZER]

@@ -1,4 +1,4 @@
-"""Request-level callables behind vLLM's `AdapterLogitsProcessor`."""
+"""Request-level callables, run by vLLM's `AdapterLogitsProcessor`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
 
 
 class RequestLevelDialect(VllmV1Dialect):
-    """Runs subclasses of `AdapterLogitsProcessor`: one callable a request, `new_req_logits_processor` makes them."""
+    """Runs subclasses of `AdapterLogitsProcessor`: `new_req_logits_processor` makes one callable per request."""
 
     name = "request"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of the adapter."""
+        """Returns True for subclasses of the adapter."""
         return isinstance(found, type) and issubclass(found, vllm_v1.AdapterLogitsProcessor)

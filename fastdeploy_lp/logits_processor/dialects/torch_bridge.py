@@ -1,4 +1,4 @@
-"""Paddle tensors as torch tensors and back, without a copy."""
+"""Conversion between Paddle and torch tensors, without a copy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 def torch_device() -> Any:
-    """The `torch.device` that processors written for torch are told: the host."""
+    """Returns the `torch.device` that torch processors get: the CPU."""
     import torch
 
     return torch.device("cpu")
 
 
 def to_torch(tensor: Tensor) -> Any:
-    """A torch view of the same memory: what one side writes, the other reads."""
+    """Returns a torch view of the same memory; writes on one side are visible on the other."""
     import torch
 
     return torch.from_dlpack(tensor.detach())
 
 
 def to_paddle(result: Any, original: Tensor) -> Tensor:
-    """The Paddle tensor for what a torch processor returned: `original` itself if it was changed in place."""
+    """Returns a torch processor's result as a Paddle tensor: `original` itself if it was changed in place."""
     import paddle
     import torch
 

@@ -1,4 +1,4 @@
-"""Calls of torch processors on one request's row, in the ways that such processors are written for."""
+"""Calls of torch processors on one request's row, in the known call styles."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TorchRow = Callable[[Sequence[int], Sequence[int], Any], Any]
 """(prompt ids, output ids, row [vocab_size], a torch tensor) → row."""
 
 DRY_PROMPT = 16
-"""Tokens of the prompt of a dry call: enough for processors that look back a few tokens."""
+"""Prompt tokens of a dry call: enough for processors that read a few tokens back."""
 
 _LOGITS = re.compile(r"(.*_)?(scores?|logits?|row)")
 _OUTPUT = re.compile(r"(past|output|generated|previous)_.*")
 
 
 class CallStyle(Enum):
-    """Arguments of a call, told by the names of its required parameters."""
+    """Arguments of a call, recognized by the names of its required parameters."""
 
     INPUT_SCORES = "(input_ids, scores)"
     """transformers: prompt and output together [1, tokens], scores [1, vocab_size]."""
@@ -33,12 +33,12 @@ class CallStyle(Enum):
 
     @property
     def arguments(self) -> int:
-        """Their number."""
+        """Number of arguments."""
         return self.value.count(",") + 1
 
 
 def call_style(names: Sequence[str]) -> CallStyle | None:
-    """The style of a callable whose first parameters have these names, None if they are no processor's."""
+    """Returns the style of a callable whose first parameters have these names, None if it has no known style."""
     if len(names) > 1 and names[0] == "input_ids" and _LOGITS.fullmatch(names[1]):
         return CallStyle.INPUT_SCORES
     if len(names) > 2 and names[0].startswith("prompt") and _OUTPUT.fullmatch(names[1]) and _LOGITS.fullmatch(names[2]):
@@ -49,7 +49,7 @@ def call_style(names: Sequence[str]) -> CallStyle | None:
 
 
 def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
-    """Names of the parameters that can be given by position, after the first `skip`; empty without a signature."""
+    """Returns the names of the positional parameters after the first `skip`; empty without a signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -59,7 +59,7 @@ def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
 
 
 def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
-    """`call`, as a function of a request's tokens and its row; tokens are copies, which `call` may change."""
+    """Returns `call` as a function of a request's tokens and its row; tokens are copies, which `call` may change."""
     if style is CallStyle.OUTPUT_ROW:
         return lambda _, output_ids, row: require_same_kind(call(list(output_ids), row), row)
     if style is CallStyle.PROMPT_OUTPUT_ROW:
@@ -76,7 +76,7 @@ def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
 
 
 def dry_run(process: TorchRow, vocab_size: int) -> None:
-    """Call a new instance as the first two steps of a request would, on rows of zeros; raises what it raises."""
+    """Calls a new instance as in the first two steps of a request, on rows of zeros; its errors propagate."""
     import torch
 
     with one_thread(), torch.no_grad():
@@ -86,9 +86,10 @@ def dry_run(process: TorchRow, vocab_size: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to the calling thread: a row is too short to share.
+    """Limits torch to the calling thread: a row is too short to share.
 
-    On a machine whose cores are busy, waiting for the other threads made top-k of 49,152 logits take 94 ms, not 1.6.
+    On a machine whose cores are busy, waiting for other threads made top-k of 49,152 logits take 94 ms instead of 1.6
+    ms.
     """
     import torch
 

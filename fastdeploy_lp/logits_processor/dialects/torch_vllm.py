@@ -1,4 +1,4 @@
-"""vLLM V1 processors written for torch, on the classes of an installed vLLM or on the stand-ins."""
+"""vLLM V1 processors written for torch, on the classes of an installed vLLM or on their stand-ins."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class TorchVllmDialect(Dialect):
     name = "torch"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of the `LogitsProcessor` under vLLM's module name in this process."""
+        """Returns True for subclasses of the `LogitsProcessor` under vLLM's module name in this process."""
         base = getattr(sys.modules.get(INTERFACE_MODULE), "LogitsProcessor", None)
         return base is not None and isinstance(found, type) and issubclass(found, base)
 
     def check(self, found: Any, spec: str) -> None:
-        """Methods and constructor."""
+        """Raises LogitsProcessorSpecError for missing methods or another constructor."""
         require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
-        """As the base class says; vLLM's own error of a request, which need not be a ValueError, becomes one."""
+        """Validates as the base class does; turns vLLM's own request error, which may be no ValueError, into one."""
         try:
             super().validate(found, sampling_params, facts)
         except Exception as error:
@@ -51,7 +51,7 @@ class TorchVllmDialect(Dialect):
             raise ValueError(str(error)) from error
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance that works on torch tensors; updates are made of the classes of the module it derives from."""
+        """Returns an instance that works on torch tensors; it gets updates of the classes of vLLM's module."""
         import torch
 
         config = VllmConfig.from_fd_config(fd_config)
@@ -66,15 +66,15 @@ class TorchVllmDialect(Dialect):
 
 
 class TorchVllmProcessor(VllmV1Processor):
-    """A torch processor as the chain sees it."""
+    """Native wrapper of a vLLM processor written for torch."""
 
     def apply(self, logits: Tensor) -> Tensor:
-        """On a view of the logits; results made in place and out of place both count."""
+        """Runs the processor on a torch view of the logits; its result may be in place or out of place."""
         return to_paddle(self._processor.apply(to_torch(logits)), logits)
 
 
 def _is_vllms_adapter(processor: Any) -> bool:
-    """True if vLLM's own `AdapterLogitsProcessor` keeps the rows, and no subclass overrides that."""
+    """True if vLLM's own `AdapterLogitsProcessor` manages the rows, and no subclass overrides that."""
     adapter = getattr(sys.modules[INTERFACE_MODULE], "AdapterLogitsProcessor", None)
     if adapter is None or issubclass(adapter, vllm_v1.AdapterLogitsProcessor) or not isinstance(processor, adapter):
         return False
@@ -84,20 +84,20 @@ def _is_vllms_adapter(processor: Any) -> bool:
 
 
 class _AdapterRows:
-    """Runs the callables of vLLM's own adapter, whose `apply` stops at the first one that raises."""
+    """Runs the callables of vLLM's own adapter, whose `apply` stops at the first callable that raises."""
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
 
     def is_argmax_invariant(self) -> bool:
-        """As the adapter says."""
+        """Returns the adapter's claim."""
         return bool(self._adapter.is_argmax_invariant())
 
     def update_state(self, batch_update: vllm_v1.BatchUpdate | None) -> None:
-        """Keep the adapter's own table; raises RowErrors for requests that it could not take."""
+        """Updates the adapter's own table; raises RowErrors for requests whose callable could not be made."""
         vllm_v1.follow_rows(self._adapter.req_info, batch_update, self._adapter._new_state)
 
     def apply(self, logits: Any) -> Any:
-        """Each callable on its own row; raises RowErrors for the rows that failed."""
+        """Runs each callable on its row; raises RowErrors for the rows that failed."""
         vllm_v1.apply_rows(self._adapter.req_info, logits)
         return logits

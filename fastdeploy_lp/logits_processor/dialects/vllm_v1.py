@@ -1,4 +1,4 @@
-"""vLLM's V1 dialect: batch-level processors told of the batch by `BatchUpdate`s."""
+"""vLLM's V1 dialect: batch-level processors that receive the batch's changes as `BatchUpdate`s."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class VllmV1Dialect(Dialect):
     name = "vllm-v1"
 
     def recognizes(self, found: Any) -> bool:
-        """Subclasses of the interface class."""
+        """Returns True for subclasses of the interface class."""
         return isinstance(found, type) and issubclass(found, vllm_v1.LogitsProcessor)
 
     def check(self, found: Any, spec: str) -> None:
-        """Methods and constructor."""
+        """Raises LogitsProcessorSpecError for missing methods or another constructor."""
         require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
-        """An instance behind a `VllmV1Processor`."""
-        # Paddle has no pinned memory without a GPU build; a processor that asks gets an honest no.
+        """Returns an instance in a `VllmV1Processor`."""
+        # `is_pin_memory` is False: Paddle has no pinned memory without a GPU build.
         with set_current_vllm_config(vllm_v1.VllmConfig.from_fd_config(fd_config)) as config:
             processor = found(config, current_platform().device_type, False)
         return VllmV1Processor(processor, BatchTracker(eos_token_ids=fd_config.model_config.eos_token_ids))
 
 
 class VllmV1Processor(LogitsProcessor):
-    """A vLLM processor as the chain sees it."""
+    """Native wrapper of a vLLM processor."""
 
     def __init__(self, processor: Any, batch: BatchTracker) -> None:
         self._processor = processor
@@ -50,14 +50,14 @@ class VllmV1Processor(LogitsProcessor):
         self._argmax_invariant = bool(processor.is_argmax_invariant())
 
     def is_argmax_invariant(self) -> bool:
-        """As the processor said at start."""
+        """Returns the processor's claim at start."""
         return self._argmax_invariant
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Pass on what changed, None if nothing did."""
+        """Passes on the changes, None if there are none."""
         self._processor.update_state(self._batch.update(share_inputs))
 
     def apply(self, logits: Tensor) -> Tensor:
-        """As the processor does."""
+        """Returns the processor's result."""
         result: Tensor = self._processor.apply(logits)
         return result

@@ -1,4 +1,4 @@
-"""For authors of logits processors: checks and a harness that need neither a model nor a server."""
+"""Checks and a harness for authors of logits processors; they need neither a model nor a server."""
 
 from fastdeploy_lp.logits_processor.testing.argmax import check_argmax_invariance
 from fastdeploy_lp.logits_processor.testing.check import CHECK_NAMES, check_processor

@@ -1,4 +1,4 @@
-"""Holds the claim of argmax invariance against random logits."""
+"""Checks the claim of argmax invariance with random logits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OUTPUT_LEN = 3
 def check_argmax_invariance(
     processor: Processor, fd_config: FDConfig, args: Sequence[dict[str, Any]], *, trials: int = 20, seed: int = 0
 ) -> None:
-    """Hold a processor's `is_argmax_invariant()` against what it does to random logits.
+    """Checks a processor's `is_argmax_invariant()` with random logits.
 
     processor: a SPEC, a class of any dialect or a plugin dict. args: named arguments, one dict for each row of the
-    batch. trials: how many batches of logits [len(args), vocab_size] are tried, normal ones and ones with many ties.
+    batch. trials: number of batches of logits [len(args), vocab_size] to try, normal ones and ones with many ties.
 
-    Raises ConformanceError, naming the processor, the row and the tokens, when a processor that declares itself
-    argmax-invariant changes a row's most likely token. One that does not declare it passes.
+    Raises ConformanceError, with the names of processor, row and tokens, if a processor that declares itself
+    argmax-invariant changes a row's most likely token. A processor that does not declare it passes.
     """
     if len(args) > fd_config.scheduler_config.max_num_seqs:
         raise ValueError(f"args: {len(args)} rows, but max_num_seqs is {fd_config.scheduler_config.max_num_seqs}")
@@ -45,14 +45,14 @@ def check_argmax_invariance(
 
 
 def trial_logits(random: np.random.Generator, trial: int, rows: int, vocab_size: int) -> NDArray[np.float32]:
-    """Logits [rows, vocab_size] such as a model gives, in turn with ones that are nearly equal and ones with ties."""
+    """Returns logits [rows, vocab_size], in turn with ties, as from a model, and nearly equal."""
     logits = random.normal(0.0, 0.01 if trial % 3 == 2 else 4.0, (rows, vocab_size)).astype(np.float32)
     return np.round(logits) if trial % 3 == 0 else logits
 
 
 def require_same_argmax(name: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
-    """Raise ConformanceError for a row of `after` [rows, vocab_size] whose winner is none of `before`."""
-    # Equal logits share the first place, and any of them may be drawn: the winner afterwards has to be one of them.
+    """Raises ConformanceError for a row of `after` [rows, vocab_size] whose winner is none of `before`."""
+    # Equal logits share the first place and any of them may be drawn, so the later winner must be one of them.
     winners = after.argmax(axis=-1)
     rows = np.arange(len(before))
     for row in np.flatnonzero(before[rows, winners] < before.max(axis=-1)).tolist():

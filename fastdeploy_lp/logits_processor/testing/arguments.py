@@ -20,10 +20,10 @@ TRIES_EACH = 40
 def draw_arguments(
     model: type[BaseModel], count: int, *, vocab_size: int, seed: int, accepts: Callable[[dict[str, Any]], bool]
 ) -> list[dict[str, Any]]:
-    """Up to `count` sets of arguments, all different, that the model's schema allows and `accepts` takes.
+    """Draws up to `count` different sets of arguments that fit the model's schema and that `accepts` accepts.
 
-    Integers without bounds are taken to be token ids. What the schema does not tell (rules in validators) is found by
-    trying; none may be left.
+    Integers without bounds count as token ids. The schema does not show rules in validators, so draws are retried; the
+    result may be empty.
     """
     schema = model.model_json_schema()
     drawer = _Drawer(schema, random.Random(seed), vocab_size)
@@ -38,7 +38,7 @@ def draw_arguments(
 
 
 def integers_in(value: Any) -> Iterator[int]:
-    """Every integer that the arguments hold, those in the keys of objects included: token ids are among them."""
+    """Yields every integer in the arguments, also those in keys of objects; token ids are among them."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from integers_in(int(key) if isinstance(key, str) and key.isdecimal() else key)
@@ -51,7 +51,7 @@ def integers_in(value: Any) -> Iterator[int]:
 
 
 class _Drawer:
-    """Draws values of JSON schemas as pydantic writes them."""
+    """Draws random values for JSON schemas in pydantic's form."""
 
     def __init__(self, root: Schema, source: random.Random, vocab_size: int) -> None:
         self._definitions: Schema = root.get("$defs", {})
@@ -59,7 +59,7 @@ class _Drawer:
         self._vocab_size = vocab_size
 
     def draw(self, schema: Schema) -> Any:
-        """A value; for a schema that says nothing, one of several kinds."""
+        """Returns a random value; for a schema without a type, an integer."""
         if "$ref" in schema:
             return self.draw(self._definitions[schema["$ref"].rpartition("/")[2]])
         if "const" in schema:
@@ -74,7 +74,7 @@ class _Drawer:
         return draw(schema)
 
     def _choose(self, alternatives: list[Schema]) -> Schema:
-        """Rarely null, which is as good as no argument."""
+        """Returns a random alternative; seldom null, which equals no argument."""
         something = [each for each in alternatives if each.get("type") != "null"]
         return self._random.choice(alternatives if self._random.random() < 0.1 or not something else something)
 
@@ -90,7 +90,7 @@ class _Drawer:
             return self._random.randrange(SMALL if self._random.random() < 0.3 else self._vocab_size)
         least = math.ceil(low if low is not None else (high or 0.0) - SMALL)
         if high is None:
-            # Small ones, which show within a short output what a length or a count does.
+            # Small values, so that lengths and counts take effect within a short output.
             return least + int(self._random.expovariate(0.3))
         return self._random.randint(least, math.floor(high))
 
@@ -139,7 +139,7 @@ class _Drawer:
         chosen = [name for name in properties if name in required or self._random.random() < 0.7]
         drawn = {name: self.draw(properties[name]) for name in chosen}
         if not properties and isinstance(schema.get("additionalProperties", {}), dict):
-            # The schema does not tell keys that are token ids from others.
+            # The schema does not distinguish keys that are token ids from others.
             numbered = self._random.random() < 0.7
             for _ in range(self._length(schema, "minProperties", "maxProperties")):
                 key = str(self._random.randrange(self._vocab_size)) if numbered else self._random.choice(WORDS)

@@ -1,7 +1,7 @@
-"""Checks that a request gets the same rows wherever it is and whoever shares its batch.
+"""Checks that a request gets the same rows in any slot and in any batch.
 
-A request that has an instance for itself sets what is right. Each check then changes one circumstance and no other, so
-that a processor with one mistake fails one of them.
+An instance that serves one request alone sets the expected rows. Each check then changes one circumstance, so that a
+processor with one mistake fails one check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHURN_REQUESTS = 24
 
 
 def deterministic(subject: Subject) -> None:
-    """The same steps give the same rows with another instance."""
+    """Checks that another instance returns the same rows for the same steps."""
     again = subject.rows_alone(subject.scripts)
     require_same(
         subject.alone, again, "gives other logits for the same request each time: draw random numbers from its seed"
@@ -36,14 +36,14 @@ def deterministic(subject: Subject) -> None:
 
 
 def apply_again(subject: Subject) -> None:
-    """`apply` may run twice in a step."""
+    """Checks that a second `apply` in a step returns the same rows."""
     twice = subject.rows_alone(subject.using, applications=2)
     problem = "gives another row when apply runs again in a step, as it does when another processor fails"
     require_same(subject.alone, twice, f"{problem}: advance state in update_state")
 
 
 def slot_number(subject: Subject) -> None:
-    """A request is in whatever slot was free."""
+    """Checks that rows do not depend on the slot number."""
     for slot in (1, SLOTS // 2, SLOTS - 1):
         rows = subject.rows_alone(subject.scripts, slot=slot)
         require_same(
@@ -52,7 +52,7 @@ def slot_number(subject: Subject) -> None:
 
 
 def stopped_slots(subject: Subject) -> None:
-    """Slots around it hold requests that have no row, with arguments of their own."""
+    """Checks that rows do not depend on neighbour slots whose requests have other arguments and no row."""
     for index, script in enumerate(subject.scripts):
         stage = subject.stage()
         others = [
@@ -70,7 +70,7 @@ def stopped_slots(subject: Subject) -> None:
 
 
 def row_isolation(subject: Subject) -> None:
-    """All requests enter together, in either order."""
+    """Checks that rows do not depend on each other: all requests enter together, in either order."""
     for scripts in (subject.scripts, subject.scripts[::-1]):
         stage = subject.stage()
         for script in scripts:
@@ -80,7 +80,7 @@ def row_isolation(subject: Subject) -> None:
 
 
 def chunked_prefill(subject: Subject) -> None:
-    """A request is in its slot for some steps before it has a row."""
+    """Checks that rows do not depend on steps in which the request has a slot but no row."""
     for script in subject.using:
         stage = subject.stage()
         stage.enter(subject.plain, 0)
@@ -94,7 +94,7 @@ def chunked_prefill(subject: Subject) -> None:
 
 
 def slot_reuse(subject: Subject) -> None:
-    """The slot had another request before."""
+    """Checks that rows do not depend on an earlier request in the slot."""
     around = [*subject.scripts, subject.scripts[0]]
     for first, second in [*pairwise(around), *pairwise(around[::-1])]:
         for pause in (False, True):
@@ -113,7 +113,7 @@ def slot_reuse(subject: Subject) -> None:
 
 
 def preemption(subject: Subject) -> None:
-    """The request leaves half way and comes back with its tokens, into this slot or another."""
+    """Checks that a request gets the same rows after it leaves half way and resumes with its tokens in any slot."""
     for script in subject.using:
         for back, pause in ((0, False), (0, True), (4, False), (4, True)):
             stage = subject.stage()
@@ -132,9 +132,9 @@ def preemption(subject: Subject) -> None:
 
 
 def recovery(subject: Subject) -> None:
-    """A new instance, built because the old one failed, meets requests half way.
+    """Checks that a new instance, built after a failure, returns the same rows; raises Advice otherwise.
 
-    Under the usual policy they are few: those that had a row when it failed have ended.
+    The requests are half way. Under the usual policy they are few: those with a row at the failure have ended.
     """
     for script in subject.using:
         stage = subject.stage()
@@ -147,7 +147,7 @@ def recovery(subject: Subject) -> None:
 
 
 def every_token(subject: Subject) -> None:
-    """A request's own instance that was not called for the first tokens."""
+    """Checks that a request's instance needs no call for its first tokens; raises Advice otherwise."""
     for script in subject.using:
         stage = subject.stage()
         processor = stage.harness.entry.processor
@@ -166,7 +166,7 @@ def every_token(subject: Subject) -> None:
 
 
 def churn(subject: Subject) -> None:
-    """Requests enter, are held, preempted and aborted, and end at random."""
+    """Checks the rows of requests that enter, are held, preempted and aborted, and end at random."""
     source = random.Random(subject.seed)
     every = [script.args for script in subject.scripts]
     scripts = [
@@ -193,7 +193,7 @@ def churn(subject: Subject) -> None:
 
 
 def _bystander(stage: Stage, subject: Subject, slot: int) -> None:
-    """A step of somebody else."""
+    """Runs a step of another request in `slot`."""
     stage.enter(subject.plain, slot)
     stage.run(1)
     stage.leave(slot)

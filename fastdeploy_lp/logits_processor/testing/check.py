@@ -1,4 +1,4 @@
-"""`check_processor`: every check of a processor, in an order in which each tells one fault."""
+"""`check_processor`: runs all checks of a processor, in an order in which each fault is reported once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 
 SETS_OF_ARGUMENTS = SLOTS - PLAIN
-# Integers above are no token ids of any vocabulary there is.
+# Upper limit of vocabularies: integers from here on do not count as token ids.
 LARGEST_VOCABULARY = 1 << 18
 
 
 @dataclass(frozen=True)
 class Check:
-    """`needs` are checks without which this one would tell their faults again; they stand before it."""
+    """A check. needs: earlier checks without which this one would report the same faults again."""
 
     name: str
     run: Callable[[Subject], None]
@@ -102,15 +102,15 @@ def check_processor(
     seed: int = 0,
     skip: Collection[str] = (),
 ) -> CheckReport:
-    """Hold a processor against the contract, without a model or a server.
+    """Verifies a processor against the contract, without a model or a server.
 
-    processor: a SPEC, a class of any dialect or a plugin dict. params: sets of arguments that requests pass to it, the
-    first 6 of which are used; by default they are drawn from the JSON schema of its `Params`. fd_config: what its
-    constructor gets, for one that needs a real model's; by default that of no model, with a tokenizer of bytes.
-    seed: what logits, tokens and drawn arguments depend on. skip: names of checks that are left out, of `CHECK_NAMES`.
+    processor: a SPEC, a class of any dialect or a plugin dict. params: sets of arguments that requests pass to it, of
+    which the first 6 are used; drawn from the JSON schema of its `Params` by default. fd_config: configuration for its
+    constructor, if it needs a real model's; by default without a model and with a tokenizer of bytes. seed: seed of
+    logits, tokens and drawn arguments. skip: names of checks to leave out, from `CHECK_NAMES`.
 
-    Raises ValueError for params that the processor refuses and for an unknown name in `skip`. Whatever else is wrong
-    is in the report; `check_processor(…).require_passed()` makes it an error.
+    Raises ValueError for params that the processor refuses and for an unknown name in `skip`. The report contains all
+    other faults; `check_processor(…).require_passed()` raises an error for them.
     """
     unknown = [name for name in skip if name not in CHECK_NAMES]
     if unknown:
@@ -162,7 +162,7 @@ def _not_loaded(name: str, spec: str, dialect: str, reason: str) -> CheckReport:
 
 @contextmanager
 def _configured(fd_config: FDConfig | None, params: Sequence[Mapping[str, Any]]) -> Iterator[FDConfig]:
-    """The given configuration, or one with a vocabulary that has every token id of `params`."""
+    """Yields the given configuration, or one whose vocabulary contains every token id of `params`."""
     if fd_config is not None:
         yield fd_config
         return

@@ -1,4 +1,4 @@
-"""Checks of what a processor says of itself, and that it leaves rows usable."""
+"""Checks of a processor's claims, and that it leaves rows usable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MASKED = 0.9
 
 
 def effect(subject: Subject) -> None:
-    """Some request is changed."""
+    """Checks that at least one row changes; raises Advice otherwise."""
     if all(differs(subject.untouched(*key), row) is None for key, row in subject.alone.items()):
         raise Advice("changed no row of any request: give arguments that show what it does")
 
 
 def argmax_invariance(subject: Subject) -> None:
-    """`is_argmax_invariant()` is held against random logits, some with ties."""
+    """Checks `is_argmax_invariant()` with random logits, some with ties."""
     harness = subject.harness()
     if harness.entry.changes_argmax:
         return
@@ -37,7 +37,7 @@ def argmax_invariance(subject: Subject) -> None:
 
 
 def only_with_args(subject: Subject) -> None:
-    """Rows of requests that pass none of its arguments are as they were, if it says so."""
+    """Checks that `only_with_args` is true: rows of requests without its arguments do not change."""
     if not subject.harness().entry.processor.only_with_args:
         return
     stage = subject.stage()
@@ -52,7 +52,7 @@ def only_with_args(subject: Subject) -> None:
 
 
 def masked_rows(subject: Subject) -> None:
-    """Most logits of a row may be -inf, because another processor or a grammar has ruled the tokens out."""
+    """Checks rows with mostly -inf, as left by another processor or a grammar that rules tokens out."""
     for before, after in _masked(subject):
         if np.isnan(after).any() and not np.isnan(before).any():
             token = int(np.flatnonzero(np.isnan(after))[0])
@@ -60,7 +60,7 @@ def masked_rows(subject: Subject) -> None:
 
 
 def keeps_rows_valid(subject: Subject) -> None:
-    """A row keeps a finite logit, if it says so."""
+    """Checks that `keeps_rows_valid` is true: a row with a finite logit keeps one."""
     if not subject.harness().entry.processor.keeps_rows_valid:
         return
     for before, after in _masked(subject):
@@ -69,7 +69,7 @@ def keeps_rows_valid(subject: Subject) -> None:
 
 
 def _masked(subject: Subject) -> list[tuple[Row, Row]]:
-    """Rows before and after, of one step for each request alone, with few or with most tokens ruled out."""
+    """Returns rows before and after one step of each request alone, with few or with most tokens ruled out."""
     pairs = []
     for script in subject.scripts:
         for share in (0.1, MASKED):

@@ -1,4 +1,4 @@
-"""Checks of the contract itself: what the processor is built from, takes and returns."""
+"""Checks of the contract itself: the processor's constructor, arguments, inputs and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRANGE: tuple[Any, ...] = ("?", -1, 2**62, 1e30, [], [[]], {}, None, True)
 
 
 def contract(subject: Subject) -> None:
-    """It can be built, and says whether it is argmax-invariant."""
+    """Checks that the processor can be built and that `is_argmax_invariant()` returns a bool."""
     processor = subject.harness().entry.processor
     claim = processor.is_argmax_invariant()
     if not isinstance(claim, bool):
@@ -28,7 +28,7 @@ def contract(subject: Subject) -> None:
 
 
 def arguments(subject: Subject) -> None:
-    """Strange arguments are refused with ValueError, and somebody says which are right."""
+    """Checks that strange arguments are refused with ValueError; raises Advice if valid ones are unknown."""
     model = subject.declared.params_model
     if model is not None:
         names = sorted(subject.declared.argument_names)
@@ -57,7 +57,7 @@ def _ask(harness: ProcessorHarness, args: dict[str, Any]) -> None:
 
 
 def runs(subject: Subject) -> None:
-    """No request with valid arguments makes it raise."""
+    """Checks that requests with valid arguments do not make it raise."""
     for script in subject.scripts:
         try:
             subject.rows_alone([script])
@@ -67,7 +67,7 @@ def runs(subject: Subject) -> None:
 
 
 def result(subject: Subject) -> None:
-    """What `apply` returns has the shape and type of what it got."""
+    """Checks that `apply` returns logits of the shape and type that it got."""
     for script in subject.scripts:
         try:
             subject.rows_alone([script])
@@ -77,7 +77,7 @@ def result(subject: Subject) -> None:
 
 
 def share_inputs(subject: Subject) -> None:
-    """The slot arrays are as they were, after `update_state` and after `apply`."""
+    """Checks that `update_state` and `apply` leave the slot arrays unchanged."""
     stage = subject.stage()
     for script in subject.scripts:
         stage.enter(script)
@@ -105,7 +105,7 @@ def share_inputs(subject: Subject) -> None:
 
 
 def _is_refused_write(error: StepError) -> bool:
-    """Whether it comes of a write to a list, a tensor or an array of `share_inputs`."""
+    """True if the cause is a write to a list, a tensor or an array of `share_inputs`."""
     refused = isinstance(error.cause, ValueError) and "read-only" in str(error.cause)
     return refused or isinstance(error.cause, ReadOnlyError)
 
@@ -121,7 +121,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value whose parts compare by what they hold."""
+    """Returns a value whose parts compare by content."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(each) for each in value]
     if isinstance(value, msgspec.Struct):

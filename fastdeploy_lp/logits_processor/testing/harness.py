@@ -39,12 +39,12 @@ class StepError(Exception):
 
 
 class ProcessorHarness:
-    """A processor in a chain of its own, with slots that requests enter and leave.
+    """A processor in a separate chain, with slots that requests enter and leave.
 
-    processor: a SPEC, a class of any dialect or a plugin dict. fd_config: what its constructor gets; by default that
-    of no real model, with 1024 tokens and 8 slots. seed: what random logits depend on, besides request and position.
+    processor: a SPEC, a class of any dialect or a plugin dict. fd_config: configuration for its constructor; by default
+    without a real model, with 1024 tokens and 8 slots. seed: seed of random logits, besides request and position.
 
-    Raises LogitsProcessorSpecError for what is no processor, RuntimeError when its constructor fails.
+    Raises LogitsProcessorSpecError for an object that is no processor, RuntimeError if its constructor fails.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class ProcessorHarness:
         slot: int | None = None,
         held: bool = False,
     ) -> int:
-        """A request takes a slot, by default the lowest free one; gives its number.
+        """Puts a request into a slot, by default the lowest free one; returns the slot number.
 
         args: its arguments for the processor; None for a request that does not use it. output: tokens that it has
-        generated before; this very list goes on growing. held: it has no row yet, as in the middle of its prompt.
+        generated before; the same list continues to grow. held: True if it has no row yet, as in the middle of its
+        prompt.
 
         Raises RequestArgsError (a ValueError) for arguments that a server would refuse.
         """
@@ -102,7 +103,7 @@ class ProcessorHarness:
         return place
 
     def select(self, args: Mapping[str, Any] | None, params: SamplingParams | None = None) -> Selection:
-        """What the API process makes of the arguments; raises RequestArgsError for what it refuses."""
+        """Returns the API process's validated form of the arguments; raises RequestArgsError for refused ones."""
         if args is None:
             return Selection()
         named = {self.entry.name: dict(args)}
@@ -110,36 +111,36 @@ class ProcessorHarness:
         return self._validator.validate(SamplingParams(logits_processors=named, **given))
 
     def leave(self, slot: int) -> Occupant:
-        """The request leaves its slot: finished, aborted or preempted."""
+        """Removes and returns the request of a slot: finished, aborted or preempted."""
         self._held.discard(slot)
         self.slots.clear(slot)
         self.entry.leave(slot)
         return self.requests.pop(slot)
 
     def hold(self, slot: int) -> None:
-        """The request has no row until it is released."""
+        """Leaves the request without a row until `release`."""
         self._held.add(slot)
 
     def release(self, slot: int) -> None:
-        """It has a row again."""
+        """Lets the request have a row again."""
         self._held.discard(slot)
 
     @property
     def active(self) -> list[int]:
-        """The slots that have a row, ascending."""
+        """Slots that have a row, ascending."""
         return sorted(self.requests.keys() - self._held)
 
     def step(
         self, logits: Mapping[str, Any] | None = None, tokens: Mapping[str, int] | None = None, *, applications: int = 1
     ) -> dict[str, Row]:
-        """One step: every active request's row [vocab_size] after the processor, by request id.
+        """Runs a step; returns every active request's row [vocab_size] after the processor, by request id.
 
-        logits: the rows before it; random ones for requests that are left out. tokens: what each request generates
-        then; the most likely token of its row by default. applications: how often `apply` runs, on fresh logits each
-        time, as it does when another processor of the chain fails.
+        logits: rows before it; random ones for requests that are left out. tokens: token that each request then
+        generates; the most likely token of its row by default. applications: number of `apply` calls, on fresh logits
+        each time; there is more than one when another processor of the chain fails.
 
-        Raises StepError for what the processor raises; its cause is a TypeError for a result that the contract rules
-        out.
+        Raises StepError for an error of the processor; its cause is a TypeError for a result that breaks the
+        contract.
         """
         if not self.active:
             return {}
@@ -155,26 +156,26 @@ class ProcessorHarness:
         return rows
 
     def update(self) -> None:
-        """The first half of a step: the processor reads the slots."""
+        """Runs the first half of a step: the processor reads the slots."""
         self.slots.set_active(self.active)
         if self.entry.needs_update:
             self._run("update_state", self.entry.update_state, self.slots, self.slots["stop_flags"])
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The second half: the logits [rows, vocab_size] after the processor."""
+        """Runs the second half; returns the logits [rows, vocab_size] after the processor."""
         if not self.entry.has_work:
             return logits
         result: Tensor = self._run("apply", self.entry.apply, logits)
         return result
 
     def tensor(self, rows: NDArray[Any]) -> Tensor:
-        """Logits as the chain gets them."""
+        """Returns logits as the chain gets them."""
         import paddle
 
         return paddle.to_tensor(np.asarray(rows, np.float32))
 
     def random_row(self, request_id: str, position: int) -> Row:
-        """Logits [vocab_size] that depend on request, position and seed alone."""
+        """Returns logits [vocab_size] that depend only on request, position and seed."""
         random = np.random.default_rng(zlib.crc32(f"{self._seed} {request_id} {position}".encode()))
         return random.normal(0.0, 4.0, self.vocab_size).astype(np.float32)
 

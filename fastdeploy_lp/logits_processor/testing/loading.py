@@ -1,4 +1,4 @@
-"""From what an author names to a declared processor and a configuration, without a model."""
+"""Loads the processor that an author names, and makes its configuration without a model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ EOS_TOKEN_ID = 2
 
 
 def load(processor: Processor) -> DeclaredProcessor:
-    """The processor as a server would declare it; raises LogitsProcessorSpecError."""
-    # Paddle greets with advice about thread counts and compiler caches that is about nothing of the author's.
+    """Returns the processor as a server would declare it; raises LogitsProcessorSpecError."""
+    # Hides Paddle's advice about thread counts and compiler caches, which does not concern the author's code.
     with quiet_paddle(), redirect_stderr(io.StringIO()):
         importlib.import_module("paddle")
     if isinstance(processor, str):
@@ -55,9 +55,9 @@ def load(processor: Processor) -> DeclaredProcessor:
 def standalone_fd_config(
     *, vocab_size: int = VOCAB_SIZE, max_num_seqs: int = 8, max_model_len: int = 64, directory: str = ""
 ) -> FDConfig:
-    """A configuration such as a processor's constructor gets, of a model that is nowhere.
+    """Returns a configuration as a processor's constructor gets it, of a model that does not exist.
 
-    directory: where a `tokenizer.json` lies, for processors that ask for the tokenizer.
+    directory: folder with a `tokenizer.json`, for processors that need the tokenizer.
     """
     special = {"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID}
     return FDConfig(
@@ -79,7 +79,7 @@ def standalone_fd_config(
 
 @contextmanager
 def standalone_model(vocab_size: int) -> Iterator[FDConfig]:
-    """The same with a tokenizer whose tokens are single bytes, there until the block ends."""
+    """Yields a standalone configuration with a tokenizer of single bytes, which exists until the block ends."""
     with TemporaryDirectory(prefix="fastdeploy-lp-") as directory:
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         tokenizer = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
@@ -92,7 +92,7 @@ def standalone_model(vocab_size: int) -> Iterator[FDConfig]:
 def resized(
     fd_config: FDConfig, *, max_num_seqs: int, vocab_size: int | None = None, max_model_len: int | None = None
 ) -> FDConfig:
-    """The configuration with so many slots, and where given with another vocabulary and a shorter context."""
+    """Returns the configuration with this number of slots and, if given, another vocabulary and a shorter context."""
     model = fd_config.model_config
     length = min(max_model_len or model.max_model_len, model.max_model_len)
     return dataclasses.replace(
@@ -103,7 +103,7 @@ def resized(
 
 
 def phrase_encoder(fd_config: FDConfig) -> Encode | None:
-    """Tokenizes arguments that are texts, with the tokenizer of the model's directory; None if there is none."""
+    """Returns a function that tokenizes texts in arguments; None if the model's directory has no tokenizer."""
     path = Path(fd_config.model_config.directory) / "tokenizer.json"
     if not path.is_file():
         return None

@@ -1,6 +1,7 @@
-"""Tells of every read of a tensor's contents, for which the host would have to wait for the device.
+"""Reports every read of a tensor's contents, for which the host would have to wait for the device.
 
-Not told of: operators whose result is as large as a tensor says (masks as indices, `nonzero`), which wait as well.
+Not reported: operators whose result size depends on a tensor's contents (masks as indices, `nonzero`), which wait as
+well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# `__dlpack__` is not among them: it shares memory, and on the host that waits for nothing.
+# Without `__dlpack__`, which shares memory and, on the host, does not wait.
 READS = (
     "numpy",
     "item",
@@ -40,7 +41,7 @@ OWN_LINE = 60
 
 @contextmanager
 def watch_reads(on_read: Callable[[str], None]) -> Iterator[None]:
-    """`on_read` hears of every read of a Paddle tensor in the block, and of torch tensors if torch is loaded."""
+    """Calls `on_read` for every read of a Paddle tensor in the block, and of a torch tensor if torch is loaded."""
     from paddle import Tensor
 
     kinds: list[Any] = [Tensor]
@@ -69,12 +70,12 @@ def _watched(name: str, read: Callable[..., Any], on_read: Callable[[str], None]
 
 
 def _is_on_host(tensor: Any) -> bool:
-    """Whether the device has nothing to do with it: the `input_ids` of Hugging Face's processors are made of lists."""
+    """True for torch int64 tensors, such as Hugging Face's `input_ids`: they are made from lists on the host."""
     return type(tensor).__module__.partition(".")[0] == "torch" and str(tensor.dtype) == "torch.int64"
 
 
 def _where() -> str:
-    """The line of the author's that led here: the innermost one outside this package and the tensor libraries."""
+    """Returns the author's line that read: the innermost one outside this package and the tensor libraries."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         path = Path(frame.f_code.co_filename)

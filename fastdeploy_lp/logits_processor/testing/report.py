@@ -1,4 +1,4 @@
-"""What checking a processor has found."""
+"""Report of a processor's checks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class ConformanceError(AssertionError):
-    """A processor does not do what it says of itself, or what the contract asks of it."""
+    """A processor breaks the contract, or does not do what it declares."""
 
 
 class Outcome(Enum):
-    """ADVICE is about what works but could be better; SKIPPED checks could not tell anything, or were not asked for."""
+    """ADVICE: it works but could be better. SKIPPED: named in `skip`, or a needed check failed or was skipped."""
 
     PASS = "pass"
     FAIL = "FAIL"
@@ -22,7 +22,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; `message` is what it looked at, or what is wrong and what to do."""
+    """Result of one check; `message` describes what was checked, or the fault and its fix."""
 
     check: str
     outcome: Outcome
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step with so many rows, all of them using the processor, and so many tokens."""
+    """Milliseconds of a step with `rows` rows, all using the processor, and a vocabulary of `vocab_size` tokens."""
 
     rows: int
     vocab_size: int
@@ -40,9 +40,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings about one processor in the order of the checks, and what a step costs.
+    """Findings about one processor in the order of the checks, and the times of its steps.
 
-    arguments: the requests' arguments that the checks ran with.
+    arguments: the requests' arguments that the checks used.
     """
 
     name: str
@@ -54,20 +54,20 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed; advice is none of its business."""
+        """True if no check failed; advice does not count."""
         return not self.of(Outcome.FAIL)
 
     def of(self, outcome: Outcome) -> list[str]:
-        """The names of the checks with this outcome."""
+        """Returns the names of the checks with this outcome."""
         return [finding.check for finding in self.findings if finding.outcome is outcome]
 
     def require_passed(self) -> None:
-        """Raise ConformanceError with the whole report unless it passed."""
+        """Raises ConformanceError with the whole report unless it passed."""
         if not self.passed:
             raise ConformanceError(f"\n{self}")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the report as a dict for JSON."""
         return {
             "name": self.name,
             "spec": self.spec,

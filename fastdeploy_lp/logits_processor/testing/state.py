@@ -1,4 +1,4 @@
-"""What an object holds, directly and through others."""
+"""Contents of an object, direct and indirect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ATOMS = (str, bytes, int, float, complex, bool, type(None), types.ModuleType, ty
 
 
 def held_by(root: object) -> Iterator[object]:
-    """Every object that can be reached from `root` through attributes, containers and closures, `root` included.
+    """Yields every object reachable from `root` through attributes, containers and closures, including `root`.
 
-    Modules are not entered; of a class, what its own attributes hold in containers is.
+    It does not enter modules, and of a class it enters only the containers among its own attributes.
     """
     seen: set[int] = set()
     waiting = [root]
@@ -29,7 +29,7 @@ def held_by(root: object) -> Iterator[object]:
 
 
 def count_state(root: object) -> int:
-    """How many elements of containers and arrays can be reached from `root`."""
+    """Returns the number of elements of containers and arrays that are reachable from `root`."""
     return sum(_elements(found) for found in held_by(root))
 
 
@@ -40,7 +40,7 @@ def _elements(found: Any) -> int:
 
 
 def is_array(found: Any) -> bool:
-    """Whether it is a numpy array, or a tensor of Paddle or torch."""
+    """True for a numpy array, or a tensor of Paddle or torch."""
     return type(found).__name__ in ("ndarray", "Tensor", "Parameter") and hasattr(found, "shape")
 
 

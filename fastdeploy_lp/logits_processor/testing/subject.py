@@ -1,4 +1,4 @@
-"""The processor that is being checked, and the requests that it is shown."""
+"""The processor under check, and its requests."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ SLOTS = 8
 MAX_MODEL_LEN = 64
 LENGTH = 6
 PLAIN = 2
-# Differences that the order of a sum can make are none; a wrong row is far off.
+# Above differences from the order of a sum, and far below the error of a wrong row.
 TOLERANCE = 1e-4
 
 Rows = dict[tuple[str, int], Row]
-"""(request id, output tokens before it) → its row [vocab_size]."""
+"""(request id, number of output tokens before it) → its row [vocab_size]."""
 
 
 class Fault(Exception):  # noqa: N818 - a finding, no error of ours
-    """The processor does something that it must not; the message says what and what to do."""
+    """The processor breaks a rule; the message states the fault and its fix."""
 
 
 class Advice(Exception):  # noqa: N818 - a finding, no error of ours
-    """Something could be better."""
+    """The processor could be better."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A request with the tokens that it is going to generate, whatever the logits say."""
+    """A request with the tokens that it will generate, independent of the logits."""
 
     request_id: str
     args: dict[str, Any] | None
@@ -49,7 +49,7 @@ class Script:
 
 
 class Stage:
-    """A harness on which scripted requests run; `rows` are all rows that the processor has given back."""
+    """A harness that runs scripted requests; `rows` are all rows that the processor has returned."""
 
     def __init__(self, harness: ProcessorHarness) -> None:
         self.harness = harness
@@ -59,7 +59,7 @@ class Stage:
     def enter(
         self, script: Script, slot: int | None = None, *, output: list[int] | None = None, held: bool = False
     ) -> int:
-        """The request takes a slot, with what it has generated before."""
+        """Puts the request into a slot, with the tokens that it has generated before."""
         self._scripts[script.request_id] = script
         return self.harness.enter(
             script.request_id,
@@ -72,11 +72,11 @@ class Stage:
         )
 
     def leave(self, slot: int) -> list[int]:
-        """It leaves; gives what it has generated."""
+        """Removes the request; returns the tokens that it has generated."""
         return self.harness.leave(slot).output
 
     def run(self, steps: int, *, applications: int = 1) -> None:
-        """So many steps, fewer if the requests end: each leaves behind its last token."""
+        """Runs this number of steps, fewer if all requests end; each request leaves after its last token."""
         for _ in range(steps):
             here = {self.harness.requests[slot].request_id: slot for slot in self.harness.active}
             counts = {name: len(self.harness.requests[slot].output) for name, slot in here.items()}
@@ -89,7 +89,7 @@ class Stage:
 
 
 class Subject:
-    """A processor, and requests of every set of arguments beside others that do not use it."""
+    """A processor, with requests for every set of arguments and others that do not use it."""
 
     def __init__(
         self, declared: DeclaredProcessor, fd_config: FDConfig, arguments: Sequence[Mapping[str, Any]], seed: int
@@ -102,36 +102,36 @@ class Subject:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the vocabulary."""
+        """Number of tokens in the vocabulary."""
         return self.fd_config.model_config.vocab_size
 
     def stage(self) -> Stage:
-        """A new instance of the processor, and empty slots."""
+        """Returns a stage with a new instance of the processor and empty slots."""
         return Stage(self.harness())
 
     def harness(self, **size: int) -> ProcessorHarness:
-        """The same without scripts; `size` is what `resized` takes."""
+        """Returns a new harness without scripts; `size` holds arguments for `resized`."""
         config = resized(self.fd_config, **{"max_num_seqs": SLOTS, **size})
         return ProcessorHarness(self.declared, fd_config=config, seed=self.seed)
 
     @cached_property
     def scripts(self) -> list[Script]:
-        """A request for every set of arguments, and some without."""
+        """A request for every set of arguments, and some without arguments."""
         every = [*self.arguments, *[None] * PLAIN][:SLOTS]
         return [self.script(f"request-{index}", args) for index, args in enumerate(every)]
 
     @cached_property
     def using(self) -> list[Script]:
-        """Those that use the processor, or all if there are none."""
+        """Requests that use the processor, or all if none does."""
         return [script for script in self.scripts if script.args is not None] or self.scripts
 
     @cached_property
     def plain(self) -> Script:
-        """One that does not, for steps that are about others."""
+        """A request that does not use the processor, for steps about others."""
         return self.script("bystander", None, length=200)
 
     def script(self, request_id: str, args: dict[str, Any] | None, length: int = LENGTH) -> Script:
-        """A request; its tokens are often those that its arguments name, so that what they wait for happens."""
+        """Returns a request; its tokens often occur in its arguments, so that conditions on tokens are met."""
         source = random.Random(f"{self.seed} {request_id}")
         named = [each for each in integers_in(args or {}) if 0 <= each < self.vocab_size]
         pool = [*named, *(source.randrange(self.vocab_size) for _ in range(3))]
@@ -142,11 +142,11 @@ class Subject:
 
     @cached_property
     def alone(self) -> Rows:
-        """What every request of `scripts` gets with an instance of its own, in slot 0: what it has to get anywhere."""
+        """Expected rows of `scripts`: each request alone with a new instance, in slot 0."""
         return self.rows_alone(self.scripts)
 
     def rows_alone(self, scripts: Sequence[Script], *, slot: int = 0, applications: int = 1) -> Rows:
-        """The rows of requests of which each has an instance and all slots for itself."""
+        """Returns the rows of requests that each run alone with a new instance and empty slots."""
         rows: Rows = {}
         for script in scripts:
             stage = self.stage()
@@ -156,7 +156,7 @@ class Subject:
         return rows
 
     def untouched(self, request_id: str, position: int) -> Row:
-        """The row before the processor."""
+        """Returns the row before the processor."""
         return self._spare.random_row(request_id, position)
 
     @cached_property
@@ -165,13 +165,13 @@ class Subject:
 
 
 def differs(expected: Row, actual: Row) -> int | None:
-    """A token whose logits are not the same, None if there is none."""
+    """Returns a token whose logits differ, None if there is none."""
     close = np.isclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
     return None if close.all() else int(np.flatnonzero(~close)[0])
 
 
 def differences(expected: Rows, actual: Rows) -> Iterator[str]:
-    """For every row that is not what it has to be, which one and by what it shows."""
+    """Yields a description of every row that differs from the expected one, with the first token that differs."""
     for (name, position), row in actual.items():
         token = differs(expected[name, position], row)
         if token is not None:
@@ -180,7 +180,7 @@ def differences(expected: Rows, actual: Rows) -> Iterator[str]:
 
 
 def require_same(expected: Rows, actual: Rows, problem: str) -> None:
-    """Raise Fault with `problem` and the first difference."""
+    """Raises Fault with `problem` and the first difference."""
     found = next(differences(expected, actual), None)
     if found is not None:
         raise Fault(f"{problem} ({found})")

@@ -1,4 +1,4 @@
-"""Checks of how a processor handles tensors and memory, and how long it takes."""
+"""Checks of a processor's use of tensors, memory and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAVES, WAVE_REQUESTS = 40, 4
 
 
 def host_sync(subject: Subject) -> None:
-    """No tensor is read while it runs."""
+    """Checks that the host reads no tensor during a step."""
     stage, seen = _crowd(subject), list[str]()
     for _ in range(2):
         logits = _random_logits(stage.harness)
@@ -36,7 +36,7 @@ def host_sync(subject: Subject) -> None:
 
 
 def in_place(subject: Subject) -> None:
-    """The tensor that came in goes out."""
+    """Checks that `apply` returns the tensor that it got; raises Advice otherwise."""
     harness = _crowd(subject).harness
     logits = _random_logits(harness)
     harness.update()
@@ -48,7 +48,7 @@ def in_place(subject: Subject) -> None:
 
 
 def keeps_logits(subject: Subject) -> None:
-    """No logits are kept for later: the next step may write to them."""
+    """Checks that the processor keeps no logits, since the next step may write to them."""
     harness = _crowd(subject).harness
     logits = _random_logits(harness)
     begin = logits.data_ptr()
@@ -62,9 +62,9 @@ def keeps_logits(subject: Subject) -> None:
 
 
 def finished_requests(subject: Subject) -> None:
-    """What it holds does not go on growing with the requests that have come and gone.
+    """Checks that the processor's state does not keep growing with the number of finished requests.
 
-    A bounded memory of those that may come back from a preemption is full by the first time that is looked at.
+    A bounded memory of requests that may resume after a preemption is full at the first measurement.
     """
     stage, sizes = subject.stage(), []
     for wave in range(WAVES):
@@ -72,7 +72,7 @@ def finished_requests(subject: Subject) -> None:
             args = subject.using[index % len(subject.using)].args
             stage.enter(subject.script(f"wave-{wave}-{index}", args, length=2))
         stage.run(2)
-        # Somebody has to have a row for the processor to hear that the others are gone.
+        # The processor is called only while a request has a row, and must see that the others have left.
         stage.enter(subject.plain, SLOTS - 1)
         stage.run(1)
         if wave + 1 in (WAVES // 2, WAVES):
@@ -84,7 +84,7 @@ def finished_requests(subject: Subject) -> None:
 
 
 def speed(subject: Subject) -> None:
-    """Times a step for each size, every row using the processor, and leaves them in `subject.times`."""
+    """Measures a step for each size, with all rows using the processor, and stores the times in `subject.times`."""
     budget = 1000 * StructuredOutputsConfig().time_budget
     for vocab_size in VOCAB_SIZES:
         for rows in ROWS:
@@ -114,7 +114,7 @@ def _step_seconds(subject: Subject, rows: int, vocab_size: int) -> float:
 
 
 def _crowd(subject: Subject) -> Stage:
-    """All requests, after a step."""
+    """Returns a stage with all requests, after one step."""
     stage = subject.stage()
     for script in subject.scripts:
         stage.enter(script)

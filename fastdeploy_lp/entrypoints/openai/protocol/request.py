@@ -28,6 +28,8 @@ from fastdeploy_lp.trace_params import TraceParams
 Entry = TypeVar("Entry")
 # Reports only the first invalid entry, since a list may have a million of them.
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
+# Fields of SamplingParams that a body passes on as they are; bodies have other forms of the rest.
+OF_THE_SAME_NAME = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "logits_processors_trace"}
 # Entries per validation step, during which no other thread runs.
 STEP = 4096
 
@@ -131,32 +133,6 @@ class GenerationRequest(RequestModel):
         "service_tier": "there is one tier; only auto and default are allowed",
         "spaces_between_special_tokens": "only true is allowed",
     }
-    # Fields that are passed to SamplingParams under the same names.
-    sampling_fields: ClassVar[tuple[str, ...]] = (
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "bad_words",
-        "bad_words_token_ids",
-        "allowed_token_ids",
-        "min_tokens",
-        "prompt_logprobs",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "ignore_eos",
-        "logit_bias",
-        "logits_processors_args",
-        "logits_processors",
-        "logits_processors_shadow",
-    )
 
     model: str | None = None
     stream: bool = False
@@ -263,7 +239,8 @@ class GenerationRequest(RequestModel):
     def sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters; raises ValueError naming the field."""
         trace = self.logits_processors_trace
-        given = {name: value for name in self.sampling_fields if (value := getattr(self, name)) is not None}
+        names = OF_THE_SAME_NAME & type(self).model_fields.keys()
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **given,
             max_tokens=self.tokens_to_sample,

@@ -67,7 +67,7 @@ class GuidedDecoding(LogitsMask):
     def __init__(self, fd_config: FDConfig, ops: RowOps, held: HeldRows) -> None:
         config, bounds = fd_config.model_config, fd_config.guided_decoding_config
         directory, ends = Path(config.directory), config.eos_token_ids
-        self._has_texts = not config.skip_tokenizer_init
+        self._has_texts = not config.skip_tokenizer_init and (directory / "tokenizer.json").is_file()
         self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
         self._ops = ops

@@ -331,7 +331,6 @@ def test_without_grammars_there_is_nothing_to_do(engine: Make) -> None:
     assert not mask.active
     assert not mask._masks._threads
     assert not mask._builds._threads
-    assert mask._compiler._tokenizer is None
     assert mask._bits.size == 0
 
 

@@ -12,7 +12,7 @@ from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
-from fastdeploy_lp.worker.step_pace import StepPace
+from fastdeploy_lp.worker.step_pace import LEAST_TOKENS, StepPace
 
 SLOTS = 3
 BUDGET = 20
@@ -429,8 +429,9 @@ def test_prompts_that_take_long_get_fewer_tokens_beside_sequences_that_generate(
     queue.add(waiting("generates", 4, max_tokens=9))
     assert told(queue.step()) == [("generates", 0, 4)]
     queue.add(waiting("first", 36))
-    assert told(queue.step())[1:] == [("first", 0, 31)]
+    assert told(queue.step())[1:] == [("first", 0, LEAST_TOKENS)]
     queue.pace.took(0.31, 1, 31)
     queue.add(waiting("second", 36))
     # 10 ms a token: 20 tokens.
-    assert told(queue.step())[1:] == [("first", 31, 5), ("second", 0, 15)]
+    assert told(queue.step())[1:] == [("first", LEAST_TOKENS, 20)]
+    assert told(queue.step())[1:] == [("first", LEAST_TOKENS + 20, 12), ("second", 0, 8)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.request_limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
 
 STEPS = "__steps"
+MAX_INTEGER_BITS = 65_536
 # What a template gets under a name of the server's own.
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -117,6 +118,9 @@ def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
 class _Environment(ImmutableSandboxedEnvironment):
     """Refuses Python's internals, changes of what it was given, and work without end."""
 
+    # Jinja does not compute these while it compiles, when nothing bounds them.
+    intercepted_binops = frozenset({"*", "**"})
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
@@ -127,6 +131,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Every call, macros included, is a step; a macro may call itself twice."""
         context[STEPS].take()
         return super().call(context, callable_, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Products and powers, whose results may be larger than any memory."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_INTEGER_BITS:
+                raise TemplateError(f"a number of more than {MAX_INTEGER_BITS} bits")
+        elif operator == "*":
+            count, part = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(count, int) and isinstance(part, Sized) and len(part) * count > MAX_TEMPLATE_CHARACTERS:
+                raise TemplateError(f"more than {MAX_TEMPLATE_CHARACTERS} characters")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Steps:

@@ -118,7 +118,7 @@ def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
 class _Environment(ImmutableSandboxedEnvironment):
     """Refuses Python's internals, changes of what it was given, and work without end."""
 
-    # Jinja does not compute these while it compiles, when nothing bounds them.
+    # Goes through `call_binop`. Jinja would otherwise compute constant ones, unbounded, when it compiles the template.
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +33,7 @@ def positive_float(config: Mapping[str, Any], field: str, default: float | None 
         value = default
     if value is None:
         raise CheckpointError(f"{FILE}: {prefix}{field} is missing")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
         raise CheckpointError(f"{FILE}: {prefix}{field} is {value!r}; it must be a number above 0")
     return float(value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.request_limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
 
 STEPS = "__steps"
+MAX_INTEGER_BITS = 65_536
 # Template variables set by the server.
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -118,6 +119,9 @@ def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox that refuses access to Python internals, changes of its inputs, and unbounded work."""
 
+    # These call `call_binop`. Without the entry, Jinja computes constant ones, unbounded, when it compiles the template.
+    intercepted_binops = frozenset({"*", "**"})
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
@@ -128,6 +132,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Counts every call, including macro calls, as a step: a macro may call itself twice."""
         context[STEPS].take()
         return super().call(context, callable_, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Products and powers, whose results may be larger than any memory."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_INTEGER_BITS:
+                raise TemplateError(f"a number of more than {MAX_INTEGER_BITS} bits")
+        elif operator == "*":
+            count, part = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(count, int) and isinstance(part, Sized) and len(part) * count > MAX_TEMPLATE_CHARACTERS:
+                raise TemplateError(f"more than {MAX_TEMPLATE_CHARACTERS} characters")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Steps:

@@ -217,6 +217,10 @@ def test_a_final_message_that_cannot_be_gone_on_with_is_refused(
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for a in range(99) %}{{ 'x' * 1000000 }}{% endfor %}",
         "{{ 'x' * 10 ** 15 }}",
+        "{{ 10 ** (10 ** 30) }}",
+        "{{ 2 ** 32 ** 32 ** 32 }}",
+        "{% set ns = namespace(x=10) %}{% for _ in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ 9 ** 99999 % 7 }}",
         "{{ 1 / 0 }}",
         "{{ [1, 2][5] + 1 }}",
         "{{ {}.items(1) }}",
@@ -224,6 +228,11 @@ def test_a_final_message_that_cannot_be_gone_on_with_is_refused(
 )
 def test_a_template_without_end_or_with_a_mistake_is_refused(source: str) -> None:
     refusal(source)
+
+
+def test_products_and_powers_of_a_usual_size_are_computed() -> None:
+    source = "{{ '-' * 3 }}{{ 2 * [1] }}{{ 2 ** 10 }}{{ 2 ** -1 }}{{ 0.5 * 4 }}"
+    assert render(source) == "---[1, 1]10240.52.0"
 
 
 def test_a_loop_has_all_its_variables() -> None:

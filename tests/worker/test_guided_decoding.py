@@ -334,6 +334,12 @@ def test_without_grammars_there_is_nothing_to_do(engine: Make) -> None:
     assert mask._bits.size == 0
 
 
+def test_the_vocabulary_is_read_before_the_first_step(engine: Make) -> None:
+    """The library keeps the interpreter's lock meanwhile, which would hold up every request of that step."""
+    mask: Any = engine().runner.mask
+    assert mask._compiler._tokenizer is not None
+
+
 def test_slots_that_were_guided_are_free_again(engine: Make) -> None:
     core = engine(max_num_seqs=1)
     steps = run(core, guided("first", [1], max_tokens=40), request("second", [3], max_tokens=8))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
+
+from fastdeploy_lp.logits_processor import SlotFailure
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,21 @@ class _Row:
     @property
     def can_be_sampled(self) -> bool:
         return not self.spoilt and bool(self.usable.any())
+
+
+def empty_row_failure(stages: Sequence[Stage], raw: Callable[[], Tensor], row: int, likely: str | None) -> SlotFailure:
+    """Returns a failure naming the stages that left `row` without a token, as `stages_to_blame` finds them.
+
+    likely: the label to name if the failure does not recur; None for the model's.
+    """
+    try:
+        blamed = stages_to_blame(stages, raw, row)
+    except Exception as error:
+        logger.warning("the stages of a row without a token cannot be run again", exc_info=error)
+        blamed = []
+    labels = [stage.label for stage in blamed] or [likely or MODEL.label]
+    message = f"{' and '.join(dict.fromkeys(labels))} left no token that can be sampled"
+    return SlotFailure(message, by_request=bool(blamed) and all(stage.by_request for stage in blamed))
 
 
 def stages_to_blame(stages: Sequence[Stage], raw: Callable[[], Tensor], row: int) -> list[Stage]:

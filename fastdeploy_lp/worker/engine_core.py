@@ -19,7 +19,7 @@ from fastdeploy_lp.worker.preparing import Preparing
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.start_up import start_worker
+from fastdeploy_lp.worker.worker_base import start_worker
 
 STATS_EVERY_STEPS = 16
 
@@ -84,10 +84,8 @@ class EngineCore:
         """Drops requests; frees their slots, arguments and blocks at once."""
         self._held_up = False
         aborted = set(request_ids)
-        self.preparing.abort(aborted)
         self.scheduler.abort(aborted)
-        for request_id in aborted:
-            self.runner.chain.builder.forget(request_id)
+        self.preparing.abort(aborted)
 
     def reset_processor(self, name: str) -> None:
         """Puts a quarantined logits processor back into service."""
@@ -188,7 +186,7 @@ class EngineCore:
     def _pool(self, sequence: Sequence, vector: NDArray[np.float32]) -> SequenceStep:
         if not np.isfinite(vector).all():
             return self._fail(sequence, SlotFailure("the model's hidden states of this prompt are not finite"))
-        self.scheduler.release(sequence)
+        self._end(sequence)
         return SequenceStep(
             sequence.request_id,
             [],
@@ -205,7 +203,7 @@ class EngineCore:
     def _end(self, sequence: Sequence) -> None:
         """Ends a running sequence."""
         self.scheduler.release(sequence)
-        self.runner.chain.builder.forget(sequence.request_id)
+        self.preparing.forget(sequence.request_id)
 
     def _changed_stats(self) -> list[ProcessorStats] | None:
         """Returns the counters when work runs out, troubles change, or every `STATS_EVERY_STEPS` steps; else None."""

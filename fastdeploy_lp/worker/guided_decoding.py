@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError
 from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
-from fastdeploy_lp.worker.guided_row import GuidedRow
+from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow
 from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
@@ -35,25 +35,6 @@ GRACE_SECONDS = 0.01
 
 # Factor on the timeout: the API process accepts compilations up to the configured time, measured on another core.
 BUILD_LENIENCY = 2.0
-
-
-class _Compilation:
-    """A grammar being compiled, shared by all rows that wait for it."""
-
-    def __init__(self, compiled: Future[LLMatcher], client: str) -> None:
-        self.client = client
-        self.slow = False
-        self.working: threading.Thread | None = None
-        self._compiled = compiled
-
-    @property
-    def ready(self) -> bool:
-        return self._compiled.done()
-
-    def fail(self, error: BaseException) -> None:
-        # The compilation may have just finished.
-        with suppress(InvalidStateError):
-            self._compiled.set_exception(error)
 
 
 class GuidedDecoding(LogitsMask):
@@ -120,7 +101,7 @@ class GuidedDecoding(LogitsMask):
             return
         compiled, is_new = self._compiler.compiled(grammar)
         if is_new:
-            compilation = _Compilation(compiled, client)
+            compilation = Compilation(compiled, client)
             self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
             self._builds.watch(compilation)
         begin = partial(row.begin, partial(self._compiler.matcher_of, compiled), list(sequence.output_token_ids))
@@ -226,7 +207,7 @@ class GuidedDecoding(LogitsMask):
                 if not stays:
                     return
 
-    def _compile(self, compilations: Iterator[_Compilation], grammar: str, compiled: Future[LLMatcher]) -> None:
+    def _compile(self, compilations: Iterator[Compilation], grammar: str, compiled: Future[LLMatcher]) -> None:
         for compilation in compilations:
             self._builds.run(compilation, partial(self._compiler.compile, grammar, compiled))
 

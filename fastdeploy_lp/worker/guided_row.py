@@ -1,11 +1,14 @@
-"""One sequence's position in its grammar, with the mask of its next token."""
+"""Work of the grammar library's threads: one sequence's position in its grammar, and a compilation."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher
@@ -77,3 +80,24 @@ class GuidedRow:
             self.bits = np.full(self.bits.shape, EVERYTHING, np.int32)
             self.error = f"guided decoding cannot go on: {reason}"
         self.ready = True
+
+
+class Compilation:
+    """A grammar being compiled, shared by all rows that wait for it."""
+
+    def __init__(self, compiled: Future[LLMatcher], client: str) -> None:
+        self.client = client
+        self.slow = False
+        self.working: threading.Thread | None = None
+        self._compiled = compiled
+
+    @property
+    def ready(self) -> bool:
+        """True if it has ended or failed."""
+        return self._compiled.done()
+
+    def fail(self, error: BaseException) -> None:
+        """Gives it up."""
+        # The compilation may have just finished.
+        with suppress(InvalidStateError):
+            self._compiled.set_exception(error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -17,8 +15,8 @@ from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import MASK, MODEL
-from fastdeploy_lp.worker.block_tables import BlockTables
-from fastdeploy_lp.worker.empty_row import Stage, stages_to_blame
+from fastdeploy_lp.worker.block_manager import BlockTables
+from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
@@ -29,11 +27,9 @@ from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.step_trace import StepTrace
+from fastdeploy_lp.worker.slot_followers import ChainSlots, PromptFollower, SlotArrays, SlotFollowers
+from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
-from fastdeploy_lp.worker.tracing import Tracing
-
-logger = logging.getLogger(__name__)
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -57,6 +53,14 @@ class ModelRunner(ModelRunnerBase):
         self._pooling = PromptPooling()
         self.tracing = Tracing(self._sampler.ops)
 
+    @property
+    def followers(self) -> SlotFollowers:
+        """Everything that keeps state for the sequence in a slot; the only place that lists it."""
+        return SlotFollowers(
+            every=(SlotArrays(self.share_inputs), self._block_tables, self._pooling),
+            sampling=(self.mask, ChainSlots(self.chain), self._sampler, self._prompt_logprobs, self.tracing),
+        )
+
     def load_model(self, *, show_progress: bool = False) -> None:
         """Loads the checkpoint's weights; the model must use every tensor."""
         self._model = open_model(self.fd_config, show_progress=show_progress)
@@ -79,27 +83,11 @@ class ModelRunner(ModelRunnerBase):
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
-        self.share_inputs.assign(sequence)
-        self._pooling.enter(sequence)
-        # No token is sampled for a pooled prompt.
-        if sequence.pooling is not None:
-            return
-        self.mask.enter(sequence)
-        self.chain.enter(sequence.slot, sequence.selection, again=sequence.was_preempted, client=sequence.client)
-        self._sampler.enter(sequence)
-        self._prompt_logprobs.enter(sequence)
-        self.tracing.enter(sequence)
+        self.followers.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """Clears a slot with its arguments and its processors' state."""
-        self.share_inputs.clear(slot)
-        self._block_tables.clear(slot)
-        self.mask.leave(slot)
-        self.chain.leave(slot)
-        self._sampler.leave(slot)
-        self._prompt_logprobs.leave(slot)
-        self._pooling.leave(slot)
-        self.tracing.leave(slot)
+        self.followers.leave(slot)
 
     def holds(self, slot: int) -> bool:
         """See `ModelRunnerBase.holds`: guided decoding may need time for a mask."""
@@ -112,8 +100,11 @@ class ModelRunner(ModelRunnerBase):
         if slots.size:
             self.mask.begin(slots)
             self.chain.update_state(self.share_inputs)
-        parts = [self._sequence_chunk(chunk) for chunk in chunks]
-        hidden = self._split_hidden(self._model.forward(parts), chunks, parts)
+        readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
+        parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
+        hidden = self._model.forward(parts)
+        if readers:
+            hidden = _split_hidden(hidden, chunks, parts, readers)
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
@@ -122,34 +113,15 @@ class ModelRunner(ModelRunnerBase):
         read = read_together(pooled.tensors) if pooled.tensors else []
         return StepResult(slots, {}, pooled=pooled.unpack(iter(read)))
 
-    def _sequence_chunk(self, chunk: ScheduledChunk) -> SequenceChunk:
+    def _sequence_chunk(self, chunk: ScheduledChunk, readers: list[PromptFollower]) -> SequenceChunk:
         sequence, start = chunk.sequence, chunk.start
-        slot, ends = sequence.slot, chunk.samples or chunk.pools
-        every_row = self._prompt_logprobs.wants(slot) or self._pooling.wants_every_row(slot)
+        every_row = bool(readers) and any(each.wants_every_row(sequence.slot) for each in readers)
         return SequenceChunk(
             token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
             start=start,
             block_table=self._block_tables.row(sequence),
-            num_outputs=chunk.num_tokens if every_row else int(ends),
+            num_outputs=chunk.num_tokens if every_row else int(chunk.samples or chunk.pools),
         )
-
-    def _split_hidden(self, hidden: Tensor, chunks: list[ScheduledChunk], parts: list[SequenceChunk]) -> Tensor:
-        """Passes rows to prompt logprobs and pooling; returns the hidden states [rows, hidden_size] to sample from."""
-        if self._prompt_logprobs.idle and self._pooling.idle:
-            return hidden
-        takers = [self._taker(chunk, part) for chunk, part in zip(chunks, parts, strict=True)]
-        ends = np.cumsum([part.num_outputs for part in parts])
-        for chunk, part, taker, end in zip(chunks, parts, takers, ends.tolist(), strict=True):
-            if taker is not None:
-                taker.take(chunk.sequence.slot, hidden[end - part.num_outputs : end])
-        sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
-
-    def _taker(self, chunk: ScheduledChunk, part: SequenceChunk) -> PromptLogprobs | PromptPooling | None:
-        """Returns the consumer of the chunk's hidden states, which runs before sampling."""
-        if chunk.sequence.pooling is not None:
-            return self._pooling if part.num_outputs else None
-        return self._prompt_logprobs if self._prompt_logprobs.wants(chunk.sequence.slot) else None
 
     def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
         """Returns a token for each of the hidden states [rows, hidden_size], through chain and sampler."""
@@ -239,16 +211,10 @@ class ModelRunner(ModelRunnerBase):
             *masks,
             Stage(" and ".join(bans), lambda logits: self._sampler.edit(logits, slots), True),
         ]
-        try:
-            row = int(np.searchsorted(slots, slot))
-            blamed = stages_to_blame(stages, lambda: self._model.compute_logits(hidden), row)
-        except Exception as error:
-            logger.warning("the stages of a row without a token cannot be run again", exc_info=error)
-            blamed = []
-        # The failure did not recur: the last processor is the most likely cause.
-        labels = [stage.label for stage in blamed] or [_label(entry) for entry in ran[-1:]] or ["the model"]
-        message = f"{' and '.join(dict.fromkeys(labels))} left no token that can be sampled"
-        return SlotFailure(message, by_request=bool(blamed) and all(stage.by_request for stage in blamed))
+        # If the failure does not recur, the last processor is the most likely cause.
+        likely = _label(ran[-1]) if ran else None
+        row = int(np.searchsorted(slots, slot))
+        return empty_row_failure(stages, lambda: self._model.compute_logits(hidden), row, likely)
 
     def _stage_of(self, entry: ChainEntry, slot: int) -> Stage:
         by_request = entry.declared.source == "builtin" and slot in entry.view.using
@@ -257,3 +223,17 @@ class ModelRunner(ModelRunnerBase):
 
 def _label(entry: ChainEntry) -> str:
     return f"logits processor {entry.name}"
+
+
+def _split_hidden(
+    hidden: Tensor, chunks: list[ScheduledChunk], parts: list[SequenceChunk], readers: list[PromptFollower]
+) -> Tensor:
+    """Passes rows of `hidden` to their readers; returns the hidden states [rows, hidden_size] to sample from."""
+    ends = np.cumsum([part.num_outputs for part in parts])
+    for chunk, part, end in zip(chunks, parts, ends.tolist(), strict=True):
+        slot = chunk.sequence.slot
+        for reader in readers:
+            if part.num_outputs and reader.wants(slot):
+                reader.take(slot, hidden[end - part.num_outputs : end])
+    sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
+    return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden

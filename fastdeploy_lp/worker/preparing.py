@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -13,7 +15,36 @@ from fastdeploy_lp.logits_processor.author_threads import AuthorThreads, NotInTi
 from fastdeploy_lp.logits_processor.chain_builder import Built
 from fastdeploy_lp.logits_processor.chain_group import Order
 from fastdeploy_lp.worker.sequence import Sequence
-from fastdeploy_lp.worker.wake_up import WakeUp
+
+
+class WakeUp:
+    """A pipe that is readable from `signal` to `clear`; closed on garbage collection."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        """The descriptor to poll for reading."""
+        return self._reader
+
+    def signal(self) -> None:
+        """Makes the pipe readable; any thread may call this."""
+        # A full pipe is readable already.
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"\0")
+
+    def clear(self) -> None:
+        """Drains the pipe; call it before handling the signalled events."""
+        with suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+
+    def __del__(self) -> None:
+        for end in (self._reader, self._writer):
+            with suppress(OSError):
+                os.close(end)
 
 
 @dataclass(eq=False)
@@ -87,11 +118,18 @@ class Preparing:
                 ready.append(sequence)
         return ready, failed
 
+    def forget(self, request_id: str) -> None:
+        """Drops the processors built for a request that is over; does nothing for an unknown one."""
+        self._chain.builder.forget(request_id)
+
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drops these requests without waiting for running calls."""
+        """Drops these requests, prepared or not, without waiting for running calls."""
         dropped = set(request_ids)
-        for request_id in dropped & self._works.keys():
-            self._drop(self._works[request_id])
+        for request_id in dropped:
+            if request_id in self._works:
+                self._drop(self._works[request_id])
+            else:
+                self.forget(request_id)
         for queue in (self._without_order, self._without_room):
             kept = [each for each in queue if each.request_id not in dropped]
             queue.clear()
@@ -165,7 +203,7 @@ class Preparing:
         for pending in work.pending.values():
             pending.cancel()
         del self._works[work.sequence.request_id]
-        self._chain.builder.forget(work.sequence.request_id)
+        self.forget(work.sequence.request_id)
 
 
 def _failure(name: str, error: BaseException) -> SlotFailure:

@@ -30,7 +30,7 @@ class Pending:
 
 
 class PromptLogprobs:
-    """Tracks requests with `prompt_logprobs` in slots; other requests cost nothing.
+    """Tracks requests with `prompt_logprobs` in slots, a `PromptFollower`; other requests cost nothing.
 
     Uses the model's raw logits in every --logprobs-mode, since nothing is sampled from a prompt.
     """
@@ -58,12 +58,16 @@ class PromptLogprobs:
         return not self._by_slot
 
     def wants(self, slot: int) -> bool:
-        """Returns True if the hidden states of every token of the slot's next chunk are needed."""
+        """See `PromptFollower`; False once only the prompt's last token is left."""
         pending = self._by_slot.get(slot)
         return pending is not None and pending.done < len(pending.token_ids) - 1
 
+    def wants_every_row(self, slot: int) -> bool:
+        """See `PromptFollower`."""
+        return self.wants(slot)
+
     def take(self, slot: int, hidden: Tensor) -> None:
-        """Takes the hidden states [tokens, hidden_size] of every token of the slot's next chunk."""
+        """See `PromptFollower`."""
         pending = self._by_slot[slot]
         follow = pending.token_ids[pending.done + 1 : pending.done + 1 + hidden.shape[0]]
         for begin in range(0, len(follow), self._piece_rows):

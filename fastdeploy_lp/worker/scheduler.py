@@ -11,22 +11,16 @@ from typing import Protocol
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
-from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget
+from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
-from fastdeploy_lp.worker.step_pace import StepPace
+from fastdeploy_lp.worker.slot_followers import SlotFollower
 
 _by_slot = attrgetter("sequence.slot")
 
 
-class Slots(Protocol):
-    """Interface notified of sequences entering and leaving slots."""
-
-    def enter(self, sequence: Sequence) -> None:
-        """Registers a sequence in `sequence.slot`."""
-
-    def leave(self, slot: int) -> None:
-        """Clears a slot."""
+class WorkerSlots(SlotFollower, Protocol):
+    """The worker as the scheduler uses it."""
 
     def holds(self, slot: int) -> bool:
         """Returns True while no token of the slot can be sampled."""
@@ -43,7 +37,7 @@ class Scheduler:
     and recomputes its tokens later. A sequence whose slot is held keeps the slot but gets no token.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: Slots) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, slots: WorkerSlots) -> None:
         self._budget = config.max_num_batched_tokens
         self._blocks = blocks
         self._slots = slots

@@ -11,7 +11,7 @@ from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
 from fastdeploy_lp.messages import AddPooling, AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
-from fastdeploy_lp.worker.pooling import POOLINGS
+from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
 NO_SLOT = -1
 # Budget tokens per prompt token with logprobs. Measured: its logits and top tokens cost about as much as a small model.

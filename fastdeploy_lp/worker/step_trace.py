@@ -1,4 +1,4 @@
-"""Trace of one step: copies of the traced rows after each stage, and their statistics."""
+"""Traces: the traced requests by slot, and of one step copies of their rows after each stage, with statistics."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
-from fastdeploy_lp.worker.row_stack import RowStack
+from fastdeploy_lp.trace_params import TraceParams
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 FINAL = "final"
 # Initial capacity in copies per traced row; it grows as needed.
@@ -44,6 +45,39 @@ class _Mark:
 
     told: dict[int, int]
     rows: int
+
+
+class RowStack:
+    """Growable stack of rows; `expected` is the initial capacity."""
+
+    def __init__(self, ops: RowOps, expected: int) -> None:
+        self._ops = ops
+        self._expected = expected
+        self._rows: Tensor | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, logits: Tensor, rows: Int64s) -> None:
+        """Appends copies of these rows of logits [*, vocab_size]."""
+        end = self._count + len(rows)
+        if self._rows is None:
+            self._rows = paddle.empty([max(self._expected, end), logits.shape[-1]], "float32")
+        elif end > self._rows.shape[0]:
+            self._rows = paddle.concat([self._rows, paddle.empty([end, logits.shape[-1]], "float32")])
+        self._ops.copy_rows(logits, rows, self._rows, self._count)
+        self._count = end
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` rows."""
+        self._count = min(self._count, count)
+
+    def take(self) -> Tensor:
+        """Returns all rows, float32 [rows, vocab_size]; raises ValueError if there are none."""
+        if self._rows is None or not self._count:
+            raise ValueError("rows: there are none")
+        return self._rows[: self._count]
 
 
 class StepTrace(ChainTrace, DrawWatcher):
@@ -155,6 +189,36 @@ class StepTrace(ChainTrace, DrawWatcher):
             self._before.append(places[-1] if places else -1)
             self._told[slot].append(_Stage(name, kind, RAN, seconds, len(self._slots)))
             self._slots.append(slot)
+
+
+class Tracing:
+    """Tracks traced requests in slots; other requests cost nothing."""
+
+    def __init__(self, ops: RowOps) -> None:
+        self._ops = ops
+        self._by_slot: dict[int, tuple[WorkerSequence, TraceParams]] = {}
+
+    def enter(self, sequence: WorkerSequence) -> None:
+        """Registers a sequence if it is traced."""
+        if sequence.params.trace is not None:
+            self._by_slot[sequence.slot] = (sequence, sequence.params.trace)
+
+    def leave(self, slot: int) -> None:
+        """Clears a slot."""
+        self._by_slot.pop(slot, None)
+
+    def begin(self, slots: Int64s) -> StepTrace | None:
+        """Returns a trace of the slots whose next token is traced, or None; row r is slot `slots[r]`."""
+        if not self._by_slot:
+            return None
+        rows = {slot: row for row, slot in enumerate(slots.tolist()) if self._traces(slot)}
+        return StepTrace(self._ops, rows, {slot: self._by_slot[slot][1].top_k for slot in rows}) if rows else None
+
+    def _traces(self, slot: int) -> bool:
+        if slot not in self._by_slot:
+            return False
+        sequence, trace = self._by_slot[slot]
+        return trace.max_tokens is None or len(sequence.output_token_ids) < trace.max_tokens
 
 
 def _numbers(

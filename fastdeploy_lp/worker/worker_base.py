@@ -1,20 +1,26 @@
-"""Worker interface of the engine core: the start-up calls in order, and the calls of a step."""
+"""Worker interface of the engine core, and the start of a worker: the only place that makes the start-up calls."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
 
+logger = logging.getLogger(__name__)
+
 
 class WorkerBase(ABC):
-    """One device and the model on it. `worker/start_up.py` makes the calls of the start, each once, in this order:
+    """One device and the model on it. `start_worker` makes the calls of the start, each once, in this order:
 
     `init_device`, `load_model`, `get_kv_cache_spec`, `determine_available_memory`, `initialize_cache`,
     `compile_or_warm_up_model`. A platform names the class; `fastdeploy_lp.worker.worker:Worker` is ours.
@@ -70,3 +76,46 @@ class WorkerBase(ABC):
     def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Runs one step; see `ModelRunnerBase.execute`."""
         return self.model_runner.execute(chunks)
+
+
+def start_worker(
+    fd_config: FDConfig, build_chain: Callable[[], LogitsProcessorChain], *, show_progress: bool = False
+) -> tuple[WorkerBase, FDConfig]:
+    """Starts a worker of the configured class, or else the platform's, and returns it with the settled configuration.
+
+    The returned configuration has the cache's actual number of blocks: the settled number, or fewer if the worker has
+    less memory. Raises ValueError for a name that is no worker class, and for memory or a number of blocks that does
+    not hold one sequence of full length, which must be able to run alone.
+    """
+    worker = _worker_class(fd_config)(fd_config, build_chain, show_progress=show_progress)
+    worker.init_device()
+    worker.load_model()
+    settled = _with_blocks(fd_config, worker.get_kv_cache_spec(), worker.determine_available_memory())
+    worker.initialize_cache(settled.cache_config.num_blocks)
+    worker.compile_or_warm_up_model()
+    platform, cache = current_platform(), settled.cache_config
+    where = f"platform {platform.name}: {platform.device_name}"
+    logger.debug(
+        "%s on %s, %d blocks of %d tokens", type(worker).__qualname__, where, cache.num_blocks, cache.block_size
+    )
+    return worker, settled
+
+
+def _worker_class(fd_config: FDConfig) -> type[WorkerBase]:
+    platform = current_platform()
+    name = fd_config.device_config.worker_class or platform.get_worker_class()
+    try:
+        return load_class(name, WorkerBase)
+    except ValueError as error:
+        raise ValueError(f"worker of platform {platform.name}: {error}") from error
+
+
+def _with_blocks(fd_config: FDConfig, spec: KVCacheSpec, available: int) -> FDConfig:
+    cache, length = fd_config.cache_config, fd_config.model_config.max_model_len
+    num_blocks = min(cache.num_blocks, available // spec.bytes_per_block)
+    if (num_blocks - 1) * cache.block_size < length:
+        raise ValueError(
+            f"num_blocks: {num_blocks} blocks of {cache.block_size} tokens, one of them unused, "
+            f"do not hold one sequence of max_model_len = {length} tokens"
+        )
+    return replace(fd_config, cache_config=replace(cache, num_blocks=num_blocks))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sequences import sequence
 
-from fastdeploy_lp.worker.block_tables import BlockTables
+from fastdeploy_lp.worker.block_manager import BlockTables
 
 SLOTS, BLOCKS = 3, 6
 
@@ -17,7 +17,7 @@ def test_a_row_begins_with_the_blocks_of_the_sequence_in_its_slot(events: list[t
     next_block = 1
     for slot, what, count in events:
         if what == "leave":
-            tables.clear(slot)
+            tables.leave(slot)
             running[slot] = sequence([1], slot=slot)
         elif len(running[slot].block_table) + count <= BLOCKS:
             running[slot].block_table += range(next_block, next_block + count)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING
-from fastdeploy_lp.worker.pooling import POOLINGS
+from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
 hidden_states = hnp.arrays(
     np.float32,

@@ -11,7 +11,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.profiling_worker import BLOCKS_WHILE_MEASURING, ProfilingWorker, worst_case_sequences
-from fastdeploy_lp.worker.start_up import start_worker
+from fastdeploy_lp.worker.worker_base import start_worker
 
 
 def started(fd_config: FDConfig, processors: list[str]) -> ProfilingWorker:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.row_ops import ROW_OPS, make_row_ops
 
-from fastdeploy_lp.worker.row_stack import RowStack
+from fastdeploy_lp.worker.step_trace import RowStack
 
 SIZE = 5
 pushes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=6)

@@ -9,10 +9,10 @@ from support.sequences import sequence
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.prompt_budget import LEAST_TOKENS, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
-from fastdeploy_lp.worker.step_pace import LEAST_TOKENS, StepPace
 
 SLOTS = 3
 BUDGET = 20

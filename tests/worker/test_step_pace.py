@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.worker.step_pace import LEAST_TOKENS, StepPace
+from fastdeploy_lp.worker.prompt_budget import LEAST_TOKENS, StepPace
 
 BUDGET = 512
 

@@ -15,6 +15,11 @@ from fastdeploy_lp.worker.worker_base import WorkerBase
 
 logger = logging.getLogger(__name__)
 
+WORKERS = {
+    "default": "fastdeploy_lp.worker.worker:Worker",
+    "profiling": "fastdeploy_lp.worker.profiling_worker:ProfilingWorker",
+}
+
 
 def start_worker(
     fd_config: FDConfig, build_chain: Callable[[], LogitsProcessorChain], *, show_progress: bool = False
@@ -43,7 +48,7 @@ def _worker_class(fd_config: FDConfig) -> type[WorkerBase]:
     platform = current_platform()
     name = fd_config.device_config.worker_class or platform.get_worker_class()
     try:
-        return load_class(name, WorkerBase)
+        return load_class(WORKERS.get(name, name), WorkerBase)
     except ValueError as error:
         raise ValueError(f"worker of platform {platform.name}: {error}") from error
 

@@ -43,16 +43,17 @@ PROMISED = (
     f"{PACKAGE}.config",
     f"{PACKAGE}.entrypoints.cli",
     f"{PACKAGE}.logits_processor",
-    f"{PACKAGE}.logits_processor.phrase",
     f"{PACKAGE}.logits_processor.testing",
     f"{PACKAGE}.openai.logits_processor",
     f"{PACKAGE}.pytest_plugin",
     f"{PACKAGE}.trace",
 )
-PROGRAMS = {
+# Names of further modules that a document lists without printing their import.
+LISTED = {
     f"{PACKAGE}.entrypoints.async_llm": {"AsyncLLM"},
     f"{PACKAGE}.entrypoints.llm": {"LLM"},
     f"{PACKAGE}.entrypoints.openai.api_server": {"main"},
+    f"{PACKAGE}.logits_processor.phrase": {"Marker", "Phrase", "PhraseForms", "SentenceEnds"},
 }
 # Patterns of files that print imports: documents, examples, templates, and what reference documents print.
 PRINTING = (
@@ -96,7 +97,7 @@ def surface(known: Surface) -> Surface:
 def imports(known: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     """Returns the names of each module that documents, examples and templates import, and of the promised modules."""
     found: dict[str, set[str]] = defaultdict(set)
-    for name, names in (*PROGRAMS.items(), *known.items()):
+    for name, names in (*LISTED.items(), *known.items()):
         loaded = _module(name)
         if loaded is not None:
             found[name] |= {each for each in names if hasattr(loaded, each)}

@@ -8,9 +8,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
+import msgspec
 
 ABORT, ERROR = "abort", "error"
+OK, QUARANTINED = "ok", "quarantined"
+
+
+class ShadowStats(msgspec.Struct):
+    """Counters of a processor in shadow since the worker started.
+
+    tokens: tokens that it was tried on. changed: tokens that it would have changed. faults: its failures, and steps in
+    which it took longer than its time budget. seconds, requests, state, last_error: as in the chain.
+    """
+
+    tokens: int = 0
+    changed: int = 0
+    faults: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    state: str = OK
+    last_error: str | None = None
+
+
+class ProcessorStats(msgspec.Struct):
+    """Counters of one declared processor since the worker started.
+
+    seconds: time spent in its `update_state` and `apply`. rows: rows it was used on, summed over steps. requests:
+    requests that used it. faults: steps in which it failed. slow_steps: steps in which it took longer than its time
+    budget. skipped_greedy: steps in which it was left out because every row was greedy. state: "ok" or "quarantined".
+    shadow: its counters in shadow.
+    """
+
+    name: str
+    state: str = OK
+    seconds: float = 0.0
+    rows: int = 0
+    requests: int = 0
+    faults: int = 0
+    slow_steps: int = 0
+    skipped_greedy: int = 0
+    last_error: str | None = None
+    shadow: ShadowStats = msgspec.field(default_factory=ShadowStats)
+
+    @property
+    def troubles(self) -> int:
+        """A number that changes with every event that is reported to the operator at once."""
+        faults = self.faults + self.slow_steps + self.shadow.faults
+        # An exceeded memory budget puts a processor out of service without a fault.
+        return faults + (self.state != OK) + (self.shadow.state != OK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.import_graph import Package, folder_graphs, imported_names
 
 import fastdeploy_lp
 
 PACKAGE = Path(fastdeploy_lp.__file__).parent
 NAME = "fastdeploy_lp"
+WHOLE = Package(PACKAGE)
 
-# What no file below a part of the package may import, type annotations included.
+# What no file below a part of the package may import or name in a string, type annotations included.
 FORBIDDEN = {
     "engine": ["worker", "entrypoints", "model_executor"],
     "worker": ["engine", "entrypoints"],
@@ -32,8 +34,16 @@ FORBIDDEN = {
     "stats.py": ["engine", "worker", "entrypoints", "model_executor"],
     "outputs.py": ["engine", "worker", "entrypoints", "model_executor"],
 }
-# What may be imported all the same, and from where: the builtin processors edit rows with the sampler's operators.
-EXCEPTIONS = {"logits_processor/builtin": "model_executor.ops"}
+# What may be named all the same, and from where.
+EXCEPTIONS = {
+    # The builtin processors edit rows with the sampler's operators.
+    "logits_processor/builtin": "model_executor.ops",
+    # Programs that run in another process.
+    "engine/worker_handle.py": "worker",
+    "entrypoints/cli/collect_env.py": "model_executor.ops",
+    # The names that the modules of vLLM provide: authors' files import them, never the package.
+    "logits_processor/vllm_compat/contents.py": "entrypoints.vllm_engine",
+}
 
 # Parts that run without Paddle: what they import while they are imported is looked at.
 WITHOUT_PADDLE = (
@@ -72,27 +82,6 @@ def files_below(part: str) -> list[Path]:
     return files
 
 
-def module_of(path: Path) -> list[str]:
-    parts = [NAME, *path.relative_to(PACKAGE).with_suffix("").parts]
-    return parts[:-1] if parts[-1] == "__init__" else parts
-
-
-def imports_of(node: ast.AST, package: list[str]) -> Iterator[str]:
-    """The dotted names that an import statement may load."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = package[: len(package) - node.level + 1] if node.level else []
-        module = ".".join([*base, *([node.module] if node.module else [])])
-        yield module
-        yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def all_imports(path: Path) -> set[str]:
-    package = module_of(path) if path.name == "__init__.py" else module_of(path)[:-1]
-    return {name for node in ast.walk(ast.parse(path.read_text())) for name in imports_of(node, package)}
-
-
 def is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
@@ -102,7 +91,7 @@ def imports_at_import(path: Path) -> set[str]:
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        found.update(imports_of(node, module_of(path)))
+        found.update(imported_names(node, WHOLE.module_of(path)))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_for_type_checkers(node):
             return
         for child in ast.iter_child_nodes(node):
@@ -116,15 +105,54 @@ def imports_at_import(path: Path) -> set[str]:
 def test_arrows_between_the_parts_run_one_way(part: str) -> None:
     for path in files_below(part):
         allowed = tuple(
-            f"{NAME}.{other}." for place, other in EXCEPTIONS.items() if path.is_relative_to(PACKAGE / place)
+            f"{NAME}.{other}" for place, other in EXCEPTIONS.items() if path.is_relative_to(PACKAGE / place)
         )
-        for name in all_imports(path):
+        for name in WHOLE.names[path]:
             if allowed and name.startswith(allowed):
                 continue
             for other in FORBIDDEN[part]:
                 forbidden = f"{NAME}.{other}"
                 assert name != forbidden, path
                 assert not name.startswith(f"{forbidden}."), path
+
+
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    """In every folder, its files and folders (each with all that is below it) form no cycle with a folder."""
+    left_out = {place: f"{NAME}.{other}" for place, other in EXCEPTIONS.items()}
+    cycles = {graph.folder: graph.cycle() for graph in folder_graphs(WHOLE, left_out)}
+    assert {folder: cycle for folder, cycle in cycles.items() if cycle} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from house.attic import hat",
+        "import house.attic.hat",
+        "if TYPE_CHECKING:\n    from house.attic.hat import Hat",
+        "def wear():\n    from ..attic import hat",
+        "HAT = 'house.attic.hat:Hat'",
+        "HAT = 'house.attic.hat.Hat'",
+        "import_module('house.attic.hat')",
+        "subprocess.run([sys.executable, '-m', 'house.attic'])",
+        "ATTIC = 'house.attic'\nHAT = f'{ATTIC}.hat:Hat'",
+        "ATTIC = 'house.attic.hat'\nhats = [f'{ATTIC}:{name}' for name in names]",
+    ],
+)
+def test_a_cycle_is_seen_however_the_other_folder_is_named(line: str, tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    for file, text in {
+        "__init__.py": "from house.attic.hat import Hat",
+        "attic/__init__.py": "",
+        "attic/hat.py": "from house.cellar import wine",
+        "cellar/__init__.py": "",
+        "cellar/wine.py": line,
+    }.items():
+        (house / file).parent.mkdir(parents=True, exist_ok=True)
+        (house / file).write_text(text)
+    (cycle,) = [found for graph in folder_graphs(Package(house), {}) if (found := graph.cycle())]
+    assert cycle[0].startswith("house.attic.hat -> house.cellar")
+    (house / "cellar/wine.py").write_text("LOGGER = 'house.attics'\nTEXT = 'see house.attic.hat'")
+    assert not any(graph.cycle() for graph in folder_graphs(Package(house), {}))
 
 
 @pytest.mark.parametrize("part", WITHOUT_PADDLE)

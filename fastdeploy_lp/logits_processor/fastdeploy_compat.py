@@ -10,7 +10,6 @@ from fastdeploy_lp.logits_processor import base
 from fastdeploy_lp.logits_processor.stand_in_module import Lazily, install_modules, is_absent
 from fastdeploy_lp.sampling_params import SamplingParams
 
-INTERFACE_MODULES = ("fastdeploy.model_executor.logits_processor", "fastdeploy.openai.logits_processor")
 LOGGERS = ("llm_logger", "console_logger", "api_server_logger", "data_processor_logger", "scheduler_logger")
 BUILTINS = {
     "LogitBiasLogitsProcessor": "logit_bias",

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from fastdeploy_lp.model_executor.loader.stored_matrix import FloatArray, Matrix, floats
 
-from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
-
-FloatArray = NDArray[np.float32]
-# A matrix in memory, or one that is read from its file when it is packed.
-Matrix = FloatArray | StoredMatrix
-
-
-def floats(matrix: Matrix) -> FloatArray:
-    """The matrix in memory; raises WeightsError for one whose file holds numbers that are not finite."""
-    return np.asarray(matrix, np.float32)
+__all__ = ["DecoderWeights", "FloatArray", "LayerWeights", "LinearWeights", "Matrix", "floats"]
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,13 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
-PADDLE_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.paddle_attention:PaddleAttentionBackend"
-COMMUNICATOR = "fastdeploy_lp.model_executor.parallel.paddle_communicator:PaddleCommunicator"
-WORKER = "fastdeploy_lp.worker.worker:Worker"
-MODEL_RUNNER = "fastdeploy_lp.worker.model_runner:ModelRunner"
-
 
 class Platform(ABC):
     """One kind of device: its name, its workers' needs, and the classes that run a model on it.
 
     Importing a platform never imports Paddle: the API process asks it for `worker_environment` before the worker,
-    and so Paddle, starts. Classes are named as "module:Class" and imported in the worker alone.
+    and so Paddle, starts. Classes are named as "module:Class", this package's own ones also by a short name, and
+    imported in the worker alone.
     """
 
     name: str
@@ -93,23 +89,26 @@ class Platform(ABC):
         return fd_config
 
     def get_worker_class(self) -> str:
-        """Returns the name of a subclass of `fastdeploy_lp.worker.worker_base:WorkerBase`."""
-        return WORKER
+        """Returns "default", "profiling", or a subclass of `fastdeploy_lp.worker.worker_base:WorkerBase`.
+
+        "profiling" measures the memory left for the cache after a step of the largest size.
+        """
+        return "default"
 
     def get_model_runner_class(self) -> str:
-        """Returns the name of a subclass of `fastdeploy_lp.worker.model_runner_base:ModelRunnerBase`."""
-        return MODEL_RUNNER
+        """Returns "default", or a subclass of `fastdeploy_lp.worker.model_runner_base:ModelRunnerBase`."""
+        return "default"
 
     def get_attention_backend(self) -> str:
-        """Returns the attention backend of models that Paddle's operators compute, as "module:Class"."""
-        return PADDLE_ATTENTION
+        """Returns the attention backend of models that Paddle's operators compute: "paddle", "block", or a class."""
+        return "paddle"
 
     def get_communicator_class(self) -> str | None:
         """Returns the communicator class of ranks that share a model; None if models cannot be shared.
 
-        A subclass of `fastdeploy_lp.model_executor.parallel.communicator:Communicator`.
+        "paddle", or a subclass of `fastdeploy_lp.model_executor.parallel.communicator:Communicator`.
         """
-        return COMMUNICATOR
+        return "paddle"
 
     def view_of(self, host: NDArray[Any]) -> Tensor | None:  # noqa: ARG002
         """Returns a tensor that shares the memory of a host array, or None if the device has separate memory."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CUDA_BUILD = "paddlepaddle-gpu"
-BLOCK_ATTENTION = "fastdeploy_lp.model_executor.layers.attention.block_attention:BlockAttentionBackend"
-WORKER = "fastdeploy_lp.worker.profiling_worker:ProfilingWorker"
 BLOCK_SIZES = (32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
 # Several times the bytes that a step sends to the device.
@@ -123,11 +121,11 @@ class GpuPlatform(Platform):
 
     def get_worker_class(self) -> str:
         """Returns the worker that measures the memory left for the cache."""
-        return WORKER
+        return "profiling"
 
     def get_attention_backend(self) -> str:
         """Returns the backend on Paddle's own operator."""
-        return BLOCK_ATTENTION
+        return "block"
 
     def kv_cache_dtype(self, quantization: str | None) -> str:  # noqa: ARG002
         """Returns the type of the activations, in which the operator stores keys and values."""

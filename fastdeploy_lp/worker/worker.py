@@ -10,6 +10,8 @@ from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase
 from fastdeploy_lp.worker.worker_base import WorkerBase
 
+MODEL_RUNNERS = {"default": "fastdeploy_lp.worker.model_runner:ModelRunner"}
+
 
 class Worker(WorkerBase):
     """Runs the configured model runner, or else the platform's, on the platform's device."""
@@ -20,7 +22,7 @@ class Worker(WorkerBase):
         paddle.set_device(platform.device_type)
         name = self.fd_config.device_config.model_runner_class or platform.get_model_runner_class()
         try:
-            found = load_class(name, ModelRunnerBase)
+            found = load_class(MODEL_RUNNERS.get(name, name), ModelRunnerBase)
         except ValueError as error:
             raise ValueError(f"model runner of platform {platform.name}: {error}") from error
         self.model_runner = found(self.fd_config, self.build_chain())

@@ -18,6 +18,11 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
+WORKERS = {
+    "default": "fastdeploy_lp.worker.worker:Worker",
+    "profiling": "fastdeploy_lp.worker.profiling_worker:ProfilingWorker",
+}
+
 
 class WorkerBase(ABC):
     """One device and the model on it. `start_worker` makes the calls of the start, each once, in this order:
@@ -105,7 +110,7 @@ def _worker_class(fd_config: FDConfig) -> type[WorkerBase]:
     platform = current_platform()
     name = fd_config.device_config.worker_class or platform.get_worker_class()
     try:
-        return load_class(name, WorkerBase)
+        return load_class(WORKERS.get(name, name), WorkerBase)
     except ValueError as error:
         raise ValueError(f"worker of platform {platform.name}: {error}") from error
 

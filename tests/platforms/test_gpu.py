@@ -12,9 +12,11 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.layers.attention import AttentionBackend
+from fastdeploy_lp.model_executor.layers.attention.selection import BACKENDS
 from fastdeploy_lp.platforms import GpuPlatform, find_platform
 from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
 from fastdeploy_lp.plugins import load_class
+from fastdeploy_lp.worker.start_up import WORKERS
 from fastdeploy_lp.worker.worker_base import WorkerBase
 
 
@@ -70,8 +72,8 @@ def test_asking_for_it_does_not_import_paddle() -> None:
 
 def test_its_classes_are_what_they_have_to_be() -> None:
     platform = GpuPlatform()
-    assert issubclass(load_class(platform.get_attention_backend()), AttentionBackend)
-    assert issubclass(load_class(platform.get_worker_class()), WorkerBase)
+    assert issubclass(load_class(BACKENDS[platform.get_attention_backend()]), AttentionBackend)
+    assert issubclass(load_class(WORKERS[platform.get_worker_class()]), WorkerBase)
 
 
 def test_its_flags_are_flags_of_paddle() -> None:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
-from fastdeploy_lp.logits_processor.fastdeploy_compat import INTERFACE_MODULES
 from fastdeploy_lp.logits_processor.fastdeploy_config import FastDeployConfig
 from fastdeploy_lp.logits_processor.fastdeploy_inputs import FastDeployInputs
 from fastdeploy_lp.logits_processor.phrase import Phrase
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from fastdeploy_lp.logits_processor.model_facts import ModelFacts
     from fastdeploy_lp.sampling_params import SamplingParams
 
+INTERFACE_MODULES = ("fastdeploy.model_executor.logits_processor", "fastdeploy.openai.logits_processor")
 SENTENCE, SENTENCE_IDS = "think_stop_sentence", "think_stop_sentence_token_ids"
 
 

@@ -20,6 +20,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
 }
+FloatArray = NDArray[np.float32]
 Rows = slice | NDArray[np.int64]
 
 
@@ -106,3 +107,12 @@ class StoredMatrix:
         row_bytes = self.tensor.shape[1] * ELEMENTS[self.tensor.dtype].itemsize
         found: NDArray[np.int64] = self.tensor.begin + self.rows * row_bytes
         return found
+
+
+# A matrix in memory, or one that is read from its file when it is packed.
+Matrix = FloatArray | StoredMatrix
+
+
+def floats(matrix: Matrix) -> FloatArray:
+    """The matrix in memory; raises WeightsError for one whose file holds numbers that are not finite."""
+    return np.asarray(matrix, np.float32)

@@ -12,9 +12,8 @@ from tqdm import tqdm
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.safetensors_file import read_header
-from fastdeploy_lp.model_executor.decoder_weights import Matrix
 from fastdeploy_lp.model_executor.loader.split import WHOLE, Split
-from fastdeploy_lp.model_executor.loader.stored_matrix import ELEMENTS, StoredMatrix, StoredTensor, WeightsError
+from fastdeploy_lp.model_executor.loader.stored_matrix import ELEMENTS, Matrix, StoredMatrix, StoredTensor, WeightsError
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 
 __all__ = ["Weights", "WeightsError", "open_weights"]

@@ -10,9 +10,9 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.loader.weights import Weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.models.supported import require_supported
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops

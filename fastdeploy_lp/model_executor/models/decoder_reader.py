@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.loader.split import COLUMNS, ROWS, WHOLE, Section, Split
 from fastdeploy_lp.model_executor.loader.weights import Weights
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 
 
 class DecoderReader:

@@ -10,10 +10,10 @@ import numpy as np
 from fastdeploy_lp.checkpoint.config_field import flag
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LinearWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.models.decoder_reader import DecoderReader
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 
 
 class Ernie4_5ForCausalLM(DecoderForCausalLM):  # noqa: N801 - the architecture's own name

@@ -11,6 +11,7 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -21,7 +22,6 @@ from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import current_platform

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastdeploy_lp.checkpoint.config_field import flag
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.models.decoder_reader import DecoderReader
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):

@@ -14,10 +14,10 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.linear import merged_bias
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops.packed_batch import PackedBatch
 from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat
 from fastdeploy_lp.model_executor.ops.structs import CacheStruct, LayerStruct, LinearStruct, ModelStruct

@@ -9,7 +9,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
+from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
@@ -25,6 +25,8 @@ from fastdeploy_lp.worker.tensor_parallel.commands import (
 )
 from fastdeploy_lp.worker.tensor_parallel.ranks import Ranks
 
+COMMUNICATORS = {"paddle": "fastdeploy_lp.model_executor.parallel.paddle_communicator:PaddleCommunicator"}
+
 
 def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
     """Returns this worker's model: in this process, or shared with ranks that were started and have loaded it.
@@ -38,6 +40,7 @@ def open_model(fd_config: FDConfig, *, show_progress: bool = False) -> CausalLM:
     name = fd_config.device_config.communicator_class or platform.get_communicator_class()
     if name is None:
         raise ValueError(f"tensor_parallel_size: platform {platform.name} has no communicator; allowed is 1")
+    name = COMMUNICATORS.get(name, name)
     ranks = Ranks(fd_config, name)
     with _telling_of_a_lost_rank(ranks):
         communicator: Communicator = load_class(name, Communicator)(ranks.place)

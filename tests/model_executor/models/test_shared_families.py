@@ -10,7 +10,7 @@ from support.golden import MAX_MODEL_LEN, Run, assert_close, cases
 from support.ranks import ThreadCommunicator, on_ranks
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.model_executor.loader.causal_lm import load_causal_lm
+from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.registry import model_class

@@ -10,8 +10,8 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 

@@ -11,8 +11,8 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
-from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 
 
 @dataclass(frozen=True)

@@ -26,39 +26,25 @@ from fastdeploy_lp.plugins import (
     load,
 )
 
-# Prefixes of "LogitsProcessor" in the names of builtins, and their modules.
+# Modules of `builtin/`, with the prefixes of "LogitsProcessor" in the names of their classes.
 _BUILTIN_MODULES = {
-    "LogitBias": "logit_bias",
-    "CiteFromPrompt": "cite_from_prompt",
-    "ForceLastPhrase": "force_last_phrase",
-    "ForcedSequence": "forced_sequence",
-    "GenLength": "gen_length",
-    "LowConfidenceFallback": "low_confidence_fallback",
-    "MaxTime": "max_time",
-    "MultipleChoice": "multiple_choice",
-    "ThinkingBudget": "thinking_budget",
-    "TriggerPhrase": "trigger_phrase",
-    "Watermark": "watermark",
-    "SequenceBias": "sequence_bias",
-    "AllowedTokens": "allowed_tokens",
-    "BadWords": "bad_words",
-    "MinTokens": "min_tokens",
-    "RepetitionPenalty": "repetition_penalty",
-    "PresencePenalty": "presence_penalty",
-    "FrequencyPenalty": "frequency_penalty",
-    "NoRepeatNGram": "no_repeat_ngram",
-    "DRY": "dry",
-    "ExponentialLengthDecay": "exponential_length_decay",
-    "MinP": "min_p",
-    "TopNSigma": "top_n_sigma",
-    "TypicalP": "typical_p",
-    "EpsilonCutoff": "epsilon_cutoff",
-    "EtaCutoff": "eta_cutoff",
-    "XTC": "xtc",
+    "logit_bias": ("LogitBias",),
+    "sequence_bias": ("CiteFromPrompt", "SequenceBias"),
+    "phrases": ("ForceLastPhrase", "LowConfidenceFallback", "TriggerPhrase"),
+    "forcing": ("ForcedSequence",),
+    "lengths": ("GenLength", "ExponentialLengthDecay"),
+    "budgets": ("MaxTime", "ThinkingBudget"),
+    "multiple_choice": ("MultipleChoice",),
+    "watermark": ("Watermark",),
+    "bans": ("AllowedTokens", "BadWords", "MinTokens"),
+    "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
+    "repetitions": ("NoRepeatNGram", "DRY"),
+    "filters": ("MinP", "TopNSigma", "TypicalP", "EpsilonCutoff", "EtaCutoff", "XTC"),
 }
 BUILTIN: dict[str, str] = {
     f"{name}LogitsProcessor": f"fastdeploy_lp.logits_processor.builtin.{module}:{name}LogitsProcessor"
-    for name, module in _BUILTIN_MODULES.items()
+    for module, names in _BUILTIN_MODULES.items()
+    for name in names
 }
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.platforms.base import Platform
 from fastdeploy_lp.platforms.cpu import CpuPlatform
 from fastdeploy_lp.platforms.gpu import GpuPlatform
-from fastdeploy_lp.platforms.host_memory import in_host_memory
+from fastdeploy_lp.platforms.host_memory import in_host_memory, writable_view
 from fastdeploy_lp.platforms.selection import current_platform, find_platform, platform_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "in_host_memory",
     "platform_of",
     "to_device",
+    "writable_view",
 ]
 
 

@@ -48,7 +48,7 @@ class ModelRunner(ModelRunnerBase):
         self.share_inputs = ShareInputs(fd_config.scheduler_config.max_num_seqs, fd_config.model_config.max_model_len)
         max_blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
         self._block_tables = BlockTables(fd_config.scheduler_config.max_num_seqs, max_blocks)
-        self._sampler = Sampler(fd_config.model_config.logprobs_mode)
+        self._sampler = Sampler(fd_config)
         self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops, self.held)
         self._pooling = PromptPooling()
         self.tracing = Tracing(self._sampler.ops)

@@ -19,8 +19,8 @@ from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
 from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
-from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 FINAL = "final"
@@ -143,9 +143,9 @@ class StepTrace(ChainTrace, DrawWatcher):
         for slot in slots:
             self._told[slot].append(_Stage(name, PROCESSOR, status, 0.0, None))
 
-    def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - those of this step
+    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - those of this step
         """Copies the rows that penalties and bans change."""
-        self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if edits.works_on(slot)])
+        self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if tail.works_on(slot)])
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:
         """Computes the statistics on the device; a greedy row's last stage is derived from the previous one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from support.server import REPOSITORY, server_environment
 from support.tiny import GOLDEN, write_tiny_checkpoint
 
 from fastdeploy_lp.logits_processor import BUILTIN
+from fastdeploy_lp.logits_processor.builtin import watched_phrase
 from fastdeploy_lp.model_executor.ops import compiled_rows
+from fastdeploy_lp.platforms import host_memory
 from fastdeploy_lp.platforms import GpuPlatform
 
 PROGRAM = REPOSITORY / "benchmarks" / "gpu_check.py"
@@ -95,8 +96,7 @@ def test_builtins_give_the_same_where_logits_are_out_of_the_hosts_reach(monkeypa
     """On the CPU, by the ways that they take on a device: Paddle's operators and no view of the logits."""
     in_host_memory = gpu_chain.outcome()
     monkeypatch.setattr(compiled_rows, "compiled_ops", lambda: None)
-    for name in ("logit_rows", "logit_bias", "watched_phrase"):
-        module = importlib.import_module(f"fastdeploy_lp.logits_processor.builtin.{name}")
+    for module in (host_memory, watched_phrase):
         monkeypatch.setattr(module, "in_host_memory", lambda _: False)
     assert gpu_check.differences(gpu_chain.outcome(), in_host_memory, gpu_check.CHAIN_TOLERANCE) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +16,10 @@ from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, tiny_engine
 
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
+from fastdeploy_lp.logits_processor.builtin import watched_phrase
 from fastdeploy_lp.logits_processor.testing.reads import READS
 from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.platforms import host_memory
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 to_tensor = paddle.to_tensor
@@ -39,8 +40,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceLikePlatform]:
 
     monkeypatch.setattr(EmulatedBlockAttention, "_operate", operate)
     monkeypatch.setattr(DeviceLikePlatform, "to_device", lambda _, host: to_tensor(np.array(host)))
-    for name in ("logit_rows", "logit_bias", "watched_phrase"):
-        module = importlib.import_module(f"fastdeploy_lp.logits_processor.builtin.{name}")
+    for module in (host_memory, watched_phrase):
         monkeypatch.setattr(module, "in_host_memory", lambda _: False)
     with device_like() as made:
         yield made

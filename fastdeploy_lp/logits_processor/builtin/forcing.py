@@ -1,14 +1,17 @@
-"""Base of builtins that force a request's next token."""
+"""Forced tokens: the base of builtins whose next token follows from their state alone, and prefix forcing."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
+from fastdeploy_lp.logits_processor.phrase import Phrase
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -23,37 +26,53 @@ class ForcingState(Protocol):
         """Returns the token that must come next, None to leave the row unchanged; called once a step."""
 
 
-class ForcingProcessor(LogitsProcessor):
+class ForcingProcessor(SlotProcessor[ForcingState]):
     """Rules out all tokens but the one that a request's state returns; leaves other rows untouched."""
 
-    only_with_args = True
     # A forced token gets a new logit, so one finite logit remains whatever was ruled out before.
     keeps_rows_valid = True
-    remembered_per_slot = 0
 
     def __init__(self, fd_config: FDConfig) -> None:
-        self.eos_token_ids = fd_config.model_config.eos_token_ids
-        remember = self.remembered_per_slot * fd_config.scheduler_config.max_num_seqs
-        self._states = SlotStates(self.state_of, remember=remember)
-        self._rows: list[int] = []
-        self._tokens: list[int] = []
+        super().__init__(fd_config)
+        self._rows = self._tokens = np.empty(0, np.int64)
 
-    @abstractmethod
-    def state_of(self, request: SlotRequest) -> ForcingState | None:
-        """Returns the state of a request that enters a slot, with or without output; None if it needs none."""
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
+        forced = [(row, token) for row, state in self._slots if (token := state.forced()) is not None]
+        self._rows = np.array([row for row, _ in forced], np.int64)
+        self._tokens = np.array([token for _, token in forced], np.int64)
 
-    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Reads the tokens of the last step."""
-        self._rows, self._tokens = [], []
-        self._states.follow(share_inputs)
-        for row, state in self._states:
-            token = state.forced()
-            if token is not None:
-                self._rows.append(row)
-                self._tokens.append(token)
+    def _edit(self, logits: Tensor) -> None:
+        if self._rows.size:
+            self._edits.force(logits, self._rows, self._tokens)
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """Forces tokens in their rows, in place."""
-        if self._rows:
-            LogitRows(logits).force(self._rows, self._tokens)
-        return logits
+
+class ForcedSequenceParams(BaseModel):
+    """`forced_sequence`: the first words of the output, a text or token ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    forced_sequence: Phrase | None
+
+
+class ForcedSequenceLogitsProcessor(ForcingProcessor):
+    """`{"forced_sequence": "Sure, here is"}` makes the output begin with these words; then the model continues freely.
+
+    Known as prefix forcing; Hugging Face's `forced_bos_token_id` is the case of one token.
+    """
+
+    Params = ForcedSequenceParams
+
+    def _build(self, request: SlotRequest) -> ForcingState | None:
+        sequence = request.args.get("forced_sequence")
+        return _Beginning(sequence, request.output) if sequence else None
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    sequence: Any
+    output: list[int]
+
+    def forced(self) -> int | None:
+        """Returns the token of the sequence at the output's length, None after the last one."""
+        length = len(self.output)
+        return self.sequence[length] if length < len(self.sequence) else None

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
+from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.phrase import Phrase, PhraseForms
-from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.model_executor.ops.row_ops import TokenLists
 
 MAX_CHOICES = 1024
 COMPLETE = -1
@@ -38,7 +38,7 @@ class MultipleChoiceParams(BaseModel):
     choice_delimiter: Phrase = Field(default=".", validate_default=True)
 
 
-class MultipleChoiceLogitsProcessor(LogitsProcessor):
+class MultipleChoiceLogitsProcessor(SlotProcessor["_Choosing"]):
     """`{"choices": ["A", "B"]}` rules out every token that leads to none of the answers, then ends the output.
 
     The remaining tokens keep their logits. From logits-processor-zoo, which supports only answers of one token and does
@@ -46,48 +46,39 @@ class MultipleChoiceLogitsProcessor(LogitsProcessor):
     """
 
     Params = MultipleChoiceParams
-    only_with_args = True
 
     def __init__(self, fd_config: FDConfig) -> None:
-        self._eos_token_ids = list(fd_config.model_config.eos_token_ids)
-        self._states = SlotStates(self._state_of)
-        self._rows: list[int] = []
-        self._allowed: list[NDArray[np.int64]] = []
+        super().__init__(fd_config)
+        self._allowed: TokenLists | None = None
         self._boosts: list[tuple[int, _Choosing]] = []
 
-    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Follows the tokens of the last step."""
-        self._rows, self._allowed, self._boosts = [], [], []
-        self._states.follow(share_inputs)
-        for row, state in self._states:
-            allowed = state.allowed()
-            if allowed.size:
-                self._rows.append(row)
-                self._allowed.append(allowed)
-            if state.first_words and not state.begun:
-                self._boosts.append((row, state))
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """Boosts and rules out tokens in place."""
-        if not self._rows:
-            return logits
-        rows = LogitRows(logits)
-        for row, state in self._boosts:
-            choices, words = zip(*state.first_words, strict=True)
-            at = [row] * len(words)
-            rows.add(at, choices, state.boost * rows.values_at(at, words))
-        rows.keep(self._rows, self._allowed)
-        return logits
-
-    def _state_of(self, request: SlotRequest) -> _Choosing | None:
+    def _build(self, request: SlotRequest) -> _Choosing | None:
         choices = request.args.get("choices")
         return _Choosing(request, choices, self._eos_token_ids) if choices else None
+
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
+        # Imported here: the API process reads Params from this module and does not need Paddle.
+        from fastdeploy_lp.model_executor.ops.row_ops import TokenLists
+
+        allowed = [(row, tokens) for row, state in self._slots if (tokens := state.allowed()).size]
+        rows, lists = [row for row, _ in allowed], [tokens for _, tokens in allowed]
+        self._allowed = TokenLists.of(rows, lists) if rows else None
+        self._boosts = [(row, state) for row, state in self._slots if state.first_words and not state.begun]
+
+    def _edit(self, logits: Tensor) -> None:
+        if self._allowed is None:
+            return
+        for row, state in self._boosts:
+            choices, words = np.array(state.first_words, np.int64).T.copy()
+            rows = np.full(len(words), row, np.int64)
+            self._edits.add(logits, rows, choices, state.boost * self._edits.values_at(logits, rows, words))
+        self._edits.allow_only(logits, self._allowed)
 
 
 class _Choosing:
     """Progress of one request's answer."""
 
-    def __init__(self, request: SlotRequest, choices: Sequence[Sequence[list[int]]], eos: list[int]) -> None:
+    def __init__(self, request: SlotRequest, choices: Sequence[Sequence[list[int]]], eos: Sequence[int]) -> None:
         self._output, self._seen = request.output, 0
         self._eos = eos
         # Every node maps tokens to nodes; the key COMPLETE marks a complete answer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates, State
@@ -13,25 +13,28 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.model_executor.ops.row_ops import RowEdits
 
 
 class SlotProcessor(LogitsProcessor, Generic[State]):
     """Keeps a state for each request that uses it, and edits rows with the platform's operators.
 
     Each step it prepares its edits on the host, then makes them in place. A step without a row to edit touches no
-    tensor.
+    tensor. `edits` replaces the platform's operators. remembered_per_slot: number of states per slot that are kept of
+    requests that left, for states that do not follow from the tokens alone.
     """
 
     only_with_args = True
+    remembered_per_slot: ClassVar[int] = 0
 
-    def __init__(self, fd_config: FDConfig) -> None:
+    def __init__(self, fd_config: FDConfig, edits: RowEdits | None = None) -> None:
         # Imported here: the API process reads Params from these modules and does not need Paddle.
-        from fastdeploy_lp.model_executor.ops.compiled_cuts import row_cuts
         from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 
         self._eos_token_ids = fd_config.model_config.eos_token_ids
-        self._ops, self._cuts = row_ops(), row_cuts()
-        self._slots: SlotStates[State] = SlotStates(self._build)
+        self._edits: RowEdits = row_ops() if edits is None else edits
+        remember = self.remembered_per_slot * fd_config.scheduler_config.max_num_seqs
+        self._slots: SlotStates[State] = SlotStates(self._build, remember=remember)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Follows the slots and prepares this step's edits."""

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.builtin.logit_rows import LogitRows
-from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
-from fastdeploy_lp.platforms import in_host_memory, to_device
+from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.platforms import in_host_memory, to_device, writable_view
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+
+Int64s = NDArray[np.int64]
 
 
 class WatchedRequest:
@@ -86,26 +87,21 @@ class WatchedRequest:
                 return
 
 
-class WatchedPhraseProcessor(LogitsProcessor):
+class WatchedPhraseProcessor(SlotProcessor[WatchedRequest]):
     """Checks the rows of requests that wait for a sign, and forces their phrases token by token.
 
     The sign of a row is computed where the logits are, and so is its phrase's first token. Results are read at the
     start of the next step: on a device they are ready by then, since the step's tokens were.
     """
 
-    only_with_args = True
+    # Tokens do not determine all state. Finished requests also take places until preempted requests return.
+    remembered_per_slot = 4
 
     def __init__(self, fd_config: FDConfig) -> None:
-        self.eos_token_ids = list(fd_config.model_config.eos_token_ids)
-        # Tokens do not determine all state. Finished requests also take places until preempted requests return.
-        self._states = SlotStates(self.state_of, remember=4 * fd_config.scheduler_config.max_num_seqs)
-        self._forced: list[tuple[int, int]] = []
+        super().__init__(fd_config)
+        self._forced: tuple[Int64s, Int64s] = np.empty(0, np.int64), np.empty(0, np.int64)
         self._watched: list[tuple[int, WatchedRequest]] = []
         self._signs: NDArray[np.bool_] | Tensor | None = None
-
-    @abstractmethod
-    def state_of(self, request: SlotRequest) -> WatchedRequest | None:
-        """Returns the state of a request that enters a slot, with or without output; None if it needs none."""
 
     @abstractmethod
     def sign_in(self, row: NDArray[Any], state: Any) -> bool:
@@ -118,26 +114,27 @@ class WatchedPhraseProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Reads the signs and tokens of the last step."""
         self._end_step()
-        self._forced, self._watched = [], []
-        self._states.follow(share_inputs)
-        for row, state in self._states:
+        super().update_state(share_inputs)
+
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
+        forced: list[tuple[int, int]] = []
+        self._watched = []
+        for row, state in self._slots:
             token = state.forced()
             if token is not None:
-                self._forced.append((row, token))
+                forced.append((row, token))
             elif state.watches:
                 state.begin_step()
                 self._watched.append((row, state))
+        rows, tokens = np.array(forced, np.int64).reshape(-1, 2).T.copy()
+        self._forced = rows, tokens
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """Forces phrases and checks rows, in place."""
-        if not self._forced and not self._watched:
-            return logits
-        rows = LogitRows(logits)
-        if self._forced:
-            rows.force([row for row, _ in self._forced], [token for _, token in self._forced])
+    def _edit(self, logits: Tensor) -> None:
+        if self._forced[0].size:
+            self._edits.force(logits, *self._forced)
         if self._watched:
-            self._signs = self._watch(rows.host) if rows.host is not None else self._watch_on_device(logits)
-        return logits
+            host = writable_view(logits)
+            self._signs = self._watch(host) if host is not None else self._watch_on_device(logits)
 
     def _watch(self, host: NDArray[Any]) -> NDArray[np.bool_]:
         signs = np.zeros(len(self._watched), bool)
@@ -159,9 +156,11 @@ class WatchedPhraseProcessor(LogitsProcessor):
         # Some Paddle backends cannot compare half-precision numbers.
         rows = paddle.gather(logits, where).astype("float32")
         signs = self.signs_on_device(rows, states)
-        LogitRows(rows).ban(*_places([state.banned for state in states]))
+        each = np.arange(len(states))
+        banned = [np.array(state.banned, np.int64) for state in states]
+        self._edits.ban(rows, np.repeat(each, list(map(len, banned))), np.concatenate(banned))
         phrases = paddle.full_like(rows, -np.inf)
-        LogitRows(phrases).force(range(len(states)), [state.phrase[0] for state in states])
+        self._edits.force(phrases, each, np.array([state.phrase[0] for state in states], np.int64))
         begins = paddle.logical_and(signs, to_device(np.array([state.armed for state in states])))
         logits.index_put_((where,), paddle.where(begins.unsqueeze(-1), phrases, rows).astype(logits.dtype))
         return signs
@@ -174,11 +173,6 @@ class WatchedPhraseProcessor(LogitsProcessor):
         seen = signs if isinstance(signs, np.ndarray) else _on_host(signs)
         for (_, state), sign in zip(self._watched, seen.tolist(), strict=True):
             state.end_step(sign=sign)
-
-
-def _places(tokens: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    rows = [row for row, each in enumerate(tokens) for _ in each]
-    return rows, [token for each in tokens for token in each]
 
 
 def _on_host(flags: Tensor) -> NDArray[np.bool_]:

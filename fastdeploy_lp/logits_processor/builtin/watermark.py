@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.builtin.green_list import (
     DEFAULT_CONTEXT_WIDTH,
     DEFAULT_DELTA,
@@ -18,9 +17,9 @@ from fastdeploy_lp.logits_processor.builtin.green_list import (
     GreenList,
     token_hashes,
 )
-from fastdeploy_lp.logits_processor.builtin.logit_rows import writable_view
-from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest, SlotStates
-from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
+from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.platforms import to_device, writable_view
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -46,7 +45,7 @@ class WatermarkParams(BaseModel):
     watermark_context_width: Annotated[int, Field(ge=1, le=MAX_CONTEXT_WIDTH)] = DEFAULT_CONTEXT_WIDTH
 
 
-class WatermarkLogitsProcessor(LogitsProcessor):
+class WatermarkLogitsProcessor(SlotProcessor["_Marking"]):
     """`{"watermark_key": n}` makes a share of the tokens, drawn anew after every token, more likely.
 
     `fastdeploy-lp detect-watermark` detects it. Kirchenbauer et al. 2023, A Watermark for Large Language Models; a hash
@@ -54,25 +53,23 @@ class WatermarkLogitsProcessor(LogitsProcessor):
     """
 
     Params = WatermarkParams
-    only_with_args = True
     keeps_rows_valid = True
 
-    def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
-        self._states = SlotStates(_marking)
+    def __init__(self, fd_config: FDConfig) -> None:
+        super().__init__(fd_config)
         self._marked: list[tuple[int, _Marking, tuple[int, int]]] = []
         # Created for the first request that needs them.
         self._hashes: NDArray[np.uint32] | None = None
         self._tensor: Tensor | None = None
 
-    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
-        """Computes the mixers of each row's context."""
-        self._states.follow(share_inputs)
-        self._marked = [(row, state, state.greens.mixers(state.context())) for row, state in self._states]
+    def _build(self, request: SlotRequest) -> _Marking | None:
+        key = request.args.get("watermark_key")
+        return None if key is None else _Marking(request, key)
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """Adds the bias of green tokens in place."""
-        if not self._marked:
-            return logits
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
+        self._marked = [(row, state, state.greens.mixers(state.context())) for row, state in self._slots]
+
+    def _edit(self, logits: Tensor) -> None:
         if self._hashes is None:
             self._hashes = token_hashes(logits.shape[1])
         host = writable_view(logits)
@@ -80,7 +77,6 @@ class WatermarkLogitsProcessor(LogitsProcessor):
             self._mark_on_device(logits, self._hashes)
         else:
             self._mark(host, self._hashes)
-        return logits
 
     def _mark(self, host: NDArray[Any], hashes: NDArray[np.uint32]) -> None:
         # Row by row in the same buffers, which stay in the CPU cache.
@@ -121,8 +117,3 @@ class _Marking:
         """Returns the last tokens of prompt and output."""
         recent = self._output[-self._width :]
         return recent if len(recent) == self._width else (self._prompt + recent)[-self._width :]
-
-
-def _marking(request: SlotRequest) -> _Marking | None:
-    key = request.args.get("watermark_key")
-    return None if key is None else _Marking(request, key)

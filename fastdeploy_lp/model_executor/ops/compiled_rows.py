@@ -9,10 +9,13 @@ from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.addresses import addresses, is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
+from fastdeploy_lp.model_executor.ops.paddle_edits import LastOperands
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.model_executor.ops.row_ops import (
     Bits,
+    Cut,
     Draws,
+    Floats,
     Int64s,
     Penalties,
     RowDistributions,
@@ -36,22 +39,22 @@ SIGNATURES = {
     "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
     "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
     "fdlp_mask": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
+    "fdlp_cut_rows": [_POINTER, _INTEGER, ctypes.c_int, _INTEGER, _POINTER, _POINTER],
+    "fdlp_add": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
+    "fdlp_add_scaled": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
 }
 
 
-class CompiledRowOps(RowOps):
-    """Each core processes separate rows; a row is read once or twice and never sorted.
+class CompiledRowOps(PaddleRowOps):
+    """Each core processes separate rows; a row is read two or three times and never sorted.
 
     Logits that are not a contiguous float32 tensor are converted, or left to Paddle where they change in place.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__()
         self._library = library
-        self._paddle = PaddleRowOps()
-        # The places of the last ban with their addresses: computing these takes the same time as the ban itself, and a
-        # ban often repeats.
-        self._places: tuple[Int64s, Int64s] | None = None
-        self._place_addresses: tuple[int, ...] = ()
+        self._addresses: LastOperands[int] = LastOperands(addresses)
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
@@ -113,7 +116,7 @@ class CompiledRowOps(RowOps):
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """As the interface says."""
         if not is_plain(logits):
-            self._paddle.penalize(logits, penalties)
+            super().penalize(logits, penalties)
             return
         arrays = (penalties.counts, penalties.repetition, penalties.presence, penalties.frequency)
         self._library.fdlp_penalize(
@@ -123,25 +126,46 @@ class CompiledRowOps(RowOps):
     def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
         """As the interface says."""
         if not is_plain(logits):
-            self._paddle.ban(logits, rows, tokens)
+            super().ban(logits, rows, tokens)
             return
-        if self._places is None or self._places[0] is not rows or self._places[1] is not tokens:
-            self._places, self._place_addresses = (rows, tokens), addresses(rows, tokens)
-        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *self._place_addresses)
+        self._library.fdlp_ban(logits.data_ptr(), logits.shape[-1], len(rows), *self._addresses.of(rows, tokens))
 
     def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
         """As the interface says."""
         if not is_plain(logits):
-            self._paddle.allow_only(logits, lists)
+            super().allow_only(logits, lists)
             return
         self._library.fdlp_allow_only(logits.data_ptr(), logits.shape[-1], *_list_arguments(lists))
 
     def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
         """As the interface says."""
         if not is_plain(logits):
-            self._paddle.mask(logits, rows, bits)
+            super().mask(logits, rows, bits)
             return
         self._library.fdlp_mask(logits.data_ptr(), logits.shape[-1], len(rows), *addresses(rows, bits))
+
+    def add(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats | Tensor) -> None:
+        """As the interface says."""
+        if isinstance(values, Tensor) or not is_plain(logits):
+            super().add(logits, rows, tokens, values)
+            return
+        operands = self._addresses.of(rows, tokens, values)
+        self._library.fdlp_add(logits.data_ptr(), logits.shape[-1], len(rows), *operands)
+
+    def add_scaled(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
+        """As the interface says."""
+        if not is_plain(logits):
+            super().add_scaled(logits, rows, tokens, values)
+            return
+        self._library.fdlp_add_scaled(logits.data_ptr(), logits.shape[-1], len(rows), *addresses(rows, tokens, values))
+
+    def cut(self, logits: Tensor, cut: Cut, rows: Int64s, values: Floats) -> None:
+        """As the interface says."""
+        if not is_plain(logits):
+            super().cut(logits, cut, rows, values)
+            return
+        operands = self._addresses.of(rows, values)
+        self._library.fdlp_cut_rows(logits.data_ptr(), logits.shape[-1], cut, len(rows), *operands)
 
 
 def _plain(logits: Tensor) -> Tensor:

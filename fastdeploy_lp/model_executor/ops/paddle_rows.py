@@ -1,4 +1,4 @@
-"""Operations on rows of logits with Paddle's own operators, on any device."""
+"""Draws from rows of logits, and their statistics, with Paddle's own operators, on any device."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE, PaddleRowEdits
 from fastdeploy_lp.model_executor.ops.row_ops import (
-    Bits,
     Draws,
     Floats,
     Int64s,
-    Penalties,
     RowDistributions,
     RowLogprobs,
     RowOps,
-    TokenLists,
 )
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.request_limits import MAX_LOGPROBS
 
-# The weight of the most likely token; csrc/row_weights.h says why weights are whole numbers.
-ONE = 2.0**32
 # Digits, from the highest, by which `_keep_top_p` finds a 32-bit key: (shift, bits).
 DIGITS = ((21, 11), (10, 11), (0, 10))
-# A logit so far below the greatest one weighs nothing, and unlike -inf its product with nothing is nothing.
-LOWEST = -700.0
-# A word with one bit set, for each of its bits.
-EACH_BIT = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
-class PaddleRowOps(RowOps):
+class PaddleRowOps(PaddleRowEdits, RowOps):
     """The reference; slower on a CPU than compiled operators, because Paddle's reductions use one thread there."""
 
     def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:
@@ -98,43 +90,6 @@ class PaddleRowOps(RowOps):
             moved=paddle.where(first, paddle.zeros_like(moved), moved),
             most_likely=paddle.argmax(logits, axis=-1),
         )
-
-    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """As the interface says."""
-        lists = penalties.lists
-        at = (to_device(lists.row_of_token), to_device(lists.tokens))
-        lengths = np.diff(lists.offsets)
-        repetition, presence, frequency = (
-            np.repeat(each.astype(np.float64), lengths)
-            for each in (penalties.repetition, penalties.presence, penalties.frequency)
-        )
-        taken_off = frequency * penalties.counts
-        rate = to_device(repetition)
-        logit = paddle.gather_nd(logits, paddle.stack(at, axis=1)).astype("float64")
-        logit = paddle.where(logit > 0, logit / rate, logit * rate)
-        logit = logit - to_device(taken_off) - to_device(presence * (penalties.counts > 0))
-        logits.index_put_(at, logit.astype(logits.dtype))
-
-    def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
-        """As the interface says."""
-        at = (to_device(rows), to_device(tokens))
-        logits.index_put_(at, paddle.full([len(rows)], -np.inf, logits.dtype))
-
-    def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
-        """As the interface says."""
-        at = (to_device(lists.row_of_token), to_device(lists.tokens))
-        kept = paddle.gather_nd(logits, paddle.stack(at, axis=1))
-        banned = paddle.full([len(lists.rows), logits.shape[-1]], -np.inf, logits.dtype)
-        logits.index_put_((to_device(lists.rows),), banned)
-        logits.index_put_(at, kept)
-
-    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
-        """As the interface says."""
-        at = to_device(rows)
-        part = paddle.gather(logits, at)
-        allowed = paddle.bitwise_and(to_device(bits).unsqueeze(-1), to_device(EACH_BIT)) != 0
-        allowed = allowed.reshape([len(rows), -1])[:, : logits.shape[-1]]
-        logits.index_put_((at,), paddle.where(allowed, part, paddle.full_like(part, -np.inf)))
 
 
 def _draw_random(logits: Tensor, draws: Draws) -> Tensor:

@@ -1,7 +1,8 @@
-"""Interface of the sampler's operations on rows of logits."""
+"""Interface of operations on rows of logits: edits in place, draws, and statistics."""
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,11 +111,80 @@ class RowDistributions:
     most_likely: Tensor
 
 
-class RowOps(ABC):
-    """Operations on logits, a float32 tensor [rows, vocab_size]; each row's result depends on this row alone.
+class Cut(enum.IntEnum):
+    """Rule that sets tokens to -inf, from the row's own distribution at temperature 1 and one value.
 
-    None of them reads device data. The result of a draw is the same, bit for bit, with every implementation: what a
-    token weighs is rounded to a whole number, so that sums do not depend on their order.
+    MIN_P: tokens less likely than this share of the most likely one, as in a draw.
+    EPSILON: tokens less likely than the value; the most likely ones stay.
+    ETA: tokens less likely than min(value, sqrt(value) * exp(-entropy)); the most likely ones stay.
+    TOP_N_SIGMA: tokens whose logit is more than the value times the standard deviation of the row's finite logits below
+        the greatest.
+    TYPICAL: tokens whose surprise is furthest from the entropy, once the others' probabilities reach the value.
+    EXCLUDE_TOP: all tokens at least as likely as the value, except the last one of the ranking.
+    """
+
+    # Same order as in the compiled operators.
+    MIN_P = 0
+    EPSILON = 1
+    ETA = 2
+    TOP_N_SIGMA = 3
+    TYPICAL = 4
+    EXCLUDE_TOP = 5
+
+
+class RowEdits(ABC):
+    """Edits in place of logits, a tensor [rows, vocab_size]; each row's result depends on this row alone.
+
+    None of them reads device data. The cost depends on the rows and tokens named, except where a whole row is cut.
+    Callers do not change an array after they have passed it: an edit with the same arrays reuses its operands.
+    """
+
+    @abstractmethod
+    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
+        """Apply penalties in place."""
+
+    @abstractmethod
+    def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
+        """Set each (row, token) to -inf in place."""
+
+    @abstractmethod
+    def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
+        """Set every token of the listed rows but the listed ones to -inf in place."""
+
+    @abstractmethod
+    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
+        """Set every token t of row `rows[i]` to -inf in place unless bit t % 32 of `bits[i, t // 32]` is set.
+
+        bits: int32 [rows, ceil(vocab_size / 32)], contiguous; bits beyond the vocabulary mean nothing.
+        """
+
+    @abstractmethod
+    def force(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
+        """Set `tokens[i]` of row `rows[i]` to 0 and the row's other tokens to -inf, in place; rows are distinct."""
+
+    @abstractmethod
+    def add(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats | Tensor) -> None:
+        """Add `values[i]` to the logit of token `tokens[i]` in row `rows[i]`, all [n]; repeated places add up."""
+
+    @abstractmethod
+    def add_scaled(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats) -> None:
+        """Add `values[i]` times its own magnitude to each logit that is not -inf, all [n], the places distinct."""
+
+    @abstractmethod
+    def values_at(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> Floats | Tensor:
+        """Return a copy of the logits [n] at these places, for `add`: numpy in host memory, else a tensor."""
+
+    @abstractmethod
+    def cut(self, logits: Tensor, cut: Cut, rows: Int64s, values: Floats) -> None:
+        """Cut row `rows[i]` by `values[i]`, both [n], the rows distinct; a row with a NaN or without a finite logit
+        stays as it is. Implementations agree except for logits within rounding (1e-13) of a bound."""
+
+
+class RowOps(RowEdits):
+    """Edits, draws and statistics of logits, a float32 tensor [rows, vocab_size]; rows do not affect each other.
+
+    None of them reads device data. The result of a draw is the same, bit for bit, with every implementation: weights
+    are rounded to whole numbers, so that sums do not depend on their order.
     """
 
     @abstractmethod
@@ -144,23 +214,4 @@ class RowOps(ABC):
         """The rows' distributions, and the total variation distance of row r from row `before[r]`, 0 if that is -1.
 
         Of a row with a NaN or without a finite maximum, and of one compared with it, the numbers mean nothing.
-        """
-
-    @abstractmethod
-    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """Apply penalties in place."""
-
-    @abstractmethod
-    def ban(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
-        """Set each (row, token) to -inf in place."""
-
-    @abstractmethod
-    def allow_only(self, logits: Tensor, lists: TokenLists) -> None:
-        """Set every token of the listed rows but the listed ones to -inf in place."""
-
-    @abstractmethod
-    def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
-        """Set every token t of row `rows[i]` to -inf in place unless bit t % 32 of `bits[i, t // 32]` is set.
-
-        bits: int32 [rows, ceil(vocab_size / 32)], contiguous; bits beyond the vocabulary mean nothing.
         """

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s
-from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 
 
 class DrawWatcher(ABC):
     """Methods are called in this order, once each per step; they must not change their arguments."""
 
     @abstractmethod
-    def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:
-        """Observes logits [rows, vocab_size] that `edits` have changed; row r is slot `slots[r]`."""
+    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:
+        """Observes logits [rows, vocab_size] that `tail` has changed; row r is slot `slots[r]`."""
 
     @abstractmethod
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:

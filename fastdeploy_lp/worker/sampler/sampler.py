@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import TokenLogprobs
 from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
-from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 
@@ -40,19 +41,19 @@ class Sampler:
     Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
     """
 
-    def __init__(self, logprobs_mode: str = "raw_logprobs", ops: RowOps | None = None) -> None:
+    def __init__(self, fd_config: FDConfig, ops: RowOps | None = None) -> None:
         self.ops = row_ops() if ops is None else ops
-        self._edits = RowEdits(self.ops)
-        self._logprobs = LogprobsCapture(self.ops, logprobs_mode)
+        self._tail = ChainTail(fd_config, self.ops)
+        self._logprobs = LogprobsCapture(self.ops, fd_config.model_config.logprobs_mode)
 
     def enter(self, sequence: WorkerSequence) -> None:
         """Registers a sequence in its slot."""
-        self._edits.enter(sequence)
+        self._tail.enter(sequence)
         self._logprobs.enter(sequence)
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
-        self._edits.leave(slot)
+        self._tail.leave(slot)
         self._logprobs.leave(slot)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
@@ -66,7 +67,7 @@ class Sampler:
         """
         if np.count_nonzero(share_inputs["temperature_cpu"][slots]):
             return False
-        return not (self._edits.work_on_any(slots) or self._logprobs.shows_what_is_drawn_from)
+        return not (self._tail.works_on_any(slots) or self._logprobs.shows_what_is_drawn_from)
 
     def __call__(
         self,
@@ -83,11 +84,11 @@ class Sampler:
         guard: a processor may have left a row without a usable logit. also_read: tensors to copy to the host in the
         same read. watchers: observers, whose tensors are read along.
         """
-        self._edits.apply(logits, slots)
+        self._tail.apply(logits, slots)
         for watcher in watchers:
-            watcher.edited(logits, slots, self._edits)
+            watcher.edited(logits, slots, self._tail)
         draws = _draws(share_inputs, slots)
-        tokens = self.ops.draw(logits, draws, guard=guard or self._edits.any_bans)
+        tokens = self.ops.draw(logits, draws, guard=guard or self._tail.any_bans)
         if watchers:
             return self._watched(logits, draws, tokens, also_read, watchers)
         return self._read(logits, draws, tokens, also_read)
@@ -118,12 +119,12 @@ class Sampler:
 
     def edit(self, logits: Tensor, slots: Int64s) -> Tensor:
         """Applies penalties and bans to logits [rows, vocab_size] in place and returns them; repeatable in a step."""
-        self._edits.apply(logits, slots)
+        self._tail.apply(logits, slots)
         return logits
 
     def bans_in(self, slot: int) -> list[str]:
         """The fields by which the slot's request has ruled tokens out."""
-        return self._edits.bans_in(slot)
+        return self._tail.bans_in(slot)
 
 
 def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:

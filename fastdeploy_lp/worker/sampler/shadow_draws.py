@@ -11,8 +11,8 @@ from paddle import Tensor
 from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain, ShadowRows, ShadowStep
 from fastdeploy_lp.messages import ShadowTokens
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
-from fastdeploy_lp.worker.sampler.row_edits import RowEdits
 
 
 class ShadowDraws(DrawWatcher):
@@ -27,11 +27,11 @@ class ShadowDraws(DrawWatcher):
         self._results = step.results
         self.tokens: dict[int, ShadowTokens] = {slot: dict.fromkeys(names) for slot, names in step.failed.items()}
 
-    def edited(self, logits: Tensor, slots: Int64s, edits: RowEdits) -> None:  # noqa: ARG002 - copies of our own
+    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - copies of our own
         """Applies penalties and bans to the copies."""
         for result in self._results:
             if result.logits is not None:
-                edits.apply(result.logits, result.slots)
+                tail.apply(result.logits, result.slots)
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - copies of our own
         """Draws a token for each row of the copies."""

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import VOCAB_SIZE, check_builtin, token, without
 
-from fastdeploy_lp.logits_processor.builtin.allowed_tokens import AllowedTokensLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.bans import AllowedTokensLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin, without
 
-from fastdeploy_lp.logits_processor.builtin.bad_words import BadWordsLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.bans import BadWordsLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 # Of the tokens that outputs here are made of.

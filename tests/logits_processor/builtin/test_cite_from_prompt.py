@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, EOS, Churn, Row, crowds
 
-from fastdeploy_lp.logits_processor.builtin.cite_from_prompt import CiteFromPromptLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.sequence_bias import CiteFromPromptLogitsProcessor
 
 boosts = st.integers(-8, 8).map(lambda eighths: eighths / 4)
 arguments = st.fixed_dictionaries(

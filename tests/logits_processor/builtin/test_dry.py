@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin
 
-from fastdeploy_lp.logits_processor.builtin.dry import DRYLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.repetitions import DRYLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 arguments = st.fixed_dictionaries(

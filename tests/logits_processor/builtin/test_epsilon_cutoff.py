@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin, probabilities, usable, without
 
-from fastdeploy_lp.logits_processor.builtin.epsilon_cutoff import EpsilonCutoffLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.filters import EpsilonCutoffLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 epsilons = st.sampled_from([0.0, 3e-4, 0.03, 0.9]) | st.floats(0, 0.984375, width=32, allow_subnormal=False)

@@ -6,7 +6,7 @@ from support.builtins import EOS, VOCAB_SIZE, Slots, check_builtin
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.logits_processor.builtin.exponential_length_decay import ExponentialLengthDecayLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.lengths import ExponentialLengthDecayLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, EOS, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
-from fastdeploy_lp.logits_processor.builtin.force_last_phrase import ForceLastPhraseLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.phrases import ForceLastPhraseLogitsProcessor
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 arguments = st.fixed_dictionaries({"last_phrase": st.none() | st.lists(tokens, min_size=1, max_size=4)})

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
-from fastdeploy_lp.logits_processor.builtin.forced_sequence import ForcedSequenceLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.forcing import ForcedSequenceLogitsProcessor
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 arguments = st.fixed_dictionaries({"forced_sequence": st.none() | st.lists(tokens, min_size=1, max_size=6)})

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import VOCAB_SIZE, check_builtin
 
-from fastdeploy_lp.logits_processor.builtin.frequency_penalty import FrequencyPenaltyLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.penalties import FrequencyPenaltyLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, EOS, VOCAB_SIZE, Churn, Row, Slots, crowds
 
-from fastdeploy_lp.logits_processor.builtin.gen_length import GenLengthLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.lengths import GenLengthLogitsProcessor
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 arguments = st.fixed_dictionaries(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
-from fastdeploy_lp.logits_processor.builtin.low_confidence_fallback import LowConfidenceFallbackLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.phrases import LowConfidenceFallbackLogitsProcessor
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 arguments = st.fixed_dictionaries(

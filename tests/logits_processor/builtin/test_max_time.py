@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.churned import DTYPES, EOS, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
-from fastdeploy_lp.logits_processor.builtin.max_time import MaxTimeLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.budgets import MaxTimeLogitsProcessor
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 arguments = st.fixed_dictionaries(

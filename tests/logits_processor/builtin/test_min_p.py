@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builtins import check_builtin, random_row, usable, weights, without
 
-from fastdeploy_lp.logits_processor.builtin.min_p import MinPLogitsProcessor
-from fastdeploy_lp.model_executor.ops.compiled_cuts import row_cuts
+from fastdeploy_lp.logits_processor.builtin.filters import MinPLogitsProcessor
 from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
-from fastdeploy_lp.model_executor.ops.row_cuts import Cut
-from fastdeploy_lp.model_executor.ops.row_ops import Draws
+from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws
 from fastdeploy_lp.worker.sequence import Sequence
 
 shares = st.sampled_from([0.0, 1e-6, 0.1, 0.5, 1.0]) | st.floats(0, 1, width=32, allow_subnormal=False)
@@ -40,5 +38,5 @@ def test_the_processor_and_the_sampler_keep_the_same_tokens(seed: int, share: fl
     draws = Draws(one, np.array([share], np.float32), np.zeros(1, np.int64), one, one)
     sampled = row_ops().filtered(paddle.to_tensor(row), draws).numpy()
     cut = paddle.to_tensor(row)
-    row_cuts().cut(cut, Cut.MIN_P, np.zeros(1, np.int64), np.array([share], np.float32))
+    row_ops().cut(cut, Cut.MIN_P, np.zeros(1, np.int64), np.array([share], np.float32))
     np.testing.assert_array_equal(cut.numpy(), sampled)

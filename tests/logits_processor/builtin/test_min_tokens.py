@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 from support.builtins import EOS, check_builtin, without
 
-from fastdeploy_lp.logits_processor.builtin.min_tokens import MinTokensLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.bans import MinTokensLogitsProcessor
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.sequence import Sequence
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin, without
 
-from fastdeploy_lp.logits_processor.builtin.no_repeat_ngram import NoRepeatNGramLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.repetitions import NoRepeatNGramLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import VOCAB_SIZE, check_builtin
 
-from fastdeploy_lp.logits_processor.builtin.presence_penalty import PresencePenaltyLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.penalties import PresencePenaltyLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin
 
-from fastdeploy_lp.logits_processor.builtin.repetition_penalty import RepetitionPenaltyLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.penalties import RepetitionPenaltyLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

@@ -9,7 +9,7 @@ from support.chat import decode, encode
 from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
-from fastdeploy_lp.logits_processor.builtin.thinking_budget import ThinkingBudgetLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.budgets import ThinkingBudgetLogitsProcessor
 from fastdeploy_lp.sampling_params import SamplingParams
 
 START, END = 14, 15

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin, usable, without
 
-from fastdeploy_lp.logits_processor.builtin.top_n_sigma import TopNSigmaLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.filters import TopNSigmaLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 

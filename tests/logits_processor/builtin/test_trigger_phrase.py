@@ -10,7 +10,7 @@ from support.chat import encode
 from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
-from fastdeploy_lp.logits_processor.builtin.trigger_phrase import TriggerPhraseLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.phrases import TriggerPhraseLogitsProcessor
 from fastdeploy_lp.sampling_params import SamplingParams
 
 few = st.integers(2, 6)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from support.builtins import check_builtin, usable, weights, without
 
-from fastdeploy_lp.logits_processor.builtin.typical_p import TypicalPLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.filters import TypicalPLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
 shares = st.sampled_from([0.2, 0.5, 0.9, 1.0]) | st.floats(2**-7, 1, width=32)

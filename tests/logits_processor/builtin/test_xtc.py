@@ -6,7 +6,7 @@ from support.builtins import VOCAB_SIZE, Slots, check_builtin, probabilities, us
 from support.sequences import sequence
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.logits_processor.builtin.xtc import SALT, XTCLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.filters import SALT, XTCLogitsProcessor
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.worker.sequence import Sequence
 

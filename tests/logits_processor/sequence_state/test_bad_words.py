@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.logits_processor.sequence_state.bad_words import BadWords
+from fastdeploy_lp.logits_processor.builtin.bans import BadWords
 
 tokens = st.integers(0, 3)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.logits_processor.sequence_state.token_counts import TokenCounts
+from fastdeploy_lp.logits_processor.builtin.penalties import TokenCounts
 
 tokens = st.integers(0, 200)
 

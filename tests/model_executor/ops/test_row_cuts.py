@@ -10,11 +10,10 @@ import paddle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.row_ops import ROW_OPS, make_row_ops
 
-from fastdeploy_lp.model_executor.ops.compiled_cuts import CompiledRowCuts
-from fastdeploy_lp.model_executor.ops.library import compiled_ops
-from fastdeploy_lp.model_executor.ops.paddle_cuts import PaddleRowCuts
-from fastdeploy_lp.model_executor.ops.row_cuts import Cut, RowCuts
+from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
+from fastdeploy_lp.model_executor.ops.row_ops import Cut, RowEdits
 
 # Around the widths of the compiled loops.
 SIZES = [1, 2, 7, 8, 15, 16, 17, 40, 513, 4097]
@@ -22,16 +21,13 @@ few = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module")
-def compiled() -> RowCuts:
-    library = compiled_ops()
-    if library is None:
-        pytest.skip("no compiled operators here")
-    return CompiledRowCuts(library)
+def compiled() -> RowEdits:
+    return make_row_ops("compiled")
 
 
-@pytest.fixture(scope="module", params=["paddle", "compiled"])
-def cuts(request: pytest.FixtureRequest) -> RowCuts:
-    return PaddleRowCuts() if request.param == "paddle" else request.getfixturevalue("compiled")
+@pytest.fixture(scope="module", params=ROW_OPS)
+def cuts(request: pytest.FixtureRequest) -> RowEdits:
+    return make_row_ops(request.param)
 
 
 @st.composite
@@ -49,13 +45,13 @@ def logits(draw: st.DrawFn) -> np.ndarray:
 @few
 @given(logits(), st.sampled_from(Cut), st.data())
 def test_compiled_operators_and_paddle_cut_alike(
-    compiled: RowCuts, drawn: np.ndarray, cut: Cut, data: st.DataObject
+    compiled: RowEdits, drawn: np.ndarray, cut: Cut, data: st.DataObject
 ) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, len(drawn) - 1), unique=True, min_size=1)), np.int64)
     value = st.floats(2**-7, 4.0 if cut is Cut.TOP_N_SIGMA else 1.0, width=32)
     values = np.array([data.draw(value) for _ in rows], np.float32)
     results = []
-    for each in (compiled, PaddleRowCuts()):
+    for each in (compiled, PaddleRowOps()):
         tensor = paddle.to_tensor(drawn)
         each.cut(tensor, cut, rows, values)
         results.append(tensor.numpy())
@@ -66,7 +62,7 @@ def test_compiled_operators_and_paddle_cut_alike(
 
 @pytest.mark.parametrize("cut", Cut)
 @pytest.mark.parametrize("broken", [np.nan, -np.inf, np.inf])
-def test_a_row_that_cannot_be_sampled_from_is_left_to_the_guard(cuts: RowCuts, cut: Cut, broken: float) -> None:
+def test_a_row_that_cannot_be_sampled_from_is_left_to_the_guard(cuts: RowEdits, cut: Cut, broken: float) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(2, 10)
     rows[1, :] = rows[1, :] if np.isnan(broken) else broken
     rows[1, 3] = broken
@@ -78,7 +74,7 @@ def test_a_row_that_cannot_be_sampled_from_is_left_to_the_guard(cuts: RowCuts, c
 
 @few
 @given(logits(), st.data())
-def test_biases_are_added_where_they_belong(cuts: RowCuts, drawn: np.ndarray, data: st.DataObject) -> None:
+def test_biases_are_added_where_they_belong(cuts: RowEdits, drawn: np.ndarray, data: st.DataObject) -> None:
     rows, size = drawn.shape
     place = st.tuples(st.integers(0, rows - 1), st.integers(0, size - 1), st.floats(-9, 9, width=32))
     places = data.draw(st.lists(place, min_size=1, max_size=9, unique_by=lambda entry: entry[:2]))
@@ -95,7 +91,7 @@ def test_biases_are_added_where_they_belong(cuts: RowCuts, drawn: np.ndarray, da
     np.testing.assert_allclose(other.numpy(), scaled, rtol=1e-6, atol=1e-6)
 
 
-def test_logits_of_another_type_are_left_to_paddle(compiled: RowCuts) -> None:
+def test_logits_of_another_type_are_left_to_paddle(compiled: RowEdits) -> None:
     tensor = paddle.to_tensor(np.array([[1.0, 5.0, 0.0]]), dtype="float64")
     compiled.cut(tensor, Cut.MIN_P, np.array([0]), np.array([0.5], np.float32))
     compiled.add(tensor, np.array([0]), np.array([1]), np.array([2.0], np.float32))

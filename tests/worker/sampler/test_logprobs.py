@@ -9,6 +9,7 @@ import paddle
 import pytest
 from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
+from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine_args import LOGPROBS_MODES
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
@@ -37,16 +38,18 @@ def random_logits(rows: int) -> np.ndarray:
 
 def run(ops: RowOps, mode: str, logits: np.ndarray, requests: list[dict[str, Any]]) -> SampledRows:
     """Row r is slot 2 * r; a processor adds 1 to token 0 between capture and sampling."""
-    share_inputs, sampler = ShareInputs(2 * len(requests), 16), Sampler(mode, ops)
+    slots = 2 * len(requests)
+    share_inputs = ShareInputs(slots, 16)
+    sampler = Sampler(tiny_fd_config(max_num_seqs=slots, logprobs_mode=mode), ops)
     for row, params in enumerate(requests):
         entering = sequence([1, 2], output=OUTPUT, slot=2 * row, **params)
         share_inputs.assign(entering)
         sampler.enter(entering)
-    slots = 2 * np.arange(len(requests))
+    rows = 2 * np.arange(len(requests))
     tensor = paddle.to_tensor(logits)
-    sampler.capture(tensor, slots)
+    sampler.capture(tensor, rows)
     tensor[:, 0] += 1.0
-    return sampler(tensor, share_inputs, slots)
+    return sampler(tensor, share_inputs, rows)
 
 
 def processed(logits: np.ndarray, params: dict[str, Any]) -> np.ndarray:

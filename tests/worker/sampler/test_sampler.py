@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
+from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
@@ -21,6 +22,7 @@ from fastdeploy_lp.worker.sampler import Sampler
 VOCAB_SIZE = 12
 SLOTS = 16
 MAX_MODEL_LEN = 8
+CONFIG = tiny_fd_config(max_num_seqs=SLOTS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def draw(ops: RowOps) -> Draw:
 
 
 def sample(ops: RowOps, logits: np.ndarray, share_inputs: ShareInputs, slots: Sequence[int]) -> list[int]:
-    sampled = Sampler(ops=ops)(paddle.to_tensor(logits), share_inputs, np.array(slots))
+    sampled = Sampler(CONFIG, ops)(paddle.to_tensor(logits), share_inputs, np.array(slots))
     assert sampled.tokens.dtype == np.int64
     assert sampled.tokens.shape == (len(slots),)
     assert sampled.logprobs == {}
@@ -289,5 +291,5 @@ def test_other_seeds_and_other_positions_give_other_tokens(draw: Draw) -> None:
 def test_the_logits_are_left_as_they_were(ops: RowOps) -> None:
     rows = [Row(random_logits(s), temperature=t, top_k=k) for s, (t, k) in enumerate([(0.0, 0), (0.5, 0), (0.5, 3)])]
     logits = paddle.to_tensor(np.stack([row.logits for row in rows]))
-    Sampler(ops=ops)(logits, fill(rows, range(3)), np.arange(3))
+    Sampler(CONFIG, ops)(logits, fill(rows, range(3)), np.arange(3))
     np.testing.assert_array_equal(logits.numpy(), np.stack([row.logits for row in rows]))

@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
+from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
-from fastdeploy_lp.worker.sampler.row_edits import RowEdits
+from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 VOCAB_SIZE = 30
 SLOTS = 8
+CONFIG = tiny_fd_config(max_num_seqs=SLOTS)
 
 
 @pytest.fixture(scope="module", params=ROW_OPS)
@@ -69,9 +71,9 @@ def random_logits(seed: int, rows: int) -> np.ndarray:
     return 3 * np.random.default_rng(seed).standard_normal((rows, VOCAB_SIZE), dtype=np.float32)
 
 
-def run(edits: RowEdits, sequences: Sequence[WorkerSequence], logits: np.ndarray) -> np.ndarray:
+def run(tail: ChainTail, sequences: Sequence[WorkerSequence], logits: np.ndarray) -> np.ndarray:
     tensor = paddle.to_tensor(logits)
-    edits.apply(tensor, np.array([each.slot for each in sequences]))
+    tail.apply(tensor, np.array([each.slot for each in sequences]))
     return tensor.numpy()
 
 
@@ -80,18 +82,18 @@ def run(edits: RowEdits, sequences: Sequence[WorkerSequence], logits: np.ndarray
 def test_every_row_is_changed_as_its_own_request_asks(
     ops: RowOps, asked: list[tuple[dict[str, Any], list[int], list[int]]], seed: int
 ) -> None:
-    edits = RowEdits(ops)
+    tail = ChainTail(CONFIG, ops)
     slots = np.sort(np.random.default_rng(seed).permutation(SLOTS)[: len(asked)]).tolist()
     sequences = [
         sequence(prompt, output=output, slot=slot, **params)
         for slot, (params, prompt, output) in zip(slots, asked, strict=True)
     ]
     for each in sequences:
-        edits.enter(each)
+        tail.enter(each)
     # A few steps on, each with a token more.
     for step in range(3):
         logits = random_logits(seed + step, len(asked))
-        changed = run(edits, sequences, logits)
+        changed = run(tail, sequences, logits)
         for row, (params, prompt, _) in enumerate(asked):
             expected = edited(logits[row], prompt, sequences[row].output_token_ids, params)
             np.testing.assert_array_equal(changed[row], expected)
@@ -99,44 +101,44 @@ def test_every_row_is_changed_as_its_own_request_asks(
 
 
 def test_a_slot_that_was_left_changes_nothing(ops: RowOps) -> None:
-    edits = RowEdits(ops)
+    tail = ChainTail(CONFIG, ops)
     left = sequence([1, 2], slot=3, output=[1], repetition_penalty=2.0, allowed_token_ids=[4], min_tokens=5)
-    edits.enter(left)
+    tail.enter(left)
     logits = random_logits(0, 1)
-    assert (run(edits, [left], logits) != logits).any()
-    edits.leave(3)
-    edits.leave(3)
-    np.testing.assert_array_equal(run(edits, [left], logits), logits)
-    assert not edits.any_bans
+    assert (run(tail, [left], logits) != logits).any()
+    tail.leave(3)
+    tail.leave(3)
+    np.testing.assert_array_equal(run(tail, [left], logits), logits)
+    assert not tail.any_bans
 
 
 def test_a_request_without_such_parameters_costs_nothing(ops: RowOps) -> None:
-    edits = RowEdits(ops)
+    tail = ChainTail(CONFIG, ops)
     plain = sequence([1, 2], slot=0, output=[1], temperature=0.7, top_k=3, stop_token_ids=[1])
-    edits.enter(plain)
-    edits.apply(None, np.array([0]))  # the logits are not even looked at
+    tail.enter(plain)
+    tail.apply(None, np.array([0]))  # the logits are not even looked at
 
 
 def test_a_preempted_sequence_is_penalized_as_if_it_had_stayed(ops: RowOps) -> None:
     stays = sequence([1, 2, 2], slot=0, output=[5], frequency_penalty=0.5, repetition_penalty=1.2)
     comes_back = sequence([1, 2, 2], slot=1, output=[5], frequency_penalty=0.5, repetition_penalty=1.2)
-    edits = RowEdits(ops)
+    tail = ChainTail(CONFIG, ops)
     for each in (stays, comes_back):
-        edits.enter(each)
+        tail.enter(each)
     logits = np.tile(random_logits(0, 1), (2, 1))
     for token in (5, 9, 2, 5):
         for each in (stays, comes_back):
             each.output_token_ids.append(token)
-        run(edits, [stays, comes_back], logits)
-        edits.leave(1)
-        edits.enter(comes_back)
-        first, second = run(edits, [stays, comes_back], logits)
+        run(tail, [stays, comes_back], logits)
+        tail.leave(1)
+        tail.enter(comes_back)
+        first, second = run(tail, [stays, comes_back], logits)
         np.testing.assert_array_equal(first, second)
 
 
 def test_the_fields_that_rule_tokens_out_are_named(ops: RowOps) -> None:
-    edits = RowEdits(ops)
-    edits.enter(sequence([1], slot=0, repetition_penalty=1.5))
-    assert (edits.bans_in(0), edits.bans_in(1), edits.any_bans) == ([], [], False)
-    edits.enter(sequence([1], slot=1, allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2))
-    assert (edits.bans_in(1), edits.any_bans) == (["allowed_token_ids", "min_tokens"], True)
+    tail = ChainTail(CONFIG, ops)
+    tail.enter(sequence([1], slot=0, repetition_penalty=1.5))
+    assert (tail.bans_in(0), tail.bans_in(1), tail.any_bans) == ([], [], False)
+    tail.enter(sequence([1], slot=1, allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2))
+    assert (tail.bans_in(1), tail.any_bans) == (["allowed_token_ids", "min_tokens"], True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fastdeploy_lp.worker.start_up import WORKERS
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
@@ -16,7 +17,6 @@ from fastdeploy_lp.model_executor.layers.attention.selection import BACKENDS
 from fastdeploy_lp.platforms import GpuPlatform, find_platform
 from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
 from fastdeploy_lp.plugins import load_class
-from fastdeploy_lp.worker.start_up import WORKERS
 from fastdeploy_lp.worker.worker_base import WorkerBase
 
 

@@ -29,7 +29,7 @@ def add(edits: RowEdits, logits: paddle.Tensor) -> None:
 
 
 def copy(edits: RowEdits, logits: paddle.Tensor) -> None:
-    edits.add(logits, ROWS, TOKENS, edits.values_at(logits, ROWS, TOKENS + [1, 1, -1]))
+    edits.add(logits, ROWS, TOKENS, edits.values_at(logits, ROWS, [*TOKENS, 1, 1, -1]))
 
 
 def added() -> np.ndarray:
@@ -40,7 +40,7 @@ def added() -> np.ndarray:
 
 def copied() -> np.ndarray:
     expected = start()
-    expected[ROWS, TOKENS] += expected[ROWS, TOKENS + [1, 1, -1]]
+    expected[ROWS, TOKENS] += expected[ROWS, [*TOKENS, 1, 1, -1]]
     return expected
 
 

@@ -9,6 +9,7 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SettledParams
 
 
@@ -32,27 +33,17 @@ class AddRequest(msgspec.Struct, tag=True):
     """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
 
     grammar: what the output has to match, which compiles; None for anything. client: the API key or address it came
-    from, "" where there is none.
+    from, "" where there is none. pooling: for a prompt that is pooled; then nothing is sampled, and `params`,
+    `selection` and `grammar` are the defaults.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SettledParams
+    params: SettledParams = msgspec.field(default_factory=SettledParams)
     selection: Selection = msgspec.field(default_factory=Selection)
     grammar: str | None = None
     client: str = ""
-
-
-class AddPooling(msgspec.Struct, tag=True):
-    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
-
-    Nothing is sampled. client: as in `AddRequest`.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    pooling: str
-    client: str = ""
+    pooling: PoolingParams | None = None
 
 
 class AbortRequests(msgspec.Struct, tag=True):
@@ -201,7 +192,7 @@ class StepOutputs(msgspec.Struct, tag=True):
     step_time: float = 0.0
 
 
-ToWorker = AddRequest | AddPooling | AbortRequests | ResetProcessor | Shutdown
+ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown
 FromWorker = WorkerReady | WorkerFailed | StepOutputs
 
 

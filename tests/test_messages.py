@@ -15,7 +15,6 @@ from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.messages import (
     AbortRequests,
-    AddPooling,
     AddRequest,
     CacheStats,
     FromWorker,
@@ -34,6 +33,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SettledParams
 from fastdeploy_lp.trace_params import TraceParams
 
@@ -87,9 +87,7 @@ to_worker = st.one_of(
         params=sampling_params,
         selection=selections,
         grammar=st.none() | names,
-    ),
-    st.builds(
-        AddPooling, request_id=names, prompt_token_ids=st.lists(tokens), pooling=st.sampled_from(["mean", "last"])
+        pooling=st.none() | st.builds(PoolingParams, pooling=st.sampled_from(["mean", "last"])),
     ),
     st.builds(ResetProcessor, name=names),
     st.builds(AbortRequests, request_ids=st.lists(names)),

@@ -9,25 +9,24 @@ from functools import partial
 from typing import TypeVar
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.engine import Engine, EngineLoad, EngineRequest
+from fastdeploy_lp.engine.engine import Engine, EngineLoad
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import EngineRestartingError, QueueFullError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run, run_here
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStatesOfAll
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.routing import Router
-from fastdeploy_lp.engine.worker_choice import Candidate, WorkerChoice
+from fastdeploy_lp.engine.worker_choice import WorkerChoice
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.sampling_params import SamplingParams
 
-Request = TypeVar("Request", EngineRequest, PoolingRequest)
 Work = TypeVar("Work", Generation, Pooling)
 NamedStatLoggers = Sequence[tuple[str, StatLoggerBase]]
 
@@ -177,25 +176,19 @@ class DataParallelClient:
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
         """Sends each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
-        self.require_alive()
-        candidates = [
-            Candidate(each.prompt.token_ids, each.settled.params.n, each.settled.selection) for each in requests
-        ]
 
         async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Generation]:
             return await worker.generate(part, stream=stream, bounded=bounded)
 
-        return await self._send(requests, self._choice.choose(candidates), send)
+        return await self._send(requests, send)
 
-    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
+    async def pool(self, requests: Sequence[EngineRequest], *, bounded: bool = True) -> list[Pooling]:
         """Sends each pooling prompt to a worker, all of them or none; raises as `generate` does."""
-        self.require_alive()
-        candidates = [Candidate(each.prompt.token_ids) for each in requests]
 
-        async def send(worker: EngineClient, part: Sequence[PoolingRequest]) -> list[Pooling]:
+        async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Pooling]:
             return await worker.pool(part, bounded=bounded)
 
-        return await self._send(requests, self._choice.choose(candidates), send)
+        return await self._send(requests, send)
 
     async def reset_processor(self, name: str) -> None:
         """Returns a logits processor to service in every worker; raises KeyError for one that is not declared."""
@@ -243,11 +236,12 @@ class DataParallelClient:
 
     async def _send(
         self,
-        requests: Sequence[Request],
-        chosen: Sequence[int],
-        send: Callable[[EngineClient, Sequence[Request]], Awaitable[list[Work]]],
+        requests: Sequence[EngineRequest],
+        send: Callable[[EngineClient, Sequence[EngineRequest]], Awaitable[list[Work]]],
     ) -> list[Work]:
         """Sends each worker its part; if one refuses, closes the parts already sent."""
+        self.require_alive()
+        chosen = self._choice.choose(requests)
         sent: dict[int, Work] = {}
         try:
             for index in dict.fromkeys(chosen):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.completion import Completion, ReplayError, completions_of
-from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
-from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
+from fastdeploy_lp.engine.completion import ReplayError, completions_of
+from fastdeploy_lp.engine.engine import EngineLoad
+from fastdeploy_lp.engine.engine_stats import EngineStats, sequence_stats, step_came
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     EngineDrainingError,
@@ -27,15 +27,14 @@ from fastdeploy_lp.engine.errors import (
 )
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run, run_here
-from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.in_flight import InFlight
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.engine.outbox import make_outbox
 from fastdeploy_lp.engine.pace import Pace
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.stat_log import LoggingStatLogger
@@ -43,13 +42,13 @@ from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.step_failure import failure_of
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.waiting_room import WaitingRoom
+from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     AbortRequests,
-    AddPooling,
     AddRequest,
     FromWorker,
     ResetProcessor,
@@ -58,12 +57,10 @@ from fastdeploy_lp.messages import (
     WorkerReady,
 )
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
 
 logger = logging.getLogger(__name__)
-Request = TypeVar("Request", EngineRequest, PoolingRequest)
 Begun = TypeVar("Begun", Generation, Pooling)
 
 
@@ -188,26 +185,22 @@ class EngineClient:
         Raises as `require_alive` does, ProcessorUnavailableError if a request uses a logits processor in quarantine
         and, if `bounded`, QueueFullError if too many sequences already wait.
         """
-        self.require_alive()
-        # Prompts of one request body share one selection.
-        for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
-            self.processors.require_in_service(selection)
-        return await self._begin(requests, partial(self._made, stream=stream), self._send, bounded=bounded)
+        return await self._begin(requests, partial(self._generation, stream=stream), bounded=bounded)
 
-    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Sends pooling prompts to the worker, all of them or none; raises as `generate` does."""
-        return await self._begin(requests, self._made_pooling, self._send_pooling, bounded=bounded)
+    async def pool(self, requests: Sequence[EngineRequest], *, bounded: bool = True) -> list[Pooling]:
+        """Sends prompts to pool to the worker, all of them or none; raises as `generate` does."""
+        return await self._begin(requests, self._pooling, bounded=bounded)
 
     async def _begin(
-        self,
-        requests: Sequence[Request],
-        make: Callable[[Request], Begun],
-        send: Callable[[Request, Begun, Pace], Awaitable[None]],
-        *,
-        bounded: bool,
+        self, requests: Sequence[EngineRequest], make: Callable[[EngineRequest], Begun], *, bounded: bool
     ) -> list[Begun]:
         """Accepts all of the requests or none, and yields to the event loop between pieces."""
         self.require_alive()
+        # Prompts of one request body share one selection.
+        sampled = {id(each.settled.selection): each.settled.sampled_with for each in requests}
+        for selection in sampled.values():
+            if selection is not None:
+                self.processors.require_in_service(selection)
         count = sum(each.num_sequences for each in requests)
         if bounded and requests:
             self.require_room(count, requests[0].client)
@@ -222,7 +215,7 @@ class EngineClient:
                     if self._dead is not None:
                         raise EngineDeadError(self._dead)
                     entry.count -= request.num_sequences
-                    await send(request, work, pace)
+                    await self._send(request, work, pace)
                     await pace.rest()
             except BaseException:
                 for work in begun:
@@ -337,61 +330,38 @@ class EngineClient:
             self._outbox.charge(outputs.steps)
         iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
         for step in outputs.steps:
-            if (found := self._in_flight.completion(step.request_id)) is not None:
+            if (found := self._in_flight.find(step.request_id)) is not None:
                 self._take_step(step, *found, iteration)
-            elif (pooling := self._in_flight.pooling(step.request_id)) is not None:
-                self._take_pooled(step, pooling, iteration)
         self.stats.step(outputs, iteration)
 
-    def _take_step(
-        self, step: SequenceStep, generation: Generation, completion: Completion, iteration: IterationStats
-    ) -> None:
+    def _take_step(self, step: SequenceStep, work: Work, index: int, iteration: IterationStats) -> None:
         if step.error is not None:
-            iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(failure_of(step))
+            iteration.finished_requests += self._forget(work, ERROR)
+            work.fail(failure_of(step))
             return
-        times = generation.times[completion.index]
-        if times.first_token is None:
+        times, sequence = work.times[index], work.sequences[index]
+        if times.last_token is None:
             times.scheduled = step.scheduled_at
-            completion.num_cached_tokens = step.num_cached_tokens or 0
-        token_came(times, iteration)
+            sequence.num_cached_tokens = step.num_cached_tokens or 0
+        step_came(step, times, iteration)
         try:
-            self._feed(step, generation, completion)
+            work.take(index, step)
         except Exception as error:  # noqa: BLE001 - what a tokenizer makes of one request's tokens concerns no other
-            iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(self._unread(error, generation))
+            iteration.finished_requests += self._forget(work, ERROR)
+            work.fail(self._unread(error, work))
             return
-        if completion.finish_reason is not None:
-            iteration.finished_requests.append(completion_stats(generation, completion))
+        if sequence.finish_reason is not None:
+            iteration.finished_requests.append(sequence_stats(work, index))
             # The worker knows no stop strings: abort there.
             self._end(step.request_id, runs_on=step.finish_reason is None)
-        generation.notify()
+        work.notify()
 
-    def _unread(self, error: Exception, generation: Generation) -> RequestFailedError:
+    def _unread(self, error: Exception, work: Work) -> RequestFailedError:
         if isinstance(error, ReplayError):
             self.reliability.lost.inc()
             return WorkerLostError(str(error))
-        logger.error("the output of request %r cannot be read", generation.request_id, exc_info=error)
+        logger.error("the output of request %r cannot be read", work.request_id, exc_info=error)
         return RequestFailedError(f"the output cannot be read: {type(error).__name__}: {error}")
-
-    def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
-        if step.prompt_logprobs is not None:
-            generation.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, self.tokenizer)
-        completion.feed(
-            step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
-        )
-
-    def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
-        self._end(step.request_id)
-        if step.pooled is None:
-            iteration.finished_requests.append(pooling_stats(pooling, ERROR))
-            pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
-            return
-        (times,) = pooling.times
-        times.scheduled = step.scheduled_at
-        pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
-        iteration.finished_requests.append(ended)
 
     def require_room(self, count: int, client: str) -> None:
         """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""
@@ -402,7 +372,7 @@ class EngineClient:
             self.reliability.refused.inc()
             raise
 
-    def _made(self, request: EngineRequest, *, stream: bool) -> Generation:
+    def _generation(self, request: EngineRequest, *, stream: bool) -> Generation:
         params = request.settled.params
         generation = Generation(
             request.request_id,
@@ -416,38 +386,34 @@ class EngineClient:
         generation.serial = next(self._serials)
         return generation
 
-    def _made_pooling(self, request: PoolingRequest) -> Pooling:
+    def _pooling(self, request: EngineRequest) -> Pooling:
         pooling = Pooling(request, on_close=self._close)
         pooling.serial = next(self._serials)
         return pooling
 
-    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
-        settled, params = request.settled, request.settled.params
-        self._end_at(request.deadline, generation)
-        self._in_flight.add(generation)
-        self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
-        if self.request_log is not None:
-            self.request_log.began(generation, params)
-        for completion in generation.completions:
+    async def _send(self, request: EngineRequest, work: Work, pace: Pace) -> None:
+        settled = request.settled
+        self._end_at(request.deadline, work)
+        self._in_flight.add(work)
+        self.stats.arrived(len(request.prompt.token_ids), request.num_sequences, work.max_tokens)
+        if self.request_log is not None and isinstance(work, Generation):
+            self.request_log.began(work, settled.params)
+        grammar = None if settled.grammar is None else settled.grammar.text
+        for index, name in enumerate(work.sequence_ids):
             await pace.rest()
-            if self._in_flight.completion(sequence_id(generation, completion)) is None:
+            if name not in self._in_flight:
                 # Ended meanwhile.
                 continue
-            own = self.inputs.sequence_params(settled, completion.index)
-            name = sequence_id(generation, completion)
-            grammar = None if settled.grammar is None else settled.grammar.text
-            message = AddRequest(name, generation.prompt.token_ids, own, settled.selection, grammar, request.client)
+            message = AddRequest(
+                name,
+                request.prompt.token_ids,
+                self.inputs.sequence_params(settled, index),
+                settled.selection,
+                grammar,
+                request.client,
+                settled.pooling,
+            )
             self._outbox.add(message, request.client)
-
-    async def _send_pooling(self, request: PoolingRequest, pooling: Pooling, _: Pace) -> None:
-        params = pooling.params
-        self._end_at(request.deadline, pooling)
-        self._in_flight.add(pooling)
-        self.stats.arrived(len(pooling.prompt.token_ids))
-        kind = params.pooling or self.fd_config.model_config.pooling_type
-        kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
-        message = AddPooling(pooling_id(pooling), pooling.prompt.token_ids, kind, request.client)
-        self._outbox.add(message, request.client)
 
     def _end_at(self, deadline: float | None, work: Work) -> None:
         if deadline is not None:
@@ -473,15 +439,10 @@ class EngineClient:
 
     def _forget(self, work: Work, reason: str) -> list[FinishedRequestStats]:
         """Drops a request's running sequences, here and in the worker; returns their statistics."""
-        if isinstance(work, Pooling):
-            names = self._in_flight.remove_pooling(work)
-            ended = [pooling_stats(work, reason) for _ in names]
-        else:
-            running = self._in_flight.remove_generation(work)
-            names, ended = list(running), [completion_stats(work, each, reason) for each in running.values()]
-        if names:
-            self._left(names, running=True)
-        return ended
+        running = self._in_flight.remove_work(work)
+        if running:
+            self._left(list(running), running=True)
+        return [sequence_stats(work, index, reason) for index in running.values()]
 
     def _left(self, sequence_ids: list[str], *, running: bool) -> None:
         known = self._outbox.remove(sequence_ids)

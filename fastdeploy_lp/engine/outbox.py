@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, Message, WaitingQueue
-from fastdeploy_lp.messages import SequenceStep
+from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, WaitingQueue
+from fastdeploy_lp.messages import AddRequest, SequenceStep
 
 # Extra sequences in the worker, as slots divided by this, so that a freed slot refills in the next step.
 READY_SHARE = 4
@@ -18,7 +18,7 @@ READY_SHARE = 4
 class Sent:
     """A sequence sent to the worker: its message and its client."""
 
-    message: Message
+    message: AddRequest
     client: str
 
 
@@ -34,7 +34,7 @@ class Outbox:
 
     def __init__(
         self,
-        send: Callable[[Message], None],
+        send: Callable[[AddRequest], None],
         queue: WaitingQueue,
         limit: int | None = None,
         prompt_tokens: int | None = None,
@@ -81,7 +81,7 @@ class Outbox:
         """Stops sending: the worker is gone. Its sequences stay here."""
         self._open = False
 
-    def add(self, message: Message, client: str) -> None:
+    def add(self, message: AddRequest, client: str) -> None:
         """Adds a sequence and sends it as soon as possible."""
         self._owners[message.request_id] = client
         self._held[client] += 1
@@ -142,7 +142,7 @@ class Outbox:
                 del self._uncomputed_of[client]
 
 
-def make_outbox(send: Callable[[Message], None], config: SchedulerConfig, *, fair: bool) -> Outbox:
+def make_outbox(send: Callable[[AddRequest], None], config: SchedulerConfig, *, fair: bool) -> Outbox:
     """Returns the outbox of a worker; `fair`: clients take turns."""
     if not fair:
         return Outbox(send, ArrivalQueue())

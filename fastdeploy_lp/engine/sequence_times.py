@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class SequenceTimes:
     """Timestamps in seconds; None before the event.
 
-    `scheduled` is the time of the sequence's first slot, as the worker reports it.
+    `scheduled` is the time of the sequence's first slot, as the worker reports it. The vector of a pooled prompt counts
+    as its last token; it has no first one.
     """
 
     arrival: float

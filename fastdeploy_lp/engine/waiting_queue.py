@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from fastdeploy_lp.messages import AddPooling, AddRequest
-
-Message = AddRequest | AddPooling
+from fastdeploy_lp.messages import AddRequest
 
 
 class WaitingQueue(Protocol):
@@ -16,10 +14,10 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int:
         """Returns the number of sequences."""
 
-    def push(self, message: Message, client: str) -> None:
+    def push(self, message: AddRequest, client: str) -> None:
         """Adds a sequence of a client."""
 
-    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
+    def pop(self, held_back: Collection[str] = ()) -> tuple[AddRequest, str]:
         """Removes and returns the next sequence with its client, skipping clients in `held_back`.
 
         Raises KeyError if there is none.
@@ -36,16 +34,16 @@ class ArrivalQueue:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[Message, str]] = {}
+        self._waiting: dict[str, tuple[AddRequest, str]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def push(self, message: Message, client: str) -> None:
+    def push(self, message: AddRequest, client: str) -> None:
         """Adds a sequence of a client."""
         self._waiting[message.request_id] = message, client
 
-    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
+    def pop(self, held_back: Collection[str] = ()) -> tuple[AddRequest, str]:
         """Removes and returns the oldest sequence; raises KeyError if there is none."""
         for name, (_, client) in self._waiting.items():
             if client not in held_back:
@@ -69,7 +67,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         # Clients in the order in which they began to wait.
-        self._waiting: dict[str, dict[str, Message]] = {}
+        self._waiting: dict[str, dict[str, AddRequest]] = {}
         self._tokens: dict[str, int] = {}
         self._owners: dict[str, str] = {}
         self._last_left: str | None = None
@@ -77,7 +75,7 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def push(self, message: Message, client: str) -> None:
+    def push(self, message: AddRequest, client: str) -> None:
         """Adds a sequence of a client."""
         if client not in self._waiting:
             self._tokens[client] = max(self._tokens.get(client, 0), self._floor())
@@ -85,7 +83,7 @@ class FairQueue:
         self._waiting[client][message.request_id] = message
         self._owners[message.request_id] = client
 
-    def pop(self, held_back: Collection[str] = ()) -> tuple[Message, str]:
+    def pop(self, held_back: Collection[str] = ()) -> tuple[AddRequest, str]:
         """Removes and returns the next sequence with its client, skipping clients in `held_back`.
 
         Raises KeyError if there is none.

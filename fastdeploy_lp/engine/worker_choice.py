@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
+from fastdeploy_lp.engine.input_processor import EngineRequest
 from fastdeploy_lp.engine.routing import Router
 from fastdeploy_lp.logits_processor import Selection
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The relevant parts of a request: its prompt, its number of sequences, and the logits processors that it uses."""
-
-    token_ids: Sequence[int]
-    n: int = 1
-    selection: Selection | None = None
 
 
 class WorkerChoice:
@@ -29,21 +20,21 @@ class WorkerChoice:
         self._workers = workers
         self._router = router
 
-    def choose(self, candidates: Sequence[Candidate]) -> list[int]:
+    def choose(self, requests: Sequence[EngineRequest]) -> list[int]:
         """Returns a worker's index for each request; requests chosen together count as load for each other.
 
         Raises as `Engine.generate` does if a request is not accepted.
         """
         added = [0] * len(self._workers)
         chosen = []
-        for each in candidates:
-            usable = self._usable(each.selection)
+        for each in requests:
+            usable = self._usable(each.settled.sampled_with)
             loads = [
                 worker.num_in_flight + more if worker in usable else None
                 for worker, more in zip(self._workers, added, strict=True)
             ]
-            index = self._router.choose(each.token_ids, loads)
-            added[index] += each.n
+            index = self._router.choose(each.prompt.token_ids, loads)
+            added[index] += each.num_sequences
             chosen.append(index)
         return chosen
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
-from fastdeploy_lp.messages import AddPooling, AddRequest, CacheStats, SequenceStep, StepOutputs
+from fastdeploy_lp.messages import AddRequest, CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
@@ -63,14 +63,12 @@ class EngineCore:
         held_up = self._held_up and not self.runner.held.have_news
         return (self.scheduler.has_work and not held_up) or self.preparing.has_news
 
-    def add(self, request: AddRequest | AddPooling) -> None:
+    def add(self, request: AddRequest) -> None:
         """Queues a request once the logits processors it needs are built."""
         self._held_up = False
-        if isinstance(request, AddPooling):
-            self.scheduler.add(Sequence.from_pooling(request))
-            return
         sequence = Sequence.from_request(request, self._eos_token_ids, self._max_model_len)
-        if self.preparing.add(sequence):
+        # Nothing of a pooled prompt is sampled, so that it needs no processors, not even mandatory ones.
+        if sequence.pooling is not None or self.preparing.add(sequence):
             self.scheduler.add(sequence)
 
     def finish_preparing(self) -> list[SequenceStep]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastdeploy_lp.engine.logprobs import SpelledLogprobs
+from fastdeploy_lp.engine.token_details import SpelledLogprobs, count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.engine.tracing import count_shadows, spelled_trace
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta
 from fastdeploy_lp.sampling_params import SamplingParams

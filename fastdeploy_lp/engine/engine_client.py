@@ -29,16 +29,14 @@ from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run, run_here
 from fastdeploy_lp.engine.in_flight import InFlight
 from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
-from fastdeploy_lp.engine.metrics import PrometheusStatLogger
+from fastdeploy_lp.engine.metrics import PrometheusStatLogger, ReliabilityMetrics
 from fastdeploy_lp.engine.outbox import make_outbox
 from fastdeploy_lp.engine.pace import Pace
 from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
-from fastdeploy_lp.engine.stat_log import LoggingStatLogger
-from fastdeploy_lp.engine.stat_loggers import StatLoggers
+from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger, StatLoggers
 from fastdeploy_lp.engine.step_failure import failure_of
 from fastdeploy_lp.engine.supervisor import WorkerSupervisor
 from fastdeploy_lp.engine.waiting_room import WaitingRoom

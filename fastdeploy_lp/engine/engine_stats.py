@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
-from fastdeploy_lp.engine.work import Work
+from fastdeploy_lp.engine.work import SequenceTimes, Work
 from fastdeploy_lp.messages import SequenceStep, StepOutputs
 from fastdeploy_lp.stats import (
     ERROR,

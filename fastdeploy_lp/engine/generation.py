@@ -10,7 +10,7 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.prompt_logprobs import PromptLogprobs
+from fastdeploy_lp.engine.token_details import PromptLogprobs
 from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput

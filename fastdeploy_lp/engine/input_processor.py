@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
-from fastdeploy_lp.engine.chat_messages import for_template
-from fastdeploy_lp.engine.chat_template import ChatOptions
+from fastdeploy_lp.engine.args_validator import require_few_values
+from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.prompt_text import TOO_LONG, PromptText, require_unicode
-from fastdeploy_lp.engine.sequence_values import require_few_values
+from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection

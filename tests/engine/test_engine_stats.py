@@ -9,8 +9,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine.engine_stats import EngineStats, step_came
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
+from fastdeploy_lp.engine.work import SequenceTimes
 from fastdeploy_lp.messages import CacheStats, SequenceStep, StepOutputs
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
-from fastdeploy_lp.engine.chat_messages import for_template
-from fastdeploy_lp.engine.chat_template import ChatOptions
+from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation

@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.errors import (
+    EngineDeadError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+    RequestImpossibleError,
+)
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.messages import SequenceStep
 
@@ -180,3 +185,13 @@ class Work(ABC):
     def ends_at(self, deadline: asyncio.TimerHandle) -> None:
         """Stores the timer that ends the request at its deadline; `close` cancels it."""
         self._deadline = deadline
+
+
+def failure_of(step: SequenceStep) -> RequestFailedError:
+    """Returns the error of the kind that the step reports."""
+    kind: type[RequestFailedError] = RequestFailedError
+    if step.unavailable:
+        kind = ProcessorUnavailableError
+    elif step.by_request:
+        kind = RequestImpossibleError
+    return kind(step.error or "the worker ended the sequence")

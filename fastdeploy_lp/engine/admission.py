@@ -1,7 +1,8 @@
-"""Admission limit, and Retry-After for refused requests."""
+"""Admission of requests: the state of the engine, the limit of sequences, and Retry-After for refused requests."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.engine.errors import QueueFullError
+from fastdeploy_lp.engine.errors import EngineDeadError, EngineDrainingError, EngineStartingError, QueueFullError
 from fastdeploy_lp.engine.outbox import Outbox
 
 REMEMBERED_ENDS = 64
@@ -106,3 +107,71 @@ class WaitingRoom:
                 f"of the {room} that it takes are left to other keys (fair_queue); try again later",
                 self._retry_after.seconds(count),
             )
+
+
+class Admission:
+    """The state of an engine for new requests: loading, open, draining, or dead."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._draining = False
+        self._dead: str | None = None
+        self._ended = asyncio.Event()
+        self._quiet = asyncio.Event()
+
+    @property
+    def dead(self) -> str | None:
+        """The reason why no worker is left and none will follow, or None."""
+        return self._dead
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests are accepted, even if they must wait for a worker."""
+        return self._dead is None and not self._draining
+
+    def require_started(self) -> None:
+        """Raises EngineStartingError until the first worker is ready; that worker may have ended since."""
+        if self._dead is None and not self._started:
+            raise EngineStartingError("the model is still being loaded; try again later")
+
+    def require_not_dead(self) -> None:
+        """Raises EngineDeadError if the engine has ended."""
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+
+    def require_open(self) -> None:
+        """Raises EngineStartingError, EngineDeadError or EngineDrainingError while no requests are accepted."""
+        self.require_started()
+        self.require_not_dead()
+        if self._draining:
+            raise EngineDrainingError("the server is shutting down; another one may take the request")
+
+    def start(self) -> None:
+        """Accepts requests from now on: the first worker is ready."""
+        self._started = True
+
+    def drain(self, *, quiet: bool) -> None:
+        """Accepts no more requests; `quiet`: none are in flight."""
+        self._draining = True
+        if quiet:
+            self._quiet.set()
+
+    def note_quiet(self) -> None:
+        """Notes that the last request in flight has ended."""
+        if self._draining:
+            self._quiet.set()
+
+    async def wait_quiet(self) -> None:
+        """Waits until no requests are in flight, after `drain`."""
+        await self._quiet.wait()
+
+    def end(self, reason: str) -> None:
+        """Accepts no more requests: the engine has ended."""
+        self._dead = reason
+        self._quiet.set()
+        self._ended.set()
+
+    async def wait_dead(self) -> str:
+        """Waits until the engine has ended; returns the reason."""
+        await self._ended.wait()
+        return self._dead or ""

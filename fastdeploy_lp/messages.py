@@ -11,6 +11,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.stats import SchedulerStats
 
 
 class WorkerStart(msgspec.Struct, tag=True):
@@ -164,32 +165,16 @@ class SequenceStep(msgspec.Struct, array_like=True):
     by_request: bool = False
 
 
-class CacheStats(msgspec.Struct, array_like=True):
-    """The KV cache: blocks that sequences hold and how many there are, and counters since the worker started.
-
-    `prefix_queries` and `prefix_hits` are tokens of prompts: looked up in the prefix cache, and found there.
-    """
-
-    blocks_used: int = 0
-    blocks_total: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-
-
 class StepOutputs(msgspec.Struct, tag=True):
-    """One step of the whole batch, with the load after it.
+    """One step of the whole batch, with the worker's counters after it.
 
-    `processors` are the logits processors' counters, sent when something but their seconds has changed; `step_time` is
-    how many seconds the step took, 0 if the message tells of the load alone.
+    `scheduler_stats` has no `processors` here: these are sent apart, and only when something but their seconds has
+    changed.
     """
 
     steps: list[SequenceStep]
-    num_running: int
-    num_waiting: int
+    scheduler_stats: SchedulerStats
     processors: list[ProcessorStats] | None = None
-    cache: CacheStats = msgspec.field(default_factory=CacheStats)
-    step_time: float = 0.0
 
 
 ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown

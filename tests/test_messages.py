@@ -16,7 +16,6 @@ from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
-    CacheStats,
     FromWorker,
     PackedLogprobs,
     ResetProcessor,
@@ -35,6 +34,7 @@ from fastdeploy_lp.messages import (
 )
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SettledParams
+from fastdeploy_lp.stats import SchedulerStats
 from fastdeploy_lp.trace_params import TraceParams
 
 names = st.text(st.characters(codec="utf-8"), max_size=10)
@@ -150,10 +150,8 @@ from_worker = st.one_of(
     st.builds(
         StepOutputs,
         steps=st.lists(steps, max_size=4),
-        num_running=tokens,
-        num_waiting=tokens,
+        scheduler_stats=st.builds(SchedulerStats, tokens, tokens, tokens, tokens, tokens, tokens, tokens, biases),
         processors=st.none() | st.lists(processor_stats, max_size=3),
-        cache=st.builds(CacheStats, tokens, tokens, tokens, tokens, tokens),
     ),
 )
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -180,8 +181,9 @@ class EngineRequests:
 
     def take(self, outputs: StepOutputs) -> None:
         """Reads a step of the worker."""
-        outputs.num_waiting += self._outbox.num_waiting
-        self._load = EngineLoad(outputs.num_running, outputs.num_waiting)
+        stats = outputs.scheduler_stats
+        num_waiting = stats.num_waiting_reqs + self._outbox.num_waiting
+        self._load = EngineLoad(stats.num_running_reqs, num_waiting)
         if outputs.processors is not None:
             self._processors.update(outputs.processors)
         if self._fair:
@@ -190,7 +192,7 @@ class EngineRequests:
         for step in outputs.steps:
             if (found := self._sequences.find(step.request_id)) is not None:
                 self._take_step(step, *found, iteration)
-        self._stats.step(outputs, iteration)
+        self._stats.step(replace(stats, num_waiting_reqs=num_waiting), iteration)
 
     async def _begin(
         self, requests: Sequence[EngineRequest], make: Callable[[EngineRequest], Begun], *, bounded: bool

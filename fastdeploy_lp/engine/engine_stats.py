@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.work import SequenceTimes, Work
-from fastdeploy_lp.messages import SequenceStep, StepOutputs
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.stats import (
     ERROR,
     ArrivedRequestStats,
@@ -28,22 +29,12 @@ class EngineStats:
         # Exporters have all values from the start.
         loggers.record(self._last, None)
 
-    def step(self, outputs: StepOutputs, iteration: IterationStats) -> None:
-        """Records a message of the worker; `iteration`: its statistics."""
-        cache, before = outputs.cache, self._last.num_preemptions
-        self._last = SchedulerStats(
-            num_running_reqs=outputs.num_running,
-            num_waiting_reqs=outputs.num_waiting,
-            kv_cache_blocks_used=cache.blocks_used,
-            kv_cache_blocks_total=cache.blocks_total,
-            prefix_cache_queries=cache.prefix_queries,
-            prefix_cache_hits=cache.prefix_hits,
-            num_preemptions=cache.preemptions,
-            step_time=outputs.step_time,
-            processors=self._processors.stats,
-        )
+    def step(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        """Records a message of the worker: its counters, which lack the processors, and the message's statistics."""
+        before, now = self._last.num_preemptions, scheduler.num_preemptions
+        self._last = replace(scheduler, processors=self._processors.stats)
         # A restarted worker counts from zero.
-        iteration.num_preempted_reqs = cache.preemptions - (before if before <= cache.preemptions else 0)
+        iteration.num_preempted_reqs = now - (before if before <= now else 0)
         self.loggers.record(self._last, iteration)
 
     def arrived(self, prompt_tokens: int, n: int = 1, max_tokens: int | None = None) -> None:

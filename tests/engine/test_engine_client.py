@@ -31,6 +31,7 @@ from fastdeploy_lp.messages import (
 )
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import SchedulerStats
 
 SECONDS = 30.0
 
@@ -68,7 +69,7 @@ class SaysAnything:
     def says_of(self, index: int, **fields: Any) -> None:
         """A step of the sequence that it was given as the `index`-th."""
         added = [each for each in self.sent if isinstance(each, AddRequest)][index]
-        self.said.put_nowait(StepOutputs([SequenceStep(added.request_id, **fields)], 1, 0))
+        self.said.put_nowait(StepOutputs([SequenceStep(added.request_id, **fields)], SchedulerStats(1)))
 
 
 @dataclass

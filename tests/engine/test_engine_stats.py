@@ -11,7 +11,7 @@ from fastdeploy_lp.engine.engine_stats import EngineStats, step_came
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
 from fastdeploy_lp.engine.work import SequenceTimes
-from fastdeploy_lp.messages import CacheStats, SequenceStep, StepOutputs
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 
@@ -20,9 +20,8 @@ def made() -> tuple[EngineStats, Keeps]:
     return EngineStats(ProcessorStates([]), StatLoggers([("keeps", keeps)])), keeps
 
 
-def outputs(preemptions: int = 0) -> StepOutputs:
-    cache = CacheStats(3, 12, 40, 10, preemptions)
-    return StepOutputs([], 2, 1, cache=cache, step_time=0.25)
+def outputs(preemptions: int = 0) -> SchedulerStats:
+    return SchedulerStats(2, 1, 3, 12, 40, 10, preemptions, 0.25)
 
 
 def test_a_message_of_the_worker_is_told_whole() -> None:

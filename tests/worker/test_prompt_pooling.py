@@ -209,7 +209,8 @@ def test_a_slot_is_taken_while_the_prompt_is_computed_and_free_after_it() -> Non
     loads = []
     while core.has_work:
         outputs = core.step()
-        loads.append((outputs.num_running, outputs.num_waiting, [step.request_id for step in outputs.steps]))
+        stats = outputs.scheduler_stats
+        loads.append((stats.num_running_reqs, stats.num_waiting_reqs, [step.request_id for step in outputs.steps]))
     assert loads == [(1, 1, []), (1, 1, []), (0, 1, ["r"]), (0, 0, ["next"])]
     assert core.blocks.num_free == core.blocks.num_total
     assert core.runner.share_inputs["req_ids"] == [""]

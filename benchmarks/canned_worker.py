@@ -27,6 +27,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
+from fastdeploy_lp.stats import SchedulerStats
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> 
             elif isinstance(message, AbortRequests):
                 for request_id in message.request_ids:
                     left.pop(request_id, None)
-                socket.send(encode(StepOutputs([], len(left), 0)))
+                socket.send(encode(StepOutputs([], SchedulerStats(len(left)))))
             elif isinstance(message, Shutdown):
                 break
             continue
@@ -70,7 +71,7 @@ def serve(socket: zmq.Socket[bytes], digits: list[int], step_seconds: float) -> 
         steps = [SequenceStep(name, [token], None if count > 1 else "length") for name, count in left.items()]
         left = {name: count - 1 for name, count in left.items() if count > 1}
         sent.append(time.perf_counter())
-        socket.send(encode(StepOutputs(steps, len(left), 0)))
+        socket.send(encode(StepOutputs(steps, SchedulerStats(len(left)))))
         due = sent[-1] + step_seconds
     return sent
 

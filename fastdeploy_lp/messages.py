@@ -9,7 +9,9 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.stats import SchedulerStats
 
 
 class WorkerStart(msgspec.Struct, tag=True):
@@ -32,27 +34,17 @@ class AddRequest(msgspec.Struct, tag=True):
     """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
 
     grammar: what the output has to match, which compiles; None for anything. client: the API key or address it came
-    from, "" where there is none.
+    from, "" where there is none. pooling: for a prompt that is pooled; then nothing is sampled, and `params`,
+    `selection` and `grammar` are the defaults.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SettledParams
+    params: SettledParams = msgspec.field(default_factory=SettledParams)
     selection: Selection = msgspec.field(default_factory=Selection)
     grammar: str | None = None
     client: str = ""
-
-
-class AddPooling(msgspec.Struct, tag=True):
-    """Compute a prompt and give its pooled hidden states; `pooling` is one of `POOLING_TYPES`, or "all".
-
-    Nothing is sampled. client: as in `AddRequest`.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    pooling: str
-    client: str = ""
+    pooling: PoolingParams | None = None
 
 
 class AbortRequests(msgspec.Struct, tag=True):
@@ -173,35 +165,19 @@ class SequenceStep(msgspec.Struct, array_like=True):
     by_request: bool = False
 
 
-class CacheStats(msgspec.Struct, array_like=True):
-    """The KV cache: blocks that sequences hold and how many there are, and counters since the worker started.
-
-    `prefix_queries` and `prefix_hits` are tokens of prompts: looked up in the prefix cache, and found there.
-    """
-
-    blocks_used: int = 0
-    blocks_total: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-
-
 class StepOutputs(msgspec.Struct, tag=True):
-    """One step of the whole batch, with the load after it.
+    """One step of the whole batch, with the worker's counters after it.
 
-    `processors` are the logits processors' counters, sent when something but their seconds has changed; `step_time` is
-    how many seconds the step took, 0 if the message tells of the load alone.
+    `scheduler_stats` has no `processors` here: these are sent apart, and only when something but their seconds has
+    changed.
     """
 
     steps: list[SequenceStep]
-    num_running: int
-    num_waiting: int
+    scheduler_stats: SchedulerStats
     processors: list[ProcessorStats] | None = None
-    cache: CacheStats = msgspec.field(default_factory=CacheStats)
-    step_time: float = 0.0
 
 
-ToWorker = AddRequest | AddPooling | AbortRequests | ResetProcessor | Shutdown
+ToWorker = AddRequest | AbortRequests | ResetProcessor | Shutdown
 FromWorker = WorkerReady | WorkerFailed | StepOutputs
 
 

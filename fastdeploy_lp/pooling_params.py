@@ -7,7 +7,7 @@ import msgspec
 POOLING_TYPES = ("mean", "last")
 EMBED, TOKEN_EMBED = "embed", "token_embed"
 POOLING_TASKS = (EMBED, TOKEN_EMBED)
-# What the worker does for TOKEN_EMBED; nobody can ask for it as a kind of pooling, since it gives no one vector.
+# The kind of pooling of TOKEN_EMBED; not a value of `pooling`, since its result is not one vector.
 TOKEN_POOLING = "all"
 
 
@@ -27,6 +27,11 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     dimensions: int | None = None
     normalize: bool = True
     task: str = EMBED
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of pooling in the worker: `pooling`, or "all" for one vector per token."""
+        return TOKEN_POOLING if self.task == TOKEN_EMBED else self.pooling
 
     def __post_init__(self) -> None:
         if self.task not in POOLING_TASKS:

@@ -60,13 +60,13 @@ class ProcessorStats(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """The worker's account after a step; all counters run since the worker started.
+    """The worker's counters after a step, as the worker sends them; all of them count since the worker started.
 
     num_running_reqs, num_waiting_reqs: sequences in slots, and those that wait for one.
     kv_cache_blocks_used, kv_cache_blocks_total: blocks that running sequences hold, and how many there are.
     prefix_cache_queries, prefix_cache_hits: prompt tokens looked up in the prefix cache, and those found there.
     num_preemptions: times that a running sequence gave up its blocks.
-    step_time: seconds that the worker took for the step; 0 when it tells of its load without one.
+    step_time: seconds that the worker took for the step; 0 when it reports its load without one.
     processors: each logits processor's uses, seconds, faults and state, in the order of execution.
     """
 
@@ -78,7 +78,7 @@ class SchedulerStats:
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     step_time: float = 0.0
-    processors: Sequence[ProcessorStats] = ()
+    processors: Sequence[ProcessorStats] = field(default_factory=list)
 
     @property
     def kv_cache_usage(self) -> float:

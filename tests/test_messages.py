@@ -15,9 +15,7 @@ from fastdeploy_lp.logits_processor import ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.messages import (
     AbortRequests,
-    AddPooling,
     AddRequest,
-    CacheStats,
     FromWorker,
     PackedLogprobs,
     ResetProcessor,
@@ -34,7 +32,9 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
+from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import MAX_SEED, SettledParams
+from fastdeploy_lp.stats import SchedulerStats
 from fastdeploy_lp.trace_params import TraceParams
 
 names = st.text(st.characters(codec="utf-8"), max_size=10)
@@ -87,9 +87,7 @@ to_worker = st.one_of(
         params=sampling_params,
         selection=selections,
         grammar=st.none() | names,
-    ),
-    st.builds(
-        AddPooling, request_id=names, prompt_token_ids=st.lists(tokens), pooling=st.sampled_from(["mean", "last"])
+        pooling=st.none() | st.builds(PoolingParams, pooling=st.sampled_from(["mean", "last"])),
     ),
     st.builds(ResetProcessor, name=names),
     st.builds(AbortRequests, request_ids=st.lists(names)),
@@ -152,10 +150,8 @@ from_worker = st.one_of(
     st.builds(
         StepOutputs,
         steps=st.lists(steps, max_size=4),
-        num_running=tokens,
-        num_waiting=tokens,
+        scheduler_stats=st.builds(SchedulerStats, tokens, tokens, tokens, tokens, tokens, tokens, tokens, biases),
         processors=st.none() | st.lists(processor_stats, max_size=3),
-        cache=st.builds(CacheStats, tokens, tokens, tokens, tokens, tokens),
     ),
 )
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy_lp.engine.engine import EngineRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.pooling import PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest
 from fastdeploy_lp.pooling_params import TOKEN_EMBED
 from fastdeploy_lp.request_limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 
@@ -28,9 +27,10 @@ def prompt_logprobs_bytes(requests: Sequence[EngineRequest], field: str) -> int:
     return count * LOGPROB_BYTES
 
 
-def token_vectors_bytes(requests: Sequence[PoolingRequest], hidden_size: int) -> int:
+def token_vectors_bytes(requests: Sequence[EngineRequest], hidden_size: int) -> int:
     """Returns the bytes of the vectors of all tokens; raises InvalidRequestError if there are too many."""
-    tokens = sum(len(each.prompt.token_ids) for each in requests if each.params.task == TOKEN_EMBED)
+    pooled = [(each.prompt, each.settled.pooling) for each in requests]
+    tokens = sum(len(each.token_ids) for each, params in pooled if params is not None and params.task == TOKEN_EMBED)
     if tokens * hidden_size > MAX_POOLED_NUMBERS:
         reason = f"vectors of {tokens} tokens with {hidden_size} numbers each are too many to answer with"
         raise InvalidRequestError("task", f"{reason}; at most {MAX_POOLED_NUMBERS} numbers are allowed")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastdeploy_lp.engine.logprobs import SpelledLogprobs
+from fastdeploy_lp.engine.token_details import SpelledLogprobs, count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.engine.tracing import count_shadows, spelled_trace
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.outputs import CompletionDelta
 from fastdeploy_lp.sampling_params import SamplingParams
@@ -44,7 +43,7 @@ class Completion:
     ) -> None:
         self.index = index
         self.num_cached_tokens = 0
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._stop_strings = list(stop_strings)
@@ -67,7 +66,7 @@ class Completion:
         self._begin()
 
     def _begin(self) -> None:
-        self._decoder = self._tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
+        self._decoder = self.tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = [] if self._wants_logprobs else None
         self._text_offsets: list[int] = []
@@ -137,7 +136,7 @@ class Completion:
                 count_shadows(self._shadows, token_id, shadows[place])
             if self._trace is not None and trace is not None:
                 shadow = None if shadows is None else shadows[place]
-                self._trace.append(spelled_trace(token_id, trace[place], shadow, self._tokenizer))
+                self._trace.append(spelled_trace(token_id, trace[place], shadow, self.tokenizer))
             # The stop reason applies to the last token only.
             if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
                 self._extend_text(self._decoder.push(token_id))
@@ -153,12 +152,12 @@ class Completion:
         end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
         # Tokens wait for their text, unless there is no tokenizer.
-        if not finished and not text and (self._tokenizer.handles_text or not token_ids):
+        if not finished and not text and (self.tokenizer.handles_text or not token_ids):
             return None
         delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
         if self._logprobs is not None:
             new = self._logprobs[self._sent_tokens :]
-            delta.logprobs = SpelledLogprobs(new, self._tokenizer)
+            delta.logprobs = SpelledLogprobs(new, self.tokenizer)
             delta.gained_logprob = sum(position.logprobs[0] for position in new)
             # A token after the beginning of a stop string gets the end of the remaining text as its offset.
             delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
@@ -191,7 +190,7 @@ class Completion:
 
     def _flush_text(self, token_ids: Sequence[int]) -> None:
         """Adds characters that stayed incomplete, as the tokenizer decodes them."""
-        whole = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        whole = self.tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         if whole.startswith(self._text):
             self._extend_text(whole[len(self._text) :])
 

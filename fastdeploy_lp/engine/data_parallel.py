@@ -9,25 +9,75 @@ from functools import partial
 from typing import TypeVar
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.engine import Engine, EngineLoad, EngineRequest
+from fastdeploy_lp.engine.engine import Engine, EngineLoad
 from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.errors import EngineRestartingError, QueueFullError
+from fastdeploy_lp.engine.errors import EngineRestartingError, ProcessorUnavailableError, QueueFullError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run, run_here
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
-from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.metrics import MetricsOfAll
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStatesOfAll
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.routing import Router
-from fastdeploy_lp.engine.worker_choice import Candidate, WorkerChoice
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.logits_processor import DeclaredProcessor
+from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.sampling_params import SamplingParams
 
-Request = TypeVar("Request", EngineRequest, PoolingRequest)
+
+class WorkerChoice:
+    """Filters workers that can run a request; the router then chooses by prompt and load."""
+
+    def __init__(self, fd_config: FDConfig, workers: Sequence[EngineClient], router: Router) -> None:
+        self._restart = fd_config.supervision_config.restart
+        self._workers = workers
+        self._router = router
+
+    def choose(self, requests: Sequence[EngineRequest]) -> list[int]:
+        """Returns a worker's index for each request; requests chosen together count as load for each other.
+
+        Raises as `Engine.generate` does if a request is not accepted.
+        """
+        added = [0] * len(self._workers)
+        chosen = []
+        for each in requests:
+            usable = self._usable(each.settled.sampled_with)
+            loads = [
+                worker.num_in_flight + more if worker in usable else None
+                for worker, more in zip(self._workers, added, strict=True)
+            ]
+            index = self._router.choose(each.prompt.token_ids, loads)
+            added[index] += each.num_sequences
+            chosen.append(index)
+        return chosen
+
+    def _usable(self, selection: Selection | None) -> list[EngineClient]:
+        """Returns the ready workers that have the processors in service, or all such workers if none is ready."""
+        if not self._restart:
+            for each in self._workers:
+                each.require_alive()
+        alive = [each for each in self._workers if each.is_alive]
+        if selection is not None:
+            alive = _in_service(alive, selection)
+        return [each for each in alive if each.is_ready] or alive
+
+
+def _in_service(workers: Sequence[EngineClient], selection: Selection) -> list[EngineClient]:
+    """Returns the workers with a request's processors in service; raises ProcessorUnavailableError if none has them."""
+    found, refusal = [], None
+    for each in workers:
+        try:
+            each.processors.require_in_service(selection)
+            found.append(each)
+        except ProcessorUnavailableError as error:
+            refusal = error
+    if refusal is not None and not found:
+        raise refusal
+    return found
+
+
 Work = TypeVar("Work", Generation, Pooling)
 NamedStatLoggers = Sequence[tuple[str, StatLoggerBase]]
 
@@ -177,25 +227,19 @@ class DataParallelClient:
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True
     ) -> list[Generation]:
         """Sends each request to a worker, all of them or none; raises as `EngineClient.generate` does."""
-        self.require_alive()
-        candidates = [
-            Candidate(each.prompt.token_ids, each.settled.params.n, each.settled.selection) for each in requests
-        ]
 
         async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Generation]:
             return await worker.generate(part, stream=stream, bounded=bounded)
 
-        return await self._send(requests, self._choice.choose(candidates), send)
+        return await self._send(requests, send)
 
-    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
+    async def pool(self, requests: Sequence[EngineRequest], *, bounded: bool = True) -> list[Pooling]:
         """Sends each pooling prompt to a worker, all of them or none; raises as `generate` does."""
-        self.require_alive()
-        candidates = [Candidate(each.prompt.token_ids) for each in requests]
 
-        async def send(worker: EngineClient, part: Sequence[PoolingRequest]) -> list[Pooling]:
+        async def send(worker: EngineClient, part: Sequence[EngineRequest]) -> list[Pooling]:
             return await worker.pool(part, bounded=bounded)
 
-        return await self._send(requests, self._choice.choose(candidates), send)
+        return await self._send(requests, send)
 
     async def reset_processor(self, name: str) -> None:
         """Returns a logits processor to service in every worker; raises KeyError for one that is not declared."""
@@ -243,11 +287,12 @@ class DataParallelClient:
 
     async def _send(
         self,
-        requests: Sequence[Request],
-        chosen: Sequence[int],
-        send: Callable[[EngineClient, Sequence[Request]], Awaitable[list[Work]]],
+        requests: Sequence[EngineRequest],
+        send: Callable[[EngineClient, Sequence[EngineRequest]], Awaitable[list[Work]]],
     ) -> list[Work]:
         """Sends each worker its part; if one refuses, closes the parts already sent."""
+        self.require_alive()
+        chosen = self._choice.choose(requests)
         sent: dict[int, Work] = {}
         try:
             for index in dict.fromkeys(chosen):

@@ -11,33 +11,14 @@ from prometheus_client import CollectorRegistry
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import HostThreads, Run, run_here
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """A prompt to be continued, with parameters settled by `Engine.settle`.
-
-    client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
-    """
-
-    request_id: str
-    prompt: Prompt
-    settled: Settled
-    client: str = ""
-    deadline: float | None = None
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of completions of the prompt."""
-        return self.settled.params.n
 
 
 @dataclass(frozen=True)
@@ -115,8 +96,8 @@ class Engine(Protocol):
         Raises ProcessorUnavailableError for a logits processor in quarantine and, if `bounded`, QueueFullError.
         """
 
-    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Accepts pooling prompts, all of them or none; raises as `generate` does."""
+    async def pool(self, requests: Sequence[EngineRequest], *, bounded: bool = True) -> list[Pooling]:
+        """Accepts prompts to pool, all of them or none; raises as `generate` does, and ValueError for other prompts."""
 
     async def reset_processor(self, name: str) -> None:
         """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""

@@ -1,70 +1,30 @@
-"""The API process's client of one worker: sends requests, returns deltas, supervises the worker."""
+"""The API process's client of one worker: its requests, the worker, and their statistics."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
-
-import cloudpickle
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.completion import Completion, ReplayError, completions_of
-from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
-from fastdeploy_lp.engine.engine_stats import EngineStats, completion_stats, pooling_stats, token_came
-from fastdeploy_lp.engine.errors import (
-    EngineDeadError,
-    EngineDrainingError,
-    EngineRestartingError,
-    EngineStartingError,
-    QueueFullError,
-    RequestFailedError,
-    RequestTimeoutError,
-    WorkerLostError,
-)
+from fastdeploy_lp.engine.engine import EngineLoad
+from fastdeploy_lp.engine.engine_requests import EngineRequests
+from fastdeploy_lp.engine.engine_stats import EngineStats
+from fastdeploy_lp.engine.engine_worker import EngineWorker
+from fastdeploy_lp.engine.errors import EngineRestartingError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run, run_here
-from fastdeploy_lp.engine.in_flight import InFlight, Work, pooling_id, sequence_id
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
-from fastdeploy_lp.engine.metrics import PrometheusStatLogger
-from fastdeploy_lp.engine.outbox import make_outbox
-from fastdeploy_lp.engine.pace import Pace
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.metrics import PrometheusStatLogger, ReliabilityMetrics
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.prompt_logprobs import PromptLogprobs
-from fastdeploy_lp.engine.reliability_metrics import ReliabilityMetrics
 from fastdeploy_lp.engine.request_log import RequestLog
-from fastdeploy_lp.engine.stat_log import LoggingStatLogger
-from fastdeploy_lp.engine.stat_loggers import StatLoggers
-from fastdeploy_lp.engine.step_failure import failure_of
-from fastdeploy_lp.engine.supervisor import WorkerSupervisor
-from fastdeploy_lp.engine.waiting_room import WaitingRoom
+from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger, StatLoggers
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.engine.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.logits_processor import DeclaredProcessor
-from fastdeploy_lp.logits_processor.stats import Quarantine
-from fastdeploy_lp.messages import (
-    AbortRequests,
-    AddPooling,
-    AddRequest,
-    FromWorker,
-    ResetProcessor,
-    SequenceStep,
-    StepOutputs,
-    WorkerReady,
-)
+from fastdeploy_lp.messages import ToWorker
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING
 from fastdeploy_lp.sampling_params import SamplingParams
-from fastdeploy_lp.stats import ABORT, ERROR, FinishedRequestStats, IterationStats
-
-logger = logging.getLogger(__name__)
-Request = TypeVar("Request", EngineRequest, PoolingRequest)
-Begun = TypeVar("Begun", Generation, Pooling)
 
 
 class EngineClient:
@@ -87,88 +47,92 @@ class EngineClient:
         preparation: RequestPreparation | None = None,
     ) -> None:
         self.fd_config = fd_config
-        self._preparation = preparation or RequestPreparation(fd_config, declared)
-        self.tokenizer = self._preparation.tokenizer
-        self.message_parsers = self._preparation.message_parsers
-        self.inputs = self._preparation.inputs
-        self.request_templates = self._preparation.request_templates
-        self.host = self._preparation.host
+        preparation = preparation or RequestPreparation(fd_config, declared)
+        self._preparation = preparation
+        self.tokenizer = preparation.tokenizer
+        self.message_parsers = preparation.message_parsers
+        self.inputs = preparation.inputs
+        self.request_templates = preparation.request_templates
+        self.host = preparation.host
         self.processors = ProcessorStates(declared)
         self.metrics = PrometheusStatLogger(fd_config)
-        self.reliability = ReliabilityMetrics(self.metrics.registry)
+        reliability = ReliabilityMetrics(self.metrics.registry)
         rank = fd_config.parallel_config.data_parallel_rank
         own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
-        self.stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
-        self._load = EngineLoad()
-        # Set by the caller that wants requests recorded.
-        self.request_log: RequestLog | None = None
-        self._declared = list(declared)
+        self._stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
+        self._requests = EngineRequests(
+            fd_config.scheduler_config,
+            preparation,
+            self.processors,
+            self._stats,
+            reliability,
+            self._send,
+            fair=fair_queue,
+        )
         make = make_worker or partial(WorkerHandle, fd_config)
-        names = [processor.name for processor in declared]
-        self._supervisor = WorkerSupervisor(fd_config.supervision_config, make, self, names)
-        self._quarantine_at_start = Quarantine()
-        self._fair_queue = fair_queue
-        self._outbox = make_outbox(self._supervisor.send, fd_config.scheduler_config, fair=fair_queue)
-        self._room = WaitingRoom(fd_config.scheduler_config, self._outbox, fair=fair_queue)
-        self._in_flight = InFlight()
-        self._supervising: asyncio.Task[None] | None = None
-        self._serials = self._preparation.serials
-        self._draining = False
-        self._dead: str | None = None
-        self._ended = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._worker = EngineWorker(
+            fd_config.supervision_config, declared, make, self._requests, self.processors, reliability
+        )
 
     async def start(self) -> None:
         """Starts the worker and waits until it is ready; raises EngineStartError."""
-        # Only classes given as objects are sent; the worker imports the others by their SPEC.
-        objects = {p.spec: cloudpickle.dumps(p.found) for p in self._declared if p.given_as_object}
-        ready = await self._supervisor.start(objects)
-        logger.info("worker %s ready, model loaded in %.1f s", self.worker_pid, ready.load_seconds)
-        self.processors.set_argmax_invariant(ready.argmax_invariant)
-        self._outbox.open()
+        await self._worker.start()
         self._preparation.start()
-        self._supervising = asyncio.create_task(self._supervise())
-        self.stats.loggers.log_engine_initialized()
-        self.stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
+        self._requests.admission.start()
+        self._stats.loggers.log_engine_initialized()
+        self._stats.loggers.start(self.fd_config.observability_config.log_stats_interval)
 
     def require_started(self) -> None:
         """Raises EngineStartingError until the first worker is ready; that worker may have ended since."""
-        if self._dead is None and self._supervising is None:
-            raise EngineStartingError("the model is still being loaded; try again later")
+        self._requests.admission.require_started()
 
     def require_alive(self) -> None:
         """Raises EngineStartingError, EngineDeadError or EngineDrainingError while no requests are accepted."""
-        self.require_started()
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        if self._draining:
-            raise EngineDrainingError("the server is shutting down; another one may take the request")
+        self._requests.admission.require_open()
 
     def require_ready(self) -> None:
         """Raises as `require_alive` does, and EngineRestartingError while no worker is ready."""
         self.require_alive()
-        if not self._outbox.is_open:
+        if not self._requests.has_worker:
             raise EngineRestartingError("the worker is being started again; requests wait for it")
 
-    @property
-    def load(self) -> EngineLoad:
-        """Running and waiting sequences; all of them wait while no worker is ready."""
-        return self._load if self._outbox.is_open else EngineLoad(0, self.num_in_flight)
+    def require_room(self, count: int, client: str) -> None:
+        """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""
+        self._requests.require_room(count, client)
 
     @property
     def is_alive(self) -> bool:
         """True if requests are accepted, even if they must wait for a worker."""
-        return self._dead is None and not self._draining
+        return self._requests.admission.is_open
 
     @property
     def is_ready(self) -> bool:
         """True if a worker accepts requests."""
-        return self.is_alive and self._outbox.is_open
+        return self.is_alive and self._requests.has_worker
+
+    @property
+    def load(self) -> EngineLoad:
+        """Running and waiting sequences; all of them wait while no worker is ready."""
+        return self._requests.load
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of sequences in the worker or waiting for it."""
+        return len(self._requests)
+
+    @property
+    def request_log(self) -> RequestLog | None:
+        """The log that records requests, or None."""
+        return self._requests.request_log
+
+    @request_log.setter
+    def request_log(self, log: RequestLog | None) -> None:
+        self._requests.request_log = log
 
     @property
     def worker_pid(self) -> int | None:
         """The worker's process id."""
-        return self._supervisor.pid
+        return self._worker.pid
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
         """Result of `inputs.settle`, with its grammar checked; raises as `RequestPreparation.settle` does."""
@@ -188,308 +152,35 @@ class EngineClient:
         Raises as `require_alive` does, ProcessorUnavailableError if a request uses a logits processor in quarantine
         and, if `bounded`, QueueFullError if too many sequences already wait.
         """
-        self.require_alive()
-        # Prompts of one request body share one selection.
-        for selection in {id(each.settled.selection): each.settled.selection for each in requests}.values():
-            self.processors.require_in_service(selection)
-        return await self._begin(requests, partial(self._made, stream=stream), self._send, bounded=bounded)
+        return await self._requests.generate(requests, stream=stream, bounded=bounded)
 
-    async def pool(self, requests: Sequence[PoolingRequest], *, bounded: bool = True) -> list[Pooling]:
-        """Sends pooling prompts to the worker, all of them or none; raises as `generate` does."""
-        return await self._begin(requests, self._made_pooling, self._send_pooling, bounded=bounded)
-
-    async def _begin(
-        self,
-        requests: Sequence[Request],
-        make: Callable[[Request], Begun],
-        send: Callable[[Request, Begun, Pace], Awaitable[None]],
-        *,
-        bounded: bool,
-    ) -> list[Begun]:
-        """Accepts all of the requests or none, and yields to the event loop between pieces."""
-        self.require_alive()
-        count = sum(each.num_sequences for each in requests)
-        if bounded and requests:
-            self.require_room(count, requests[0].client)
-        pace, begun = Pace(), list[Begun]()
-        with self._room.entry(count) as entry:
-            # Build all of them before sending the first, so that a failure to build one leaves nothing to undo.
-            for request in requests:
-                begun.append(make(request))
-                await pace.rest()
-            try:
-                for request, work in zip(requests, begun, strict=True):
-                    if self._dead is not None:
-                        raise EngineDeadError(self._dead)
-                    entry.count -= request.num_sequences
-                    await send(request, work, pace)
-                    await pace.rest()
-            except BaseException:
-                for work in begun:
-                    work.close()
-                raise
-        return begun
+    async def pool(self, requests: Sequence[EngineRequest], *, bounded: bool = True) -> list[Pooling]:
+        """Sends prompts to pool to the worker, all of them or none; raises as `generate` does."""
+        return await self._requests.pool(requests, bounded=bounded)
 
     async def reset_processor(self, name: str) -> None:
         """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
-        self.processors.reset(name)
-        if self._outbox.is_open:
-            self._supervisor.send(ResetProcessor(name))
+        self._worker.reset_processor(name)
 
     async def drain(self) -> None:
         """Stops accepting requests and waits until the requests in flight have ended."""
-        self._draining = True
-        self._note_quiet()
-        await self._quiet.wait()
+        await self._requests.drain()
 
     async def wait_dead(self) -> str:
         """Waits until no worker is left and none will follow; returns the cause."""
-        await self._ended.wait()
-        return self._dead or ""
+        return await self._requests.admission.wait_dead()
+
+    def end_requests(self, reason: str) -> None:
+        """Ends every request in flight with EngineDeadError, and accepts no more."""
+        self._requests.end(reason)
 
     async def shutdown(self) -> None:
         """Ends the worker; requests still in flight end with EngineDeadError."""
         self.end_requests("the server is shutting down")
-        if self._supervising is not None:
-            self._supervising.cancel()
-            await asyncio.gather(self._supervising, return_exceptions=True)
-        await self.stats.loggers.stop()
+        await self._worker.stop_supervising()
+        await self._stats.loggers.stop()
         await self._preparation.close()
-        await self._supervisor.stop()
+        await self._worker.stop()
 
-    def end_requests(self, reason: str) -> None:
-        """Ends every request in flight with EngineDeadError, and accepts no more."""
-        if self._dead is not None:
-            return
-        self._outbox.close()
-        self._dead = reason
-        running = self._in_flight.works
-        self.stats.died([each for work in running for each in self._forget(work, ERROR)], num_waiting=0)
-        for work in running:
-            work.fail(EngineDeadError(reason))
-        self._quiet.set()
-        self._ended.set()
-
-    @property
-    def is_busy(self) -> bool:
-        """True if any sequences are in flight."""
-        return bool(self._in_flight)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Number of sequences in the worker or waiting for it."""
-        return len(self._in_flight)
-
-    def worker_said(self, message: FromWorker) -> None:
-        """Handles a message of the worker."""
-        if isinstance(message, StepOutputs):
-            self._take(message)
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """The processors that the next worker keeps out of service."""
-        self._quarantine_at_start = self.processors.quarantine
-        return self._quarantine_at_start
-
-    def worker_lost(self, loss: WorkerLoss) -> None:
-        """Handles the loss of the worker: requests run again on the next one, except possible causes of the crash."""
-        self._outbox.close()
-        self.processors.restart(loss)
-        if not self.fd_config.supervision_config.restart:
-            return
-        ended: list[FinishedRequestStats] = []
-        for work, error in ended_by(loss, self._in_flight.works, self._may_have_run()):
-            ended += self._forget(work, ERROR)
-            self.reliability.lost.inc()
-            work.fail(error)
-        for work in self._in_flight.works:
-            work.begin_again()
-        self.stats.died(ended, self.num_in_flight)
-
-    def worker_ready(self, ready: WorkerReady) -> None:
-        """Sends a new worker the previous worker's sequences and newer ones."""
-        self.processors.set_argmax_invariant(ready.argmax_invariant)
-        for name in self.processors.quarantine.lifted_since(self._quarantine_at_start):
-            self._supervisor.send(ResetProcessor(name))
-        self.reliability.worker_restarts.inc()
-        self.reliability.replays.inc(len(self._outbox.sent))
-        self._outbox.open()
-
-    async def _supervise(self) -> None:
-        try:
-            cause = await self._supervisor.run()
-        except Exception as error:
-            logger.exception("the engine cannot go on")
-            cause = f"{type(error).__name__}: {error}"
-        logger.error("engine down: %s", cause)
-        self.end_requests(cause)
-
-    def _may_have_run(self) -> list[Work]:
-        """Requests possibly running: the oldest `max_num_seqs` sequences, since admission is FIFO."""
-        return self._in_flight.works_of(self._outbox.sent[: self.fd_config.scheduler_config.max_num_seqs])
-
-    def _take(self, outputs: StepOutputs) -> None:
-        outputs.num_waiting += self._outbox.num_waiting
-        self._load = EngineLoad(outputs.num_running, outputs.num_waiting)
-        if outputs.processors is not None:
-            self.processors.update(outputs.processors)
-        if self._fair_queue:
-            self._outbox.charge(outputs.steps)
-        iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
-        for step in outputs.steps:
-            if (found := self._in_flight.completion(step.request_id)) is not None:
-                self._take_step(step, *found, iteration)
-            elif (pooling := self._in_flight.pooling(step.request_id)) is not None:
-                self._take_pooled(step, pooling, iteration)
-        self.stats.step(outputs, iteration)
-
-    def _take_step(
-        self, step: SequenceStep, generation: Generation, completion: Completion, iteration: IterationStats
-    ) -> None:
-        if step.error is not None:
-            iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(failure_of(step))
-            return
-        times = generation.times[completion.index]
-        if times.first_token is None:
-            times.scheduled = step.scheduled_at
-            completion.num_cached_tokens = step.num_cached_tokens or 0
-        token_came(times, iteration)
-        try:
-            self._feed(step, generation, completion)
-        except Exception as error:  # noqa: BLE001 - what a tokenizer makes of one request's tokens concerns no other
-            iteration.finished_requests += self._forget(generation, ERROR)
-            generation.fail(self._unread(error, generation))
-            return
-        if completion.finish_reason is not None:
-            iteration.finished_requests.append(completion_stats(generation, completion))
-            # The worker knows no stop strings: abort there.
-            self._end(step.request_id, runs_on=step.finish_reason is None)
-        generation.notify()
-
-    def _unread(self, error: Exception, generation: Generation) -> RequestFailedError:
-        if isinstance(error, ReplayError):
-            self.reliability.lost.inc()
-            return WorkerLostError(str(error))
-        logger.error("the output of request %r cannot be read", generation.request_id, exc_info=error)
-        return RequestFailedError(f"the output cannot be read: {type(error).__name__}: {error}")
-
-    def _feed(self, step: SequenceStep, generation: Generation, completion: Completion) -> None:
-        if step.prompt_logprobs is not None:
-            generation.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, self.tokenizer)
-        completion.feed(
-            step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
-        )
-
-    def _take_pooled(self, step: SequenceStep, pooling: Pooling, iteration: IterationStats) -> None:
-        self._end(step.request_id)
-        if step.pooled is None:
-            iteration.finished_requests.append(pooling_stats(pooling, ERROR))
-            pooling.fail(RequestFailedError(step.error or "the worker gave no vector"))
-            return
-        (times,) = pooling.times
-        times.scheduled = step.scheduled_at
-        pooling.finish(step.pooled, step.num_cached_tokens or 0)
-        ended = pooling_stats(pooling, step.finish_reason or "stop", iteration.iteration_timestamp)
-        iteration.finished_requests.append(ended)
-
-    def require_room(self, count: int, client: str) -> None:
-        """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""
-        self.require_alive()
-        try:
-            self._room.require(count, client, self.num_in_flight)
-        except QueueFullError:
-            self.reliability.refused.inc()
-            raise
-
-    def _made(self, request: EngineRequest, *, stream: bool) -> Generation:
-        params = request.settled.params
-        generation = Generation(
-            request.request_id,
-            request.prompt,
-            completions_of(params, self.tokenizer),
-            stream=stream,
-            on_close=self._close,
-            processors=self.processors.used_by(request.settled.selection),
-            max_tokens=params.max_tokens,
-        )
-        generation.serial = next(self._serials)
-        return generation
-
-    def _made_pooling(self, request: PoolingRequest) -> Pooling:
-        pooling = Pooling(request, on_close=self._close)
-        pooling.serial = next(self._serials)
-        return pooling
-
-    async def _send(self, request: EngineRequest, generation: Generation, pace: Pace) -> None:
-        settled, params = request.settled, request.settled.params
-        self._end_at(request.deadline, generation)
-        self._in_flight.add(generation)
-        self.stats.arrived(len(request.prompt.token_ids), params.n, params.max_tokens)
-        if self.request_log is not None:
-            self.request_log.began(generation, params)
-        for completion in generation.completions:
-            await pace.rest()
-            if self._in_flight.completion(sequence_id(generation, completion)) is None:
-                # Ended meanwhile.
-                continue
-            own = self.inputs.sequence_params(settled, completion.index)
-            name = sequence_id(generation, completion)
-            grammar = None if settled.grammar is None else settled.grammar.text
-            message = AddRequest(name, generation.prompt.token_ids, own, settled.selection, grammar, request.client)
-            self._outbox.add(message, request.client)
-
-    async def _send_pooling(self, request: PoolingRequest, pooling: Pooling, _: Pace) -> None:
-        params = pooling.params
-        self._end_at(request.deadline, pooling)
-        self._in_flight.add(pooling)
-        self.stats.arrived(len(pooling.prompt.token_ids))
-        kind = params.pooling or self.fd_config.model_config.pooling_type
-        kind = TOKEN_POOLING if params.task == TOKEN_EMBED else kind
-        message = AddPooling(pooling_id(pooling), pooling.prompt.token_ids, kind, request.client)
-        self._outbox.add(message, request.client)
-
-    def _end_at(self, deadline: float | None, work: Work) -> None:
-        if deadline is not None:
-            seconds = max(deadline - time.monotonic(), 0.0)
-            work.ends_at(asyncio.get_running_loop().call_later(seconds, self._expire, work))
-
-    def _expire(self, work: Work) -> None:
-        if ended := self._forget(work, ABORT):
-            self.stats.finished(ended)
-            self.reliability.timeouts.inc()
-            work.fail(RequestTimeoutError("timeout: the time of the request is over, and its answer is not complete"))
-
-    def _close(self, work: Work) -> None:
-        """Aborts what still runs: the caller has stopped reading."""
-        if self.request_log is not None and isinstance(work, Generation):
-            self.request_log.ended(work)
-        self.stats.finished(self._forget(work, ABORT))
-
-    def _end(self, name: str, *, runs_on: bool = False) -> None:
-        """Removes a sequence that has ended; `runs_on`: the worker still runs it."""
-        self._in_flight.remove(name)
-        self._left([name], running=runs_on)
-
-    def _forget(self, work: Work, reason: str) -> list[FinishedRequestStats]:
-        """Drops a request's running sequences, here and in the worker; returns their statistics."""
-        if isinstance(work, Pooling):
-            names = self._in_flight.remove_pooling(work)
-            ended = [pooling_stats(work, reason) for _ in names]
-        else:
-            running = self._in_flight.remove_generation(work)
-            names, ended = list(running), [completion_stats(work, each, reason) for each in running.values()]
-        if names:
-            self._left(names, running=True)
-        return ended
-
-    def _left(self, sequence_ids: list[str], *, running: bool) -> None:
-        known = self._outbox.remove(sequence_ids)
-        if running and known:
-            self._supervisor.send(AbortRequests(known))
-        self._room.left(len(sequence_ids))
-        self._note_quiet()
-
-    def _note_quiet(self) -> None:
-        if self._draining and not self.is_busy:
-            self._quiet.set()
+    def _send(self, message: ToWorker) -> None:
+        self._worker.send(message)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fastdeploy_lp.engine.completion import Completion
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
-from fastdeploy_lp.messages import StepOutputs
+from fastdeploy_lp.engine.work import SequenceTimes, Work
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.stats import (
     ERROR,
     ArrivedRequestStats,
@@ -31,22 +29,12 @@ class EngineStats:
         # Exporters have all values from the start.
         loggers.record(self._last, None)
 
-    def step(self, outputs: StepOutputs, iteration: IterationStats) -> None:
-        """Records a message of the worker; `iteration`: its statistics."""
-        cache, before = outputs.cache, self._last.num_preemptions
-        self._last = SchedulerStats(
-            num_running_reqs=outputs.num_running,
-            num_waiting_reqs=outputs.num_waiting,
-            kv_cache_blocks_used=cache.blocks_used,
-            kv_cache_blocks_total=cache.blocks_total,
-            prefix_cache_queries=cache.prefix_queries,
-            prefix_cache_hits=cache.prefix_hits,
-            num_preemptions=cache.preemptions,
-            step_time=outputs.step_time,
-            processors=self._processors.stats,
-        )
+    def step(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        """Records a message of the worker: its counters, which lack the processors, and the message's statistics."""
+        before, now = self._last.num_preemptions, scheduler.num_preemptions
+        self._last = replace(scheduler, processors=self._processors.stats)
         # A restarted worker counts from zero.
-        iteration.num_preempted_reqs = cache.preemptions - (before if before <= cache.preemptions else 0)
+        iteration.num_preempted_reqs = now - (before if before <= now else 0)
         self.loggers.record(self._last, iteration)
 
     def arrived(self, prompt_tokens: int, n: int = 1, max_tokens: int | None = None) -> None:
@@ -71,52 +59,34 @@ class EngineStats:
         self.finished(requests)
 
 
-def token_came(times: SequenceTimes, iteration: IterationStats) -> None:
-    """Records the time of a sequence's newest token, which is the time of its message."""
+def step_came(step: SequenceStep, times: SequenceTimes, iteration: IterationStats) -> None:
+    """Records the time of a sequence's step, which is the time of its message; a pooled prompt's step has no token."""
     now = iteration.iteration_timestamp
-    if times.last_token is None:
+    if times.last_token is not None:
+        iteration.inter_token_latencies_iter.append(now - times.last_token)
+    elif step.token_ids:
         times.first_token = now
         iteration.time_to_first_tokens_iter.append(now - times.arrival)
-    else:
-        iteration.inter_token_latencies_iter.append(now - times.last_token)
     times.last_token = now
 
 
-def completion_stats(
-    generation: Generation, completion: Completion, finish_reason: str | None = None
-) -> FinishedRequestStats:
-    """Returns the statistics of an ended completion; `finish_reason` overrides the completion's reason."""
-    times, num_tokens = generation.times[completion.index], completion.num_tokens
+def sequence_stats(work: Work, index: int, finish_reason: str | None = None) -> FinishedRequestStats:
+    """Returns the statistics of an ended sequence; `finish_reason` overrides the sequence's reason."""
+    times, sequence = work.times[index], work.sequences[index]
     return FinishedRequestStats(
-        request_id=generation.request_id,
-        index=completion.index,
-        finish_reason=finish_reason or completion.finish_reason or ERROR,
-        num_prompt_tokens=len(generation.prompt.token_ids),
-        num_generation_tokens=num_tokens,
-        num_cached_tokens=completion.num_cached_tokens,
-        max_tokens_param=generation.max_tokens,
+        request_id=work.request_id,
+        index=index,
+        finish_reason=finish_reason or sequence.finish_reason or ERROR,
+        num_prompt_tokens=len(work.prompt.token_ids),
+        num_generation_tokens=sequence.num_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
+        max_tokens_param=work.max_tokens,
         time_to_first_token=times.time_to_first_token,
         e2e_latency=None if times.last_token is None else times.last_token - times.arrival,
         queued_time=times.queue,
         prefill_time=times.prefill,
         decode_time=times.decode,
         inference_time=times.inference,
-        mean_time_per_output_token=times.time_per_output_token(num_tokens),
-        processors=tuple(generation.processors),
-    )
-
-
-def pooling_stats(pooling: Pooling, finish_reason: str, now: float | None = None) -> FinishedRequestStats:
-    """Returns the statistics of an ended pooling prompt; `now`: when its vector arrived, None without a vector."""
-    (times,) = pooling.times
-    return FinishedRequestStats(
-        request_id=pooling.request_id,
-        index=0,
-        finish_reason=finish_reason,
-        num_prompt_tokens=len(pooling.prompt.token_ids),
-        num_generation_tokens=0,
-        num_cached_tokens=pooling.num_cached_tokens,
-        e2e_latency=now - times.arrival if now is not None else None,
-        queued_time=times.queue,
-        inference_time=now - times.scheduled if now is not None and times.scheduled is not None else None,
+        mean_time_per_output_token=times.time_per_output_token(sequence.num_tokens),
+        processors=tuple(work.processors),
     )

@@ -9,11 +9,27 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES
 from fastdeploy_lp.engine.frames import HEAD_BYTES, framed, size_of
-from fastdeploy_lp.engine.subprocesses import start_whole
+
+
+async def start_whole(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    """`asyncio.create_subprocess_exec` that a cancellation does not interrupt: otherwise its pipes would stay open.
+
+    If the caller is cancelled meanwhile, the process is killed.
+    """
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        process.kill()
+        await process.communicate()
+        raise
+
 
 # One thread per process: its work has no large matrix products.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "FLAGS_paddle_num_threads")

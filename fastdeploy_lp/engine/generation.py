@@ -10,17 +10,17 @@ from contextlib import aclosing
 from fastdeploy_lp.engine.completion import Completion
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.engine.token_details import PromptLogprobs
+from fastdeploy_lp.engine.work import Work
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from fastdeploy_lp.sampling_params import RequestOutputKind
 
 
-class Generation:
+class Generation(Work):
     """The output of one request, read by one caller as deltas, as growing outputs, or as a whole (`result`).
 
-    With `stream` False the caller wakes once, at the end. `serial` is unique among generations of one engine, `times`
-    has one entry per completion, `processors` names the logits processors that the request uses, and `max_tokens` is
-    the limit of each completion. `lost_workers` counts workers that ended while the request may have run.
+    With `stream` False the caller wakes once, at the end.
     """
 
     def __init__(
@@ -30,59 +30,38 @@ class Generation:
         completions: Sequence[Completion],
         *,
         stream: bool,
-        on_close: Callable[[Generation], None],
+        on_close: Callable[[Work], None],
         processors: Sequence[str] = (),
         max_tokens: int | None = None,
     ) -> None:
-        self.request_id = request_id
-        self.serial = 0
-        self.prompt = prompt
+        super().__init__(request_id, prompt, len(completions), on_close, processors, max_tokens)
         self.completions = list(completions)
-        arrival = time.monotonic()
-        self.times = [SequenceTimes(arrival) for _ in self.completions]
-        self.processors = list(processors)
-        self.max_tokens = max_tokens
         self.arrival_time = time.time()
         self._ended: float | None = None
         self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._stream = stream
-        self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
-        self._error: EngineDeadError | RequestFailedError | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self.lost_workers = 0
 
     @property
-    def finished(self) -> bool:
-        """True once every completion has ended."""
-        return None not in self.finish_reasons
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens that the first completion, which runs first, found in the prefix cache."""
-        return self.completions[0].num_cached_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens of all completions so far."""
-        return sum(completion.num_tokens for completion in self.completions)
+    def sequences(self) -> Sequence[Completion]:
+        """The completions."""
+        return self.completions
 
     @property
     def num_untold_tokens(self) -> int:
         """Tokens that the caller has not read yet."""
         return sum(completion.num_untold_tokens for completion in self.completions)
 
-    @property
-    def finish_reasons(self) -> list[str | None]:
-        """The finish reason of each completion, None while it runs."""
-        return [completion.finish_reason for completion in self.completions]
-
-    @property
-    def error(self) -> EngineDeadError | RequestFailedError | None:
-        """The error that ended the request, or None."""
-        return self._error
+    def take(self, index: int, step: SequenceStep) -> None:
+        """Adds a step's tokens to a completion; raises ReplayError, and any exception of the tokenizer."""
+        completion = self.completions[index]
+        if step.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, completion.tokenizer)
+        completion.feed(
+            step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
+        )
 
     def notify(self) -> None:
         """Wakes the caller after completions received tokens, if it streams or all have ended."""
@@ -104,16 +83,6 @@ class Generation:
         self._ended = time.monotonic()
         self._on_close(self)
         self._wake()
-
-    def close(self) -> None:
-        """Aborts what still runs: the caller has stopped reading."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._on_close(self)
-
-    def ends_at(self, deadline: asyncio.TimerHandle) -> None:
-        """Stores the timer that ends the request at its deadline; `close` cancels it."""
-        self._deadline = deadline
 
     def begin_again(self) -> None:
         """Resets the running completions to their first token: another worker computes them again."""

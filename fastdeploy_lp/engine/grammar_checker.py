@@ -3,14 +3,133 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import signal
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fastdeploy_lp.config import GuidedDecodingConfig
-from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
+import msgspec
+
+from fastdeploy_lp.config import GuidedDecodingConfig, ModelConfig
+from fastdeploy_lp.engine.errors import InvalidRequestError, QueueFullError
+from fastdeploy_lp.engine.frame_process import FrameProcess
+from fastdeploy_lp.engine.grammar_process import GrammarProgress, GrammarStart, GrammarTrial
+from fastdeploy_lp.engine.process_pool import Lane, ProcessPool, SlowPlaces
+from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.guided_decoding.grammar import Grammar
+from fastdeploy_lp.guided_decoding.probe import too_slow
+
+MODULE = "fastdeploy_lp.engine.grammar_process"
+# Concurrent quick trials and concurrent slow trials.
+QUICK_PROCESSES = 2
+SLOW_PROCESSES = 2
+# A trial with more CPU time gives up its turn.
+QUICK_SECONDS = 0.1
+# Steps of an engine on the same machine have priority.
+NICENESS = 10
+SLOW_NICENESS = 19
+# Covers starting Python and reading a large vocabulary on a busy machine.
+START_SECONDS = 120.0
+# The timeout is CPU time; the wall-clock limit is this many times longer, for a busy machine.
+BUSY_FACTOR = 12.0
+
+
+class GrammarProcesses:
+    """Compiles grammars, computes their first masks, and returns the reasons of refusals; used from one event loop.
+
+    Two quick trials run at a time, with clients taking turns. A trial that takes more than 0.1 s continues in parallel
+    at the lowest priority. At most two do so, and a third is refused: slow grammars never delay quick ones. Processes
+    start when they are first needed; a trial that exceeds its time limit ends its process.
+
+    bounds: `timeout` is the CPU time limit of compiling a grammar, in seconds. most: limit of waiting trials.
+    """
+
+    def __init__(self, model: ModelConfig, bounds: GuidedDecodingConfig, most: int = MAX_WAITING) -> None:
+        self._start = GrammarStart(model.directory, model.vocab_size, tuple(model.eos_token_ids), bounds.max_bytes)
+        self._timeout = bounds.timeout
+        turns = Turns(QUICK_PROCESSES, "a process that compiles their grammars", most)
+        self._slow_places = SlowPlaces(SLOW_PROCESSES, SLOW_PROCESSES)
+        self._pool = ProcessPool(self._started, turns, self._slow_places)
+
+    async def refusal(self, text: str, client: str) -> str | None:
+        """Returns why the grammar cannot be used, None if it can; raises QueueFullError when too many trials wait.
+
+        A cancelled caller frees its place at once.
+        """
+        async with self._pool.process(client) as (process, lane):
+            return await self._within_bounds(process, text, lane)
+
+    async def close(self) -> None:
+        """Ends the idle processes."""
+        await self._pool.close()
+
+    async def _within_bounds(self, process: FrameProcess, text: str, lane: Lane) -> str | None:
+        trial = asyncio.ensure_future(self._trial(process, text))
+        try:
+            began, used = time.monotonic(), process.cpu_seconds
+            while time.monotonic() - began < self._timeout * BUSY_FACTOR:
+                done, _ = await asyncio.wait({trial}, timeout=QUICK_SECONDS)
+                if done:
+                    return trial.result()
+                if process.cpu_seconds - used >= QUICK_SECONDS:
+                    self._slow_down(process, lane)
+            raise QueueFullError("the server is too busy to compile this request's grammar; try again later")
+        finally:
+            if not trial.done():
+                trial.cancel()
+                with contextlib.suppress(asyncio.CancelledError, EOFError):
+                    await trial
+
+    def _slow_down(self, process: FrameProcess, lane: Lane) -> None:
+        """Gives up the turn for a slow place; raises QueueFullError if none is free."""
+        if lane.is_slow:
+            return
+        if not lane.become_slow():
+            others = self._slow_places.num_taken
+            raise QueueFullError(
+                f"this request's grammar takes long to compile, as do {others} others; try again later"
+            )
+        # The process may have just ended.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICENESS)
+
+    async def _trial(self, process: FrameProcess, text: str) -> str | None:
+        await process.send(msgspec.msgpack.encode(GrammarTrial(text, self._timeout)))
+        too_long = f"takes more than {self._timeout:g} seconds to compile, which the server allows"
+        compiled = await _outcome(process, too_long)
+        return compiled.refusal if compiled.refusal is not None else (await _outcome(process, too_slow())).refusal
+
+    async def _started(self) -> FrameProcess:
+        """Starts a process; raises QueueFullError if that fails."""
+        process = await FrameProcess.start(MODULE, niceness=NICENESS, silent=True)
+        try:
+            await process.send(msgspec.msgpack.encode(self._start))
+            await asyncio.wait_for(_progress(process), START_SECONDS)
+        except (EOFError, asyncio.TimeoutError):
+            await process.end()
+            raise QueueFullError("no process to compile this request's grammar starts; try again later") from None
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+
+async def _progress(process: FrameProcess) -> GrammarProgress:
+    return msgspec.msgpack.decode(await process.receive(), type=GrammarProgress)
+
+
+async def _outcome(process: FrameProcess, too_long: str) -> GrammarProgress:
+    """Returns the result of a stage; the refusal is `too_long` if the timer ended the process."""
+    try:
+        return await _progress(process)
+    except EOFError:
+        status = await process.status()
+        if status == -signal.SIGPROF:
+            return GrammarProgress(too_long)
+        return GrammarProgress(f"takes more memory than the server allows, or crashes its compiler (status {status})")
 
 
 @dataclass(eq=False)

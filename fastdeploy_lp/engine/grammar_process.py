@@ -1,8 +1,7 @@
 """`python -m fastdeploy_lp.engine.grammar_process`: tries grammars by compiling them and computing their first masks.
 
 The library cannot be interrupted. A grammar that takes too much time or memory, or crashes the library, ends only this
-process. `GrammarProcesses` starts it.
-"""
+process. `GrammarProcesses` starts it."""
 
 from __future__ import annotations
 
@@ -16,10 +15,35 @@ from queue import SimpleQueue
 import msgspec
 
 from fastdeploy_lp.engine.frames import read_frame, write_frame
-from fastdeploy_lp.engine.grammar_messages import GrammarProgress, GrammarStart, GrammarTrial
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher
 from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, probe
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
+
+
+class GrammarStart(msgspec.Struct):
+    """The model whose vocabulary the trials use, and the size limit of grammars in bytes."""
+
+    directory: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_bytes: int
+
+
+class GrammarTrial(msgspec.Struct):
+    """A grammar to compile in at most `timeout` seconds of CPU time, and then to follow over some tokens."""
+
+    text: str
+    timeout: float
+
+
+class GrammarProgress(msgspec.Struct):
+    """The end of a stage: the start, then for each trial the compilation and, if it succeeded, the masks.
+
+    refusal: why the grammar cannot be used, None if the stage succeeded.
+    """
+
+    refusal: str | None = None
+
 
 MEMORY_BYTES = 1 << 30
 

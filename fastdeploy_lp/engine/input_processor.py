@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from fastdeploy_lp.config import DEFAULT_MAX_TRACE_TOKENS, ModelConfig
-from fastdeploy_lp.engine.chat_messages import for_template
-from fastdeploy_lp.engine.chat_template import ChatOptions
+from fastdeploy_lp.engine.args_validator import require_few_values
+from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.no_tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.prompt_text import TOO_LONG, PromptText, require_unicode
-from fastdeploy_lp.engine.sequence_values import require_few_values
+from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
@@ -49,12 +48,37 @@ class Prompt:
 class Settled:
     """Parameters with token limit and seed fixed, the validated selection of logits processors, and the grammar.
 
-    The grammar is not compiled yet.
+    The grammar is not compiled yet. `pooling` is set for a prompt that is pooled; its other fields are the defaults.
     """
 
-    params: SamplingParams
-    selection: Selection
+    params: SamplingParams = field(default_factory=SamplingParams)
+    selection: Selection = field(default_factory=Selection)
     grammar: Grammar | None = None
+    pooling: PoolingParams | None = None
+
+    @property
+    def sampled_with(self) -> Selection | None:
+        """The selection of logits processors; None for a pooled prompt, which mandatory processors do not concern."""
+        return self.selection if self.pooling is None else None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A prompt to be continued or pooled, with parameters settled by `Engine.settle` or `inputs.settle_pooling`.
+
+    client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
+    """
+
+    request_id: str
+    prompt: Prompt
+    settled: Settled
+    client: str = ""
+    deadline: float | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of completions of the prompt, 1 if it is pooled."""
+        return self.settled.params.n
 
 
 class InputProcessor:
@@ -117,16 +141,16 @@ class InputProcessor:
         if not self.handles_text:
             raise InvalidRequestError(param, f"{NO_TOKENIZER}; send token ids and read token ids")
 
-    def settle_pooling(self, params: PoolingParams) -> PoolingParams:
-        """Returns the parameters with defaults filled in; checks `dimensions` against the model."""
+    def settle_pooling(self, params: PoolingParams) -> Settled:
+        """Returns fully resolved parameters for the worker; checks `dimensions` against the model."""
         hidden_size = int(self._config.hf_config["hidden_size"])
         if params.dimensions is not None and params.dimensions > hidden_size:
             raise InvalidRequestError(
                 "dimensions", f"{params.dimensions} is too many; the model's hidden size allows 1 to {hidden_size}"
             )
-        if params.task == TOKEN_EMBED:
-            return params
-        return msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
+        if params.task != TOKEN_EMBED:
+            params = msgspec.structs.replace(params, pooling=params.pooling or self._config.pooling_type)
+        return Settled(pooling=params)
 
     def require_few_values(self, params: SamplingParams, num_prompts: int) -> None:
         """Raises InvalidRequestError if lists and arguments are too large for all sequences of a request together.

@@ -1,26 +1,45 @@
-"""Prometheus metrics of the engine, under upstream's names with the prefix `fastdeploy_lp:`."""
+"""Prometheus metrics of one engine, and of several in one registry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.token_histogram import TokenHistogram
 from fastdeploy_lp.logits_processor.stats import OK
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.stats import (
-    ABORT,
-    ERROR,
-    ArrivedRequestStats,
-    FinishedRequestStats,
-    IterationStats,
-    SchedulerStats,
-)
+from fastdeploy_lp.stats import ABORT, ERROR, ArrivedRequestStats, FinishedRequestStats, IterationStats, SchedulerStats
+
+
+class TokenHistogram(Collector):
+    """A histogram for one thread, without locks: 0.1 us per value, `prometheus_client.Histogram` takes 0.8 us."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, values: Iterable[float]) -> None:
+        """Counts values."""
+        counts, bounds = self._counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the single family."""
+        names = [*map(str, self._bounds), "+Inf"]
+        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
 
 PREFIX = "fastdeploy_lp:"
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -214,3 +233,50 @@ class SchedulerCollector(Collector):
         for each in processors:
             states.add_metric([each.name], float(each.state != OK))
         yield states
+
+
+class ReliabilityMetrics:
+    """Reliability counters in the engine's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.worker_restarts = Counter(
+            f"{PREFIX}worker_restarts", "Workers that took the place of one that had ended", registry=registry
+        )
+        self.replays = Counter(
+            f"{PREFIX}request_replays", "Sequences that ran again because the worker ended", registry=registry
+        )
+        self.lost = Counter(f"{PREFIX}request_lost", "Requests that failed because the worker ended", registry=registry)
+        self.timeouts = Counter(f"{PREFIX}request_timeout", "Requests whose own time was over", registry=registry)
+        self.refused = Counter(
+            f"{PREFIX}request_refused", "Requests that were refused because too many waited", registry=registry
+        )
+
+
+LABEL = "engine"
+
+
+class LabelledRegistries(Collector):
+    """The metrics of several registries, one family per name, with the registry's index as the label `engine`."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = list(registries)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields one family per name."""
+        families: dict[str, Metric] = {}
+        for index, registry in enumerate(self._registries):
+            for found in registry.collect():
+                if found.name not in families:
+                    families[found.name] = Metric(found.name, found.documentation, found.type, found.unit)
+                families[found.name].samples += [
+                    sample._replace(labels={LABEL: str(index), **sample.labels}) for sample in found.samples
+                ]
+        yield from families.values()
+
+
+class MetricsOfAll:
+    """One registry with the metrics of all workers; the server can add its own."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(LabelledRegistries(registries))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.engine.input_processor import EngineRequest
+from fastdeploy_lp.engine.work import Work
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
 from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 
@@ -21,66 +21,53 @@ from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
 SHORT_BYTES = 1 << 17
 
 
-@dataclass(frozen=True)
-class PoolingRequest:
-    """A prompt to be pooled, with parameters settled by `InputProcessor.settle_pooling`.
+@dataclass(slots=True)
+class PooledPrompt:
+    """The result of a pooled prompt; no tokens are generated.
 
-    client: the client's name, for fair scheduling. deadline: on the monotonic clock, None for none.
+    pooled: the worker's vector [hidden_size], or one per token [tokens, hidden_size]; little-endian float32.
     """
 
-    request_id: str
-    prompt: Prompt
-    params: PoolingParams
-    client: str = ""
-    deadline: float | None = None
+    pooled: bytes | None = None
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
     @property
-    def num_sequences(self) -> int:
-        """Always one."""
-        return 1
+    def num_tokens(self) -> int:
+        """Always 0."""
+        return 0
 
 
-class Pooling:
-    """The single result of a pooling request, awaited by one caller.
+class Pooling(Work):
+    """The single result of a pooling request, awaited by one caller."""
 
-    `serial` is unique among requests of one engine. `times` has one entry and `processors` none: nothing is sampled.
-    `lost_workers` counts workers that ended while the request may have run.
-    """
-
-    def __init__(self, request: PoolingRequest, on_close: Callable[[Pooling], None]) -> None:
-        self.request_id = request.request_id
-        self.serial = 0
-        self.prompt = request.prompt
-        self.params = request.params
-        self.times = [SequenceTimes(time.monotonic())]
-        self.processors: list[str] = []
-        self.num_cached_tokens = 0
-        self._on_close = on_close
+    def __init__(self, request: EngineRequest, on_close: Callable[[Work], None]) -> None:
+        """Raises ValueError for a request that is not to be pooled."""
+        super().__init__(request.request_id, request.prompt, 1, on_close)
+        if request.settled.pooling is None:
+            raise ValueError("pooling: the request has no pooling parameters")
+        self.params = request.settled.pooling
+        self._prompt = PooledPrompt()
         self._ended = asyncio.Event()
-        self._pooled: bytes | None = None
-        self._error: EngineDeadError | RequestFailedError | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self.lost_workers = 0
+
+    @property
+    def sequences(self) -> Sequence[PooledPrompt]:
+        """The only sequence."""
+        return [self._prompt]
 
     @property
     def finished(self) -> bool:
         """True once there is a vector or an error."""
         return self._ended.is_set()
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Always 0: nothing is generated."""
-        return 0
+    def take(self, index: int, step: SequenceStep) -> None:  # noqa: ARG002 - there is only one
+        """Stores the vector of the only step; raises ValueError for a step without one."""
+        if step.pooled is None:
+            raise ValueError("the worker gave no vector")
+        self._prompt.pooled, self._prompt.finish_reason = step.pooled, step.finish_reason or "stop"
 
-    @property
-    def finish_reasons(self) -> list[str | None]:
-        """One entry: "stop" once there is a vector, None before."""
-        return [None if self._pooled is None else "stop"]
-
-    def finish(self, pooled: bytes, num_cached_tokens: int) -> None:
-        """Stores the worker's vector [hidden_size], or one per token [tokens, hidden_size]; little-endian float32."""
-        self.num_cached_tokens = num_cached_tokens
-        self._pooled = pooled
+    def notify(self) -> None:
+        """Wakes the caller."""
         self._ended.set()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
@@ -94,16 +81,6 @@ class Pooling:
             self.fail(RequestAbortedError("the request was aborted"))
         self._on_close(self)
 
-    def close(self) -> None:
-        """Aborts the request if it still runs: its caller has left."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._on_close(self)
-
-    def ends_at(self, deadline: asyncio.TimerHandle) -> None:
-        """Stores the timer that ends the request at its deadline; `close` cancels it."""
-        self._deadline = deadline
-
     def begin_again(self) -> None:
         """Resets the times: another worker computes the prompt again."""
         self.times[0].begin()
@@ -114,11 +91,12 @@ class Pooling:
             await self._ended.wait()
         finally:
             self.close()
-        if self._pooled is None:
+        pooled = self._prompt.pooled
+        if pooled is None:
             raise self._error or RequestFailedError("the request ended without an answer")
-        if len(self._pooled) <= SHORT_BYTES:
-            return self._output(self._pooled)
-        return await asyncio.to_thread(self._output, self._pooled)
+        if len(pooled) <= SHORT_BYTES:
+            return self._output(pooled)
+        return await asyncio.to_thread(self._output, pooled)
 
     def _output(self, pooled: bytes) -> PoolingRequestOutput:
         token_ids = self.prompt.token_ids
@@ -128,20 +106,6 @@ class Pooling:
         else:
             data = cut_and_normalized(numbers, self.params)
         return PoolingRequestOutput(self.request_id, PoolingOutput(data), token_ids, self.num_cached_tokens)
-
-
-class PoolingsOfOneRequest(list[Pooling]):
-    """The pooling prompts of one request, which end together."""
-
-    def abort(self) -> None:
-        """Ends all of them; their caller gets a RequestAbortedError."""
-        for each in self:
-            each.abort()
-
-    def close(self) -> None:
-        """Closes all of them: their caller has left."""
-        for each in self:
-            each.close()
 
 
 def cut_and_normalized(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:

@@ -9,8 +9,7 @@ from functools import partial
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
-from fastdeploy_lp.engine.grammar_checker import GrammarChecker
-from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
+from fastdeploy_lp.engine.grammar_checker import GrammarChecker, GrammarProcesses
 from fastdeploy_lp.engine.host_threads import HostThreads, Run, run_here
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.message_parser import MessageParsers

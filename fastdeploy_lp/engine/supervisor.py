@@ -5,17 +5,74 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy_lp.config import SupervisionConfig
 from fastdeploy_lp.engine.errors import EngineStartError
-from fastdeploy_lp.engine.restart_policy import RestartPolicy
-from fastdeploy_lp.engine.watchdog import Watchdog
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_loss import WorkerLoss
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import FromWorker, ToWorker, WorkerFailed, WorkerReady
+
+WINDOW_SECONDS = 60.0
+MAX_FAILED_STARTS = 3
+FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
+
+
+class RestartPolicy:
+    """Counts failures; gives up after more than `max_restarts` in a minute, or three failed starts in a row.
+
+    A failure caused by a known processor does not count: the processor's quarantine prevents the next one.
+    """
+
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_restarts = max_restarts
+        self._clock = clock
+        self._failures: deque[float] = deque()
+        self._failed_starts = 0
+
+    def delay(self, *, was_ready: bool, explained: bool = False) -> float | None:
+        """Returns the seconds to wait before the next start; None to give up.
+
+        was_ready: the failed worker had been ready. explained: a processor ended it.
+        """
+        if explained:
+            return 0.0
+        now = self._clock()
+        self._failures.append(now)
+        while now - self._failures[0] > WINDOW_SECONDS:
+            self._failures.popleft()
+        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        if len(self._failures) > self._max_restarts or self._failed_starts >= MAX_FAILED_STARTS:
+            return None
+        # Replace at once after the first failure: most causes do not recur.
+        again = len(self._failures) - 2
+        return 0.0 if again < 0 else min(FIRST_DELAY * 2**again, LONGEST_DELAY)
+
+
+class Watchdog:
+    """Detects hangs: each step and each abort causes a message, so a silent worker with work hangs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting_since: float | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the worker should have sent a message; 0 without work."""
+        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+
+    def sent(self) -> None:
+        """Notes a message with work for the worker."""
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+
+    def heard(self, *, busy: bool) -> None:
+        """Notes a message from the worker; `busy`: it has work left."""
+        self._waiting_since = self._clock() if busy else None
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
+from typing_extensions import override
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.token_bytes import TokenBytes
+
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+WORD_START = "▁"
+
+
+class TokenBytes:
+    """Reads token bytes from the vocabulary: byte-level BPE, or SentencePiece with byte fallback."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
+        self._byte_of = _byte_level_alphabet() if isinstance(tokenizer.decoder, ByteLevel) else None
+
+    def __call__(self, token_id: int) -> bytes:
+        """Returns the token's bytes, b"" for an unknown id, and the text of special tokens."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_of is not None:
+            return bytes(self._byte_of[character] for character in piece if character in self._byte_of)
+        single = BYTE_TOKEN.fullmatch(piece)
+        return bytes([int(single[1], 16)]) if single else piece.replace(WORD_START, " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Returns the byte of each character: printable Latin-1 as itself, other bytes as characters from U+0100 on."""
+    printable = set(chain(range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100)))
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
 
 # Characters.
 SHORT_TEXT = 16_384
@@ -163,3 +198,75 @@ def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
             raise CheckpointError(f"{path}: {name} is {kind}; it must be a text, or an object with its content")
         texts[name] = text
     return texts
+
+
+class TokenEnds:
+    """Tracks the text positions where a completion's tokens end."""
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self._ends: list[int] = []
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Adds the next tokens."""
+        end = self._ends[-1] if self._ends else 0
+        for token in token_ids:
+            end += len(self._decoder.push(token))
+            self._ends.append(end)
+
+    def count_before(self, length: int) -> int:
+        """Returns the number of tokens that produced the first `length` characters."""
+        return min(bisect_left(self._ends, length) + 1, len(self._ends)) if length else 0
+
+
+REASON = "this server has no tokenizer (--skip-tokenizer-init)"
+
+
+class NoTokenizer(Tokenizer):
+    """A tokenizer without text; `InputProcessor` refuses fields that need text, naming the field."""
+
+    handles_text = False
+
+    def __init__(self) -> None:
+        self.chat_template_source = None
+        self.special_tokens = {}
+        self.longest_token = 0
+        self.token_bytes = _no_bytes
+
+    @override
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises InvalidRequestError."""
+        raise InvalidRequestError(None, f"{REASON}; send token ids")
+
+    @override
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns an empty text."""
+        return ""
+
+    @override
+    def token_text(self, token_id: int) -> str:
+        """Returns the id as text, so that entries of log probabilities are distinct."""
+        return f"token_id:{token_id}"
+
+    @override
+    def decode_stream(self, *, skip_special_tokens: bool = True) -> TokenDecoder:
+        """Returns a decoder without text."""
+        return _NoDecoder()
+
+    @override
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """Raises InvalidRequestError."""
+        raise InvalidRequestError("messages", f"{REASON}; send a completion with prompt token ids")
+
+
+class _NoDecoder(TokenDecoder):
+    def __init__(self) -> None:
+        pass
+
+    @override
+    def push(self, token_id: int) -> str:
+        return ""
+
+
+def _no_bytes(_: int) -> bytes:
+    return b""

@@ -1,7 +1,6 @@
 """`python -m fastdeploy_lp.engine.trial_process`: checks requests with the code of processors' authors.
 
-A check that ends, stalls or crashes its process affects only this one. `Trials` starts it.
-"""
+A check that ends, stalls or crashes its process affects only this one. `Trials` starts it."""
 
 from __future__ import annotations
 
@@ -16,18 +15,68 @@ import cloudpickle
 import msgspec
 
 from fastdeploy_lp import shared_memory
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.frames import read_frame, write_frame
-from fastdeploy_lp.engine.trial_messages import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.logits_processor import (
     DeclaredProcessor,
     RequestArgsError,
     RequestArgsValidator,
+    Selection,
     fastdeploy_compat,
     load_processors,
     vllm_compat,
 )
 from fastdeploy_lp.plugins import load_general_plugins
+from fastdeploy_lp.sampling_params import SamplingParams
+
+# Raised by the encoder for values that msgpack cannot represent.
+UNSENDABLE = (TypeError, OverflowError, UnicodeEncodeError)
+
+
+class TrialStart(msgspec.Struct):
+    """The chain of processors to load.
+
+    specs: in chain order. mandatory: names. pickled_processors: by SPEC, processors given as objects.
+    """
+
+    fd_config: FDConfig
+    specs: list[str]
+    mandatory: list[str] = []
+    pickled_processors: dict[str, bytes] = {}
+
+
+class Trial(msgspec.Struct):
+    """A request to check."""
+
+    params: SamplingParams
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The chain is loaded."""
+
+
+class Entering(msgspec.Struct, tag=True):
+    """This processor's code is about to run; `path`: the request field that it checks."""
+
+    processor: str
+    path: str | None
+
+
+class Accepted(msgspec.Struct, tag=True):
+    """The request's validated selection."""
+
+    selection: Selection
+
+
+class Refused(msgspec.Struct, tag=True):
+    """A refusal: the reason and the JSON path of the invalid field."""
+
+    path: str | None
+    reason: str
+
+
+Reply = Ready | Entering | Accepted | Refused
 
 
 class TrialProcess:

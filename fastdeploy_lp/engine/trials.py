@@ -11,9 +11,8 @@ import msgspec
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.frame_process import FrameProcess
-from fastdeploy_lp.engine.lane import Lane, SlowPlaces
-from fastdeploy_lp.engine.process_pool import ProcessPool
-from fastdeploy_lp.engine.trial_messages import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
+from fastdeploy_lp.engine.process_pool import Lane, ProcessPool, SlowPlaces
+from fastdeploy_lp.engine.trial_process import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.author_threads import NotInTimeError

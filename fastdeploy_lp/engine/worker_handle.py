@@ -14,9 +14,7 @@ import zmq
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.engine.errors import EngineStartError
-from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
-from fastdeploy_lp.engine.loopback_listener import HOST, LoopbackListener
-from fastdeploy_lp.engine.socket_folder import SocketFolder
+from fastdeploy_lp.engine.worker_socket import HOST, HandshakeWatch, LoopbackListener, SocketFolder
 from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError, RequestFailedError, WorkerLostError
-from fastdeploy_lp.engine.in_flight import Work
+from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.logits_processor.running_calls import CallKind, Culprit
 
 # A request present at two worker crashes probably caused them.

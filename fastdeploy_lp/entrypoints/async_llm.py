@@ -12,12 +12,12 @@ from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, PoolingsOfOneRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
@@ -171,7 +171,7 @@ class AsyncLLM:
         engine = self._require_engine()
         settled = engine.inputs.settle_pooling(params)
         with self._named(request_id) as running:
-            (pooling,) = await engine.pool([PoolingRequest(running.unique_id, prompt, settled)])
+            (pooling,) = await engine.pool([EngineRequest(running.unique_id, prompt, settled)])
             running.begin(pooling)
             output = await pooling.result()
         output.request_id = running.name
@@ -181,14 +181,15 @@ class AsyncLLM:
         self, processing: IOProcessing, data: Any, params: PoolingParams | None, request_id: str | None
     ) -> PoolingRequestOutput[Any]:
         with self._named(request_id) as running:
-            poolings = PoolingsOfOneRequest()
+            poolings: list[Pooling] = []
             try:
                 requests = await processing.requests(data, params, running.unique_id)
-                poolings.extend(await self._require_engine().pool(requests))
-                running.begin(poolings)
+                poolings = await self._require_engine().pool(requests)
+                running.begin(*poolings)
                 output = await processing.answer([each.result for each in poolings], running.unique_id)
             finally:
-                poolings.close()
+                for each in poolings:
+                    each.close()
         return PoolingRequestOutput(running.name, output, [])
 
     async def _answer(
@@ -249,17 +250,17 @@ class RunningRequest:
     def __init__(self, request_id: str | None) -> None:
         self.unique_id = f"{request_id or 'async'}-{uuid.uuid4().hex}"
         self.name = request_id or self.unique_id
-        self._work: Generation | Pooling | PoolingsOfOneRequest | None = None
+        self._works: Sequence[Work] = ()
         self._aborted = False
 
-    def begin(self, work: Generation | Pooling | PoolingsOfOneRequest) -> None:
+    def begin(self, *works: Work) -> None:
         """Stores the admitted work; aborts it at once if `abort` was called before."""
-        self._work = work
+        self._works = works
         if self._aborted:
-            work.abort()
+            self.abort()
 
     def abort(self) -> None:
         """Ends the request, or, before its admission, as soon as it is admitted."""
         self._aborted = True
-        if self._work is not None:
-            self._work.abort()
+        for work in self._works:
+            work.abort()

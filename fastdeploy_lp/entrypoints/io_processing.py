@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError, IOProcessorError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
-from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.entrypoints.prompts import PromptInput, listed, read_prompt
 from fastdeploy_lp.outputs import PoolingRequestOutput
 from fastdeploy_lp.plugins.io_processor import in_thread
@@ -37,21 +36,21 @@ class IOProcessing:
         self._name = named.name
         self._processor = named.processor
 
-    async def requests(self, data: Any, params: PoolingParams | None, request_id: str) -> list[PoolingRequest]:
+    async def requests(self, data: Any, params: PoolingParams | None, request_id: str) -> list[EngineRequest]:
         """Returns the engine's pooling requests for `data`, at least one.
 
         Raises InvalidRequestError for data or parameters that the processor refuses and for text that does not fit,
         and IOProcessorError for any other failure of the processor.
         """
         parsed = await self._parsed(data)
-        settled = await self._params(params)
+        settled = await self._settled(params)
         try:
             prompts = await self._processor.pre_process_async(parsed, request_id)
         except (Exception, SystemExit) as error:
             raise self._failed("pre_process", error) from error
         # In a thread, since prompts may be long texts.
         found = await in_thread(self._prompts, prompts)
-        return [PoolingRequest(f"{request_id}-{index}", prompt, settled) for index, prompt in enumerate(found)]
+        return [EngineRequest(f"{request_id}-{index}", prompt, settled) for index, prompt in enumerate(found)]
 
     async def answer(self, results: Sequence[Result], request_id: str) -> Any:
         """Returns the processor's answer to the outputs of its prompts; each call of one of `results` waits for one.
@@ -103,7 +102,7 @@ class IOProcessing:
         except (Exception, SystemExit) as error:
             raise self._failed("parse_request", error) from error
 
-    async def _params(self, params: PoolingParams | None) -> PoolingParams:
+    async def _settled(self, params: PoolingParams | None) -> Settled:
         try:
             found = await in_thread(self._processor.validate_or_generate_params, params)
             if not isinstance(found, PoolingParams):

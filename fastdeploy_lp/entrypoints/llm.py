@@ -16,16 +16,15 @@ from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     ProcessorUnavailableError,
     RequestFailedError,
     WorkerLostError,
 )
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
-from fastdeploy_lp.engine.pooling import PoolingRequest
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
@@ -192,7 +191,8 @@ class LLM:
         tokens = [inputs.pooling_prompt(prompt, path) for prompt, path in zip(many, paths, strict=True)]
         requests = self._pooling_requests(tokens, pooling_params)
         for request in requests:
-            require_one_vector(request.params)
+            if request.settled.pooling is not None:
+                require_one_vector(request.settled.pooling)
         return [EmbeddingRequestOutput.of(output) for output in self._pool(requests, use_tqdm, "embedding")]
 
     def encode(
@@ -279,19 +279,19 @@ class LLM:
 
     def _pooling_requests(
         self, prompts: Sequence[Prompt], pooling_params: PoolingParams | Sequence[PoolingParams] | None
-    ) -> list[PoolingRequest]:
+    ) -> list[EngineRequest]:
         params = _one_a_prompt("pooling_params", pooling_params, PoolingParams(), len(prompts))
         settle = self._engine.inputs.settle_pooling
         return [
-            PoolingRequest(f"offline-{uuid.uuid4().hex}", prompt, settle(each))
+            EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, settle(each))
             for prompt, each in zip(prompts, params, strict=True)
         ]
 
-    def _pool(self, requests: Sequence[PoolingRequest], use_tqdm: Progress, what: str) -> list[PoolingRequestOutput]:
+    def _pool(self, requests: Sequence[EngineRequest], use_tqdm: Progress, what: str) -> list[PoolingRequestOutput]:
         with _progress(use_tqdm, len(requests), what) as progress:
             return self._loop.run(_all_or_none([self._pool_one(request, progress) for request in requests]))
 
-    async def _pool_one(self, request: PoolingRequest, progress: Any = None) -> PoolingRequestOutput:
+    async def _pool_one(self, request: EngineRequest, progress: Any = None) -> PoolingRequestOutput:
         async with self._turns:
             (pooling,) = await self._engine.pool([request], bounded=False)
             output = await pooling.result()

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
-from fastdeploy_lp.messages import AddPooling, AddRequest, CacheStats, SequenceStep, StepOutputs
+from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
+from fastdeploy_lp.stats import SchedulerStats
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
@@ -63,14 +64,12 @@ class EngineCore:
         held_up = self._held_up and not self.runner.held.have_news
         return (self.scheduler.has_work and not held_up) or self.preparing.has_news
 
-    def add(self, request: AddRequest | AddPooling) -> None:
+    def add(self, request: AddRequest) -> None:
         """Queues a request once the logits processors it needs are built."""
         self._held_up = False
-        if isinstance(request, AddPooling):
-            self.scheduler.add(Sequence.from_pooling(request))
-            return
         sequence = Sequence.from_request(request, self._eos_token_ids, self._max_model_len)
-        if self.preparing.add(sequence):
+        # Nothing of a pooled prompt is sampled, so that it needs no processors, not even mandatory ones.
+        if sequence.pooling is not None or self.preparing.add(sequence):
             self.scheduler.add(sequence)
 
     def finish_preparing(self) -> list[SequenceStep]:
@@ -126,10 +125,9 @@ class EngineCore:
                 steps.append(self._advance(sequence, token, result))
             elif chunk.pools:
                 steps.append(self._pool(sequence, result.pooled[sequence.slot]))
-        outputs = self._outputs(steps, self._changed_stats())
-        outputs.step_time = time.monotonic() - began
-        self._note_pace(chunks, outputs.step_time)
-        return outputs
+        seconds = time.monotonic() - began
+        self._note_pace(chunks, seconds)
+        return self._outputs(steps, self._changed_stats(), seconds)
 
     def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
         prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
@@ -152,17 +150,21 @@ class EngineCore:
             self.scheduler.add(sequence)
         return [_failed(sequence, failure) for sequence, failure in failed]
 
-    def _outputs(self, steps: list[SequenceStep], processors: list[ProcessorStats] | None) -> StepOutputs:
+    def _outputs(
+        self, steps: list[SequenceStep], processors: list[ProcessorStats] | None, step_time: float = 0.0
+    ) -> StepOutputs:
         blocks, scheduler = self.blocks, self.scheduler
-        cache = CacheStats(
-            blocks_used=blocks.num_used,
-            blocks_total=blocks.num_total,
-            prefix_queries=blocks.num_queried_tokens,
-            prefix_hits=blocks.num_hit_tokens,
-            preemptions=scheduler.num_preemptions,
+        stats = SchedulerStats(
+            num_running_reqs=scheduler.num_running,
+            num_waiting_reqs=scheduler.num_waiting + len(self.preparing),
+            kv_cache_blocks_used=blocks.num_used,
+            kv_cache_blocks_total=blocks.num_total,
+            prefix_cache_queries=blocks.num_queried_tokens,
+            prefix_cache_hits=blocks.num_hit_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            step_time=step_time,
         )
-        waiting = scheduler.num_waiting + len(self.preparing)
-        return StepOutputs(steps, scheduler.num_running, waiting, processors, cache)
+        return StepOutputs(steps, stats, processors)
 
     def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
         slot = sequence.slot

@@ -26,7 +26,6 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, fastdeploy_comp
 from fastdeploy_lp.logits_processor.running_calls import RunningCalls
 from fastdeploy_lp.messages import (
     AbortRequests,
-    AddPooling,
     AddRequest,
     FromWorker,
     ResetProcessor,
@@ -140,7 +139,7 @@ class WorkerProcess:
         """
         while self._poll(engine):
             message: Any = self._inbox.decode(self._socket.recv())
-            if isinstance(message, (AddRequest, AddPooling)):
+            if isinstance(message, AddRequest):
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)

@@ -9,7 +9,7 @@ import msgspec
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
-from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
@@ -54,7 +54,12 @@ class Sequence:
 
     @classmethod
     def from_request(cls, request: AddRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> Sequence:
-        """Returns the sequence of a request; it ends at the latest when the context is full."""
+        """Returns the sequence of a request; it ends at the latest when the context is full.
+
+        Raises ValueError for a prompt without a known kind of pooling.
+        """
+        if request.pooling is not None:
+            return cls._pooled(request, request.pooling.kind)
         params = request.params
         room = max_model_len - len(request.prompt_token_ids)
         stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))
@@ -73,18 +78,17 @@ class Sequence:
         )
 
     @classmethod
-    def from_pooling(cls, request: AddPooling) -> Sequence:
-        """Returns the sequence of a pooled prompt; raises ValueError for an unknown kind of pooling."""
-        if request.pooling not in POOLINGS:
-            raise ValueError(f"pooling: {request.pooling!r} is none of {', '.join(POOLINGS)}")
+    def _pooled(cls, request: AddRequest, kind: str | None) -> Sequence:
+        if kind not in POOLINGS:
+            raise ValueError(f"pooling: {kind!r} is none of {', '.join(POOLINGS)}")
         return cls(
             request_id=request.request_id,
             prompt_token_ids=ReadOnlyList(request.prompt_token_ids),
-            params=SamplingParams(),
-            selection=Selection(),
+            params=request.params,
+            selection=request.selection,
             max_tokens=0,
             stop_token_ids=frozenset(),
-            pooling=request.pooling,
+            pooling=kind,
             client=request.client,
         )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.engine.chat_messages import for_template
+from fastdeploy_lp.engine.chat_template import for_template
 from fastdeploy_lp.engine.errors import InvalidRequestError
 
 

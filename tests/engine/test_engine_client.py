@@ -13,16 +13,14 @@ import pytest
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.engine import EngineLoad, EngineRequest
+from fastdeploy_lp.engine.engine import EngineLoad
 from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import RequestFailedError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor.running_calls import Culprit
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
-    AddPooling,
     AddRequest,
     FromWorker,
     SequenceStep,
@@ -33,6 +31,7 @@ from fastdeploy_lp.messages import (
 )
 from fastdeploy_lp.pooling_params import PoolingParams
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import SchedulerStats
 
 SECONDS = 30.0
 
@@ -69,8 +68,8 @@ class SaysAnything:
 
     def says_of(self, index: int, **fields: Any) -> None:
         """A step of the sequence that it was given as the `index`-th."""
-        added = [each for each in self.sent if isinstance(each, (AddRequest, AddPooling))][index]
-        self.said.put_nowait(StepOutputs([SequenceStep(added.request_id, **fields)], 1, 0))
+        added = [each for each in self.sent if isinstance(each, AddRequest)][index]
+        self.said.put_nowait(StepOutputs([SequenceStep(added.request_id, **fields)], SchedulerStats(1)))
 
 
 @dataclass
@@ -157,7 +156,7 @@ def test_requests_that_wait_for_a_worker_are_told_as_waiting(fd_config: FDConfig
             await until_lost(engine)
             assert engine.metric("num_requests_waiting") == 1
             second = await engine.ask("second")
-            pooled = PoolingRequest("third", Prompt([1], None), PoolingParams())
+            pooled = EngineRequest("third", Prompt([1], None), Settled(pooling=PoolingParams()))
             (third,) = await engine.client.pool([pooled])
             assert engine.client.load == EngineLoad(0, 3)
             third.close()

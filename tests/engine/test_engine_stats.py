@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from support.stat_loggers import Keeps
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine.engine_stats import EngineStats, token_came
+from fastdeploy_lp.engine.engine_stats import EngineStats, step_came
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
 from fastdeploy_lp.engine.stat_loggers import StatLoggers
-from fastdeploy_lp.messages import CacheStats, StepOutputs
+from fastdeploy_lp.engine.work import SequenceTimes
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.stats import IterationStats, SchedulerStats
 
 
@@ -20,9 +20,8 @@ def made() -> tuple[EngineStats, Keeps]:
     return EngineStats(ProcessorStates([]), StatLoggers([("keeps", keeps)])), keeps
 
 
-def outputs(preemptions: int = 0) -> StepOutputs:
-    cache = CacheStats(3, 12, 40, 10, preemptions)
-    return StepOutputs([], 2, 1, cache=cache, step_time=0.25)
+def outputs(preemptions: int = 0) -> SchedulerStats:
+    return SchedulerStats(2, 1, 3, 12, 40, 10, preemptions, 0.25)
 
 
 def test_a_message_of_the_worker_is_told_whole() -> None:
@@ -74,7 +73,7 @@ def test_tokens_have_the_moment_of_their_message() -> None:
     times = SequenceTimes(arrival=1.0)
     iterations = [IterationStats(moment) for moment in (1.5, 1.75, 2.75)]
     for iteration in iterations:
-        token_came(times, iteration)
+        step_came(SequenceStep("r", [1]), times, iteration)
     assert [each.time_to_first_tokens_iter for each in iterations] == [[0.5], [], []]
     assert [each.inter_token_latencies_iter for each in iterations] == [[], [0.25], [1.0]]
     assert (times.first_token, times.last_token) == (1.5, 2.75)

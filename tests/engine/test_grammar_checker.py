@@ -12,10 +12,9 @@ from support.grammars import TINY_EOS, TINY_VOCAB, ambiguous, endless
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.config import GuidedDecodingConfig, ModelConfig
-from fastdeploy_lp.engine import grammar_processes
+from fastdeploy_lp.engine import grammar_checker
 from fastdeploy_lp.engine.errors import InvalidRequestError, QueueFullError
-from fastdeploy_lp.engine.grammar_checker import GrammarChecker
-from fastdeploy_lp.engine.grammar_processes import GrammarProcesses
+from fastdeploy_lp.engine.grammar_checker import GrammarChecker, GrammarProcesses
 from fastdeploy_lp.guided_decoding.grammar import Grammar
 
 FIELD = "guided_decoding.grammar"
@@ -125,7 +124,7 @@ def turns_taken(checker: GrammarChecker) -> Iterator[None]:
 
 def test_slow_grammars_hold_up_no_quick_one(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that compile without end two go on aside and the others are refused, so that the last has its turn."""
-    monkeypatch.setattr(grammar_processes, "QUICK_SECONDS", 0.02)
+    monkeypatch.setattr(grammar_checker, "QUICK_SECONDS", 0.02)
 
     async def run() -> None:
         async with closing(model) as checker:
@@ -134,7 +133,7 @@ def test_slow_grammars_hold_up_no_quick_one(model: ModelConfig, monkeypatch: pyt
             await checker.check(QUICK)
             # Those that are aside have seconds left; the last before the quick one may still have its turn.
             done = [each for each in slow if each.done()]
-            assert 3 <= len(done) <= len(slow) - grammar_processes.SLOW_PROCESSES
+            assert 3 <= len(done) <= len(slow) - grammar_checker.SLOW_PROCESSES
             assert all(isinstance(each.exception(), QueueFullError) for each in done)
             for each in slow:
                 each.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from fastdeploy_lp.engine.labelled_metrics import MetricsOfAll
+from fastdeploy_lp.engine.metrics import MetricsOfAll
 
 
 def worker_registry(count: int) -> CollectorRegistry:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastdeploy_lp.engine.outbox import Outbox
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, Message
-from fastdeploy_lp.messages import AddPooling, SequenceStep
+from fastdeploy_lp.engine.outbox import ArrivalQueue, FairQueue, Outbox
+from fastdeploy_lp.messages import AddRequest, SequenceStep
 
 LIMIT = 3
 
@@ -22,7 +21,7 @@ class OutboxModel(RuleBasedStateMachine):
         self.outbox = Outbox(self.send, ArrivalQueue(), LIMIT)
         self.count = 0
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AddRequest) -> None:
         assert self.worker is not None
         assert message.request_id not in self.worker
         self.worker.append(message.request_id)
@@ -31,7 +30,7 @@ class OutboxModel(RuleBasedStateMachine):
     def add(self) -> None:
         self.count += 1
         self.in_flight.append(str(self.count))
-        self.outbox.add(AddPooling(str(self.count), [1], "last"), "client")
+        self.outbox.add(AddRequest(str(self.count), [1]), "client")
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -69,22 +68,22 @@ TestOutbox = OutboxModel.TestCase
 
 
 def test_without_a_limit_everything_is_sent_at_once() -> None:
-    sent: list[Message] = []
+    sent: list[AddRequest] = []
     outbox = Outbox(sent.append, ArrivalQueue())
     outbox.open()
     for number in range(100):
-        outbox.add(AddPooling(str(number), [1], "last"), "")
+        outbox.add(AddRequest(str(number), [1]), "")
     assert [message.request_id for message in sent] == [str(number) for number in range(100)]
 
 
 def test_a_client_s_long_prompts_leave_the_worker_to_others() -> None:
-    sent: list[Message] = []
+    sent: list[AddRequest] = []
     outbox = Outbox(sent.append, FairQueue(), 40, prompt_tokens=8)
     outbox.open()
     for number in range(3):
-        outbox.add(AddPooling(f"a{number}", [1] * 20, "all"), "a")
+        outbox.add(AddRequest(f"a{number}", [1] * 20), "a")
     for number in range(3):
-        outbox.add(AddPooling(f"b{number}", [1] * 5, "all"), "b")
+        outbox.add(AddRequest(f"b{number}", [1] * 5), "b")
     # Two of the short ones are more than 8 tokens.
     assert [message.request_id for message in sent] == ["a0", "b0", "b1"]
     outbox.charge([SequenceStep("a0", [5])])

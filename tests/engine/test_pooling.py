@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest, cut_and_normalized
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.pooling import Pooling, cut_and_normalized
+from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.pooling_params import PoolingParams
 
 VECTOR = np.array([3.0, -4.0, 12.0], np.float32)
@@ -27,8 +28,14 @@ class Waiting:
 
     def __init__(self, **params: Any) -> None:
         self.closed: list[str] = []
-        request = PoolingRequest("r", Prompt([5, 6], "ab"), PoolingParams(**params))
+        request = EngineRequest("r", Prompt([5, 6], "ab"), Settled(pooling=PoolingParams(**params)))
         self.pooling = Pooling(request, on_close=lambda pooling: self.closed.append(pooling.request_id))
+
+    def answered(self, num_cached_tokens: int) -> None:
+        """The worker's step has arrived."""
+        self.pooling.take(0, SequenceStep("r", [], "stop", pooled=VECTOR.astype("<f4").tobytes()))
+        self.pooling.sequences[0].num_cached_tokens = num_cached_tokens
+        self.pooling.notify()
 
 
 @given(vectors, st.data())
@@ -52,7 +59,7 @@ def test_who_waits_gets_the_workers_vector() -> None:
         await asyncio.sleep(0)
         assert not asked.done()
         assert (waiting.pooling.finished, waiting.pooling.finish_reasons) == (False, [None])
-        waiting.pooling.finish(VECTOR.astype("<f4").tobytes(), 7)
+        waiting.answered(7)
         output = await asked
         assert output.outputs.data.tolist() == [3.0, -4.0]
         assert (output.request_id, output.prompt_token_ids) == ("r", [5, 6])
@@ -92,7 +99,7 @@ def test_abort_ends_the_waiting_and_an_answer_that_is_there_stays() -> None:
         with pytest.raises(RequestAbortedError, match="aborted"):
             await waiting.pooling.result()
         answered = Waiting()
-        answered.pooling.finish(VECTOR.tobytes(), 0)
+        answered.answered(0)
         answered.pooling.abort()
         assert len((await answered.pooling.result()).outputs.data) == 3
 

@@ -22,8 +22,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.engine import worker_handle
-from fastdeploy_lp.engine.handshake_watch import HandshakeWatch
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.worker_socket import HandshakeWatch
 from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
 from fastdeploy_lp.sampling_params import SamplingParams
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 from fastdeploy_lp.engine.frame_process import FrameProcess
-from fastdeploy_lp.engine.lane import SlowPlaces
-from fastdeploy_lp.engine.process_pool import ProcessPool
+from fastdeploy_lp.engine.process_pool import ProcessPool, SlowPlaces
 from fastdeploy_lp.engine.turns import Turns
 
 AT_ONCE = 3

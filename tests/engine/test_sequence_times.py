@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.engine.work import SequenceTimes
 
 
 def test_parts_add_up() -> None:

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from fastdeploy_lp.engine.token_bytes import TokenBytes
-from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.engine.tokenizer import TokenBytes, Tokenizer
 
 IM_END = 2
 

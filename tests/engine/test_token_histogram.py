@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from fastdeploy_lp.engine.token_histogram import TokenHistogram
+from fastdeploy_lp.engine.metrics import TokenHistogram
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0)
 

@@ -9,8 +9,7 @@ import pytest
 from support.grammars import TinyGrammars
 from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp.engine.message_parser import MessageParser
-from fastdeploy_lp.engine.tool_grammar import CallableTool, ToolGrammar
+from fastdeploy_lp.engine.message_parser import CallableTool, MessageParser, ToolGrammar
 from fastdeploy_lp.engine.tool_parsers import TOOL_PARSERS, ToolParser
 
 CITY = {"properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}

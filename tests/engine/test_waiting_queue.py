@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue, FairQueue, WaitingQueue
-from fastdeploy_lp.messages import AddPooling
+from fastdeploy_lp.engine.outbox import ArrivalQueue, FairQueue, WaitingQueue
+from fastdeploy_lp.messages import AddRequest
 
 
-def sequence(name: str, tokens: int = 1) -> AddPooling:
-    return AddPooling(name, [0] * tokens, "last")
+def sequence(name: str, tokens: int = 1) -> AddRequest:
+    return AddRequest(name, [0] * tokens)
 
 
 def drained(queue: WaitingQueue) -> list[tuple[str, str]]:

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_lp.config import SchedulerConfig
+from fastdeploy_lp.engine.admission import WaitingRoom
 from fastdeploy_lp.engine.errors import QueueFullError
-from fastdeploy_lp.engine.outbox import Outbox
-from fastdeploy_lp.engine.waiting_queue import ArrivalQueue
-from fastdeploy_lp.engine.waiting_room import WaitingRoom
-from fastdeploy_lp.messages import AddPooling
+from fastdeploy_lp.engine.outbox import ArrivalQueue, Outbox
+from fastdeploy_lp.messages import AddRequest
 
 
 class Arrivals:
@@ -29,7 +28,7 @@ class Arrivals:
         except QueueFullError:
             return False
         for _ in range(count):
-            self.outbox.add(AddPooling(str(self.count), [1], "last"), client)
+            self.outbox.add(AddRequest(str(self.count), [1]), client)
             self.count += 1
         return True
 

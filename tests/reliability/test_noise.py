@@ -19,6 +19,7 @@ from fastdeploy_lp.logits_processor.sendable import require_sendable
 from fastdeploy_lp.messages import AbortRequests, AddRequest, FromWorker, StepOutputs, ToWorker, decoder, encode
 from fastdeploy_lp.request_limits import MAX_ARGUMENT_VALUES
 from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.stats import SchedulerStats
 
 RECORD_FIELDS = ("format", "id", "time", "request_id", "engine", "prompt_token_ids", "params", "outputs", "error")
 
@@ -28,7 +29,11 @@ RECORD_FIELDS = ("format", "id", "time", "request_id", "engine", "prompt_token_i
 def test_damaged_messages_are_refused_or_read(made: Changes) -> None:
     params = SamplingParams(temperature=0.5, stop=["a"], logit_bias={5: 1.0}, seed=3, max_tokens=5)
     request = AddRequest("r", [1, 2, 3], params, Selection(flat={"a": [1, {"b": None}]}), "grammar")
-    messages = ((ToWorker, request), (ToWorker, AbortRequests(["a", "b"])), (FromWorker, StepOutputs([], 1, 2)))
+    messages = (
+        (ToWorker, request),
+        (ToWorker, AbortRequests(["a", "b"])),
+        (FromWorker, StepOutputs([], SchedulerStats(1, 2))),
+    )
     for kind, message in messages:
         content = encode(message)
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):

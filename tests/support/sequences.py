@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.messages import AddPooling, AddRequest, SequenceStep, TokenLogprobs
+from fastdeploy_lp.messages import AddRequest, SequenceStep, TokenLogprobs
+from fastdeploy_lp.pooling_params import TOKEN_EMBED, TOKEN_POOLING, PoolingParams
 from fastdeploy_lp.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
@@ -31,9 +32,10 @@ def request(request_id: str, prompt: Sequence[int], **params: Any) -> AddRequest
     return AddRequest(request_id, list(prompt), sampling, selection, client=client)
 
 
-def pooling(request_id: str, prompt: Sequence[int], kind: str = "mean") -> AddPooling:
+def pooling(request_id: str, prompt: Sequence[int], kind: str = "mean") -> AddRequest:
     """A request for a prompt's pooled hidden states."""
-    return AddPooling(request_id, list(prompt), kind)
+    params = PoolingParams(task=TOKEN_EMBED) if kind == TOKEN_POOLING else PoolingParams(pooling=kind)
+    return AddRequest(request_id, list(prompt), pooling=params)
 
 
 def sequence(
@@ -90,7 +92,7 @@ def tiny_engine(processors: Iterable[str | type] = (), **config: Any) -> EngineC
     return EngineCore(fd_config, chain_of(list(processors), fd_config))
 
 
-def run_to_end(engine: EngineCore, requests: Iterable[AddRequest | AddPooling] = ()) -> dict[str, Ran]:
+def run_to_end(engine: EngineCore, requests: Iterable[AddRequest] = ()) -> dict[str, Ran]:
     """Add the requests and step until nothing is left to do."""
     ran: dict[str, Ran] = {}
     for added in requests:

@@ -10,7 +10,7 @@ from support.device_like import DeviceLikePlatform, EmulatedBlockAttention, devi
 from support.sequences import Ran, pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -19,10 +19,10 @@ from fastdeploy_lp.worker.model_runner import ModelRunner
 BEGINNING = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 3, 1]
 
 
-def crowd() -> list[AddRequest | AddPooling]:
+def crowd() -> list[AddRequest]:
     """Greedy and drawn, with biases, penalties and logprobs; some begin alike; some prompts are pooled."""
     random = np.random.default_rng(5)
-    made: list[AddRequest | AddPooling] = []
+    made: list[AddRequest] = []
     for index in range(12):
         tail = random.integers(1, 500, 1 + index % 5).tolist()
         prompt = (BEGINNING if index % 3 else []) + tail

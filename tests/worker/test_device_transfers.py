@@ -18,7 +18,7 @@ from support.sequences import pooling, request, tiny_engine
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
 from fastdeploy_lp.logits_processor.builtin import watched_phrase
 from fastdeploy_lp.logits_processor.testing.reads import READS
-from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import host_memory
 from fastdeploy_lp.worker.engine_core import EngineCore
 
@@ -73,7 +73,7 @@ def transfers() -> Iterator[list[str]]:
         yield reads
 
 
-def demanding(selections: Sequence[Selection]) -> list[AddRequest | AddPooling]:
+def demanding(selections: Sequence[Selection]) -> list[AddRequest]:
     """Requests that use all that the sampler has, two for each selection, and pooled prompts."""
     edits: dict[str, Any] = {
         "repetition_penalty": 1.2,
@@ -84,7 +84,7 @@ def demanding(selections: Sequence[Selection]) -> list[AddRequest | AddPooling]:
         "prompt_logprobs": 2,
     }
     filters: list[dict[str, Any]] = [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.8}, {"temperature": 0.0}]
-    made: list[AddRequest | AddPooling] = [
+    made: list[AddRequest] = [
         request(
             f"r{index}",
             [index + 1, 2, 6, 5, 6],

@@ -173,7 +173,7 @@ def test_more_requests_than_slots_are_served_in_order() -> None:
     while core.has_work:
         outputs = core.step()
         assert len(outputs.steps) <= 2
-        assert outputs.num_running <= 2
+        assert outputs.scheduler_stats.num_running_reqs <= 2
         first_seen += [step.request_id for step in outputs.steps if step.request_id not in first_seen]
     assert first_seen == [f"r{index}" for index in range(7)]
 
@@ -185,7 +185,8 @@ def test_a_step_tells_the_load_after_it() -> None:
     loads = []
     while core.has_work:
         outputs = core.step()
-        loads.append((outputs.num_running, outputs.num_waiting))
+        stats = outputs.scheduler_stats
+        loads.append((stats.num_running_reqs, stats.num_waiting_reqs))
     # r0 ends in step 1, r1 in step 2, r2 enters in step 2 and ends in step 4.
     assert loads == [(1, 1), (1, 0), (1, 0), (0, 0)]
 
@@ -395,12 +396,13 @@ def test_a_step_tells_the_state_of_the_cache() -> None:
     core.add(request("a", PROMPT, max_tokens=1))
     core.step()
     core.add(request("b", PROMPT, max_tokens=2))
-    cache = core.step().cache
-    assert (cache.blocks_used, cache.blocks_total) == (5, 8)
-    assert (cache.prefix_queries, cache.prefix_hits, cache.preemptions) == (34, 16, 0)
+    stats = core.step().scheduler_stats
+    assert (stats.kv_cache_blocks_used, stats.kv_cache_blocks_total) == (5, 8)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_preemptions) == (34, 16, 0)
     core.scheduler.preempt()
     core.abort(["b"])
-    assert (core.load().cache.blocks_used, core.load().cache.preemptions) == (0, 1)
+    stats = core.load().scheduler_stats
+    assert (stats.kv_cache_blocks_used, stats.num_preemptions) == (0, 1)
 
 
 def test_a_cache_without_room_for_one_whole_sequence_is_refused() -> None:

@@ -16,12 +16,12 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
-from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.llama import LlamaForCausalLM
 from fastdeploy_lp.model_executor.ops import compiled_ops
-from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING
+from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING, PoolingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 MODEL = "tiny-llama"
@@ -57,7 +57,7 @@ def reference(prompt: list[int]) -> np.ndarray:
         return reference_hidden(parts, dims, np.array(prompt))
 
 
-def pooled_prompts(count: int) -> list[AddPooling]:
+def pooled_prompts(count: int) -> list[AddRequest]:
     rng = random.Random(3)
     return [
         pooling(f"p{i}", [rng.randrange(512) for _ in range(rng.choice([1, 3, 4, 5, 16, 31, 32]))], KINDS[i % 3])
@@ -99,8 +99,8 @@ def alone() -> dict[str, Ran]:
     return {made.request_id: run_to_end(core, [made])[made.request_id] for made in everybody()}
 
 
-def everybody() -> list[AddRequest | AddPooling]:
-    mixed: list[AddRequest | AddPooling] = [*pooled_prompts(14), *generating(12)]
+def everybody() -> list[AddRequest]:
+    mixed: list[AddRequest] = [*pooled_prompts(14), *generating(12)]
     random.Random(5).shuffle(mixed)
     return mixed
 
@@ -139,7 +139,7 @@ def test_running_out_of_blocks_is_survived(alone: dict[str, Ran]) -> None:
 # The prefix cache
 
 
-def cached_tokens(core: EngineCore, added: AddPooling | AddRequest) -> int | None:
+def cached_tokens(core: EngineCore, added: AddRequest) -> int | None:
     core.add(added)
     found = None
     while core.has_work:
@@ -209,7 +209,8 @@ def test_a_slot_is_taken_while_the_prompt_is_computed_and_free_after_it() -> Non
     loads = []
     while core.has_work:
         outputs = core.step()
-        loads.append((outputs.num_running, outputs.num_waiting, [step.request_id for step in outputs.steps]))
+        stats = outputs.scheduler_stats
+        loads.append((stats.num_running_reqs, stats.num_waiting_reqs, [step.request_id for step in outputs.steps]))
     assert loads == [(1, 1, []), (1, 1, []), (0, 1, ["r"]), (0, 0, ["next"])]
     assert core.blocks.num_free == core.blocks.num_total
     assert core.runner.share_inputs["req_ids"] == [""]
@@ -258,5 +259,5 @@ def test_hidden_states_that_are_not_finite_end_the_request_alone() -> None:
 
 
 def test_a_kind_of_pooling_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="pooling: 'max' is none of mean, last, all"):
-        engine().add(pooling("r", [1], "max"))
+    with pytest.raises(ValueError, match="pooling: None is none of mean, last, all"):
+        engine().add(AddRequest("r", [1], pooling=PoolingParams()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.message_parser import Message, MessageDelta
-from fastdeploy_lp.engine.token_ends import TokenEnds
+from fastdeploy_lp.engine.tokenizer import TokenEnds
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.logprobs import chat_logprobs, chat_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
-from fastdeploy_lp.engine.chat_messages import for_template
-from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.host_threads import Run
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.entrypoints.openai.chat_events import ChatEvents
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.event_stream import DONE, server_sent_event

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from functools import partial
 
 from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
-from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.entrypoints.openai.completion_events import CompletionEvents
 from fastdeploy_lp.entrypoints.openai.completion_reader import CompletionReader

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from fastdeploy_lp.engine.engine import Engine
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.number_pieces import of_numbers
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
@@ -35,7 +36,7 @@ class ServingEmbedding:
             params = request.pooling_params()
         except ValueError as error:
             raise invalid_field(error) from None
-        params = engine.inputs.settle_pooling(params)
+        settled = engine.inputs.settle_pooling(params)
         inside = self._serving.inside(caller, num_prompts(request.input))
         given = await inside(partial(each_prompt, "input", request.input))
         engine.require_room(len(given), caller.client)
@@ -43,7 +44,7 @@ class ServingEmbedding:
         request_id = new_embedding_id(request.request_id)
         return await engine.pool(
             [
-                PoolingRequest(f"{request_id}-{index}", prompt, params, caller.client, caller.deadline)
+                EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
                 for index, prompt in enumerate(prompts)
             ]
         )

@@ -11,8 +11,8 @@ from fastdeploy_lp.engine.answer_size import token_vectors_bytes
 from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.entrypoints.io_processing import DATA, NO_PROCESSOR, IOProcessing
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.number_pieces import of_numbers
@@ -54,7 +54,7 @@ class ServingPooling:
             settled = engine.inputs.settle_pooling(params or PoolingParams())
             prompts = await self._prompts(request, caller)
             requests = [
-                PoolingRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
+                EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
                 for index, prompt in enumerate(prompts)
             ]
         caller.hold(token_vectors_bytes(requests, int(engine.fd_config.model_config.hf_config["hidden_size"])))

@@ -6,8 +6,7 @@ from typing import Any
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.message_parser import MessageParsers
-from fastdeploy_lp.engine.tool_grammar import CallableTool, ToolGrammar
+from fastdeploy_lp.engine.message_parser import CallableTool, MessageParsers, ToolGrammar
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.engine.engine import Engine, EngineRequest
+from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
+from fastdeploy_lp.engine.input_processor import EngineRequest
 from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.entrypoints.replay.backend import ReplayError
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from fastdeploy_lp.engine.errors import RequestFailedError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.pooling import Pooling, PoolingRequest
+from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.entrypoints.openai.disconnect import _all_results
 from fastdeploy_lp.pooling_params import PoolingParams
 
@@ -16,7 +16,7 @@ from fastdeploy_lp.pooling_params import PoolingParams
 def test_a_failure_leaves_nobody_waiting_for_the_others() -> None:
     async def run() -> None:
         closed: list[str] = []
-        requests = [PoolingRequest(name, Prompt([5], "a"), PoolingParams()) for name in "abc"]
+        requests = [EngineRequest(name, Prompt([5], "a"), Settled(pooling=PoolingParams())) for name in "abc"]
         poolings = [Pooling(each, on_close=lambda pooling: closed.append(pooling.request_id)) for each in requests]
         asked = asyncio.ensure_future(_all_results(poolings))
         await asyncio.sleep(0)

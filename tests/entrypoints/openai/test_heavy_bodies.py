@@ -13,7 +13,7 @@ from support.idle_engine import Client, Idle, idle
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.entrypoints.openai.body_shape import LIGHT_BODY
-from fastdeploy_lp.messages import AddPooling, AddRequest
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request_limits import (
     MAX_BODY_CONTAINERS,
     MAX_CARRIED_VALUES,
@@ -89,7 +89,7 @@ def test_others_are_served_while_a_large_body_is_tokenized(tmp_path: Path, path:
                 assert status == 200
                 assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
             else:
-                while not any(isinstance(each, (AddRequest, AddPooling)) for each in running.worker.sent):
+                while not any(isinstance(each, AddRequest) for each in running.worker.sent):
                     await asyncio.sleep(0)
                 client.leave()
                 assert (await client.answer())[0] == 499

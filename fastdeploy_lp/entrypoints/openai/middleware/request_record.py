@@ -13,7 +13,7 @@ from fastapi import Request
 
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.sequence_times import SequenceTimes
+from fastdeploy_lp.engine.work import SequenceTimes
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
 from fastdeploy_lp.log_format import REQUEST_ID
 from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES

@@ -10,8 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from fastdeploy_lp.engine.chat_messages import for_template
-from fastdeploy_lp.engine.chat_template import ChatOptions
+from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prompt_text import CHARACTERS_A_TOKEN, require_unicode

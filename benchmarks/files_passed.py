@@ -1,8 +1,8 @@
 """Counts the files of the package that a request passes: those of which a function runs for it, in each process.
 
 The request is a streamed chat with `logit_bias`, on a server that has answered the same request before. Processes
-record calls by `sys.setprofile`, switched on by a `sitecustomize` module in a temporary folder; the package has no part in
-it. Exits with status 1 if there are more files than `--limit`.
+record calls by `sys.setprofile`, switched on by a `sitecustomize` module in a temporary folder; the package has no part
+in it. Exits with status 1 if there are more files than `--limit`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the files of the package that a request passes: those of which a function runs for it, in each process.
+"""Counts the files of the package of which a function runs for a request, in each process.
 
 The request is a streamed chat with `logit_bias`, on a server that has answered the same request before. Processes
 record calls by `sys.setprofile`, switched on by a `sitecustomize` module in a temporary folder; the package has no part
@@ -33,7 +33,7 @@ BODY = {
     "max_tokens": 16,
     "logit_bias": {"42": -100},
 }
-# Each process announces itself by a file, and answers the files "on" and "off" by a file of its own.
+# Each process announces itself by a file, and answers the files "on" and "off" by further files.
 HOOK = f"""
 import json, os, sys, threading, time
 from pathlib import Path

@@ -14,7 +14,7 @@ INTERFACE_MODULES = ("fastdeploy.model_executor.logits_processor", "fastdeploy.o
 LOGGERS = ("llm_logger", "console_logger", "api_server_logger", "data_processor_logger", "scheduler_logger")
 BUILTINS = {
     "LogitBiasLogitsProcessor": "logit_bias",
-    "ThinkingBudgetLogitsProcessor": "budgets",
+    "ThinkingBudgetLogitsProcessor": "forcing",
 }
 
 

@@ -19,8 +19,7 @@ from support.tiny import GOLDEN, write_tiny_checkpoint
 from fastdeploy_lp.logits_processor import BUILTIN
 from fastdeploy_lp.logits_processor.builtin import watched_phrase
 from fastdeploy_lp.model_executor.ops import compiled_rows
-from fastdeploy_lp.platforms import host_memory
-from fastdeploy_lp.platforms import GpuPlatform
+from fastdeploy_lp.platforms import GpuPlatform, host_memory
 
 PROGRAM = REPOSITORY / "benchmarks" / "gpu_check.py"
 CASES = GOLDEN / "tiny-llama" / "reference.json"

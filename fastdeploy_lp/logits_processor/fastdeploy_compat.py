@@ -13,7 +13,7 @@ from fastdeploy_lp.sampling_params import SamplingParams
 LOGGERS = ("llm_logger", "console_logger", "api_server_logger", "data_processor_logger", "scheduler_logger")
 BUILTINS = {
     "LogitBiasLogitsProcessor": "logit_bias",
-    "ThinkingBudgetLogitsProcessor": "budgets",
+    "ThinkingBudgetLogitsProcessor": "forcing",
 }
 
 

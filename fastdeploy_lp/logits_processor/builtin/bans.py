@@ -1,4 +1,4 @@
-"""Builtins that rule tokens out by their ids, and the base of those that rule out single tokens."""
+"""Bans: builtins that rule tokens out by their ids."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AllowedTokensLogitsProcessor(SlotProcessor[Int64s]):
         allowed = request.args.get("allowed_token_ids")
         return np.unique(np.array(allowed, np.int64)) if allowed else None
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - the rows tell all
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - built per batch
         if changed and self._slots.states:
             from fastdeploy_lp.model_executor.ops.row_ops import TokenLists
 
@@ -167,7 +167,7 @@ class MinTokensLogitsProcessor(SlotProcessor[_Minimum]):
         stops = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else self._eos_token_ids)}
         return _Minimum(count, sorted(stops), request.output) if count and stops else None
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - the states tell all
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - in the states
         self._steps_alike -= 1
         if self._steps_alike > 0 and not changed:
             return

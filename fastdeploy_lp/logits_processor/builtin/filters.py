@@ -54,7 +54,7 @@ class RowCutProcessor(SlotProcessor[float]):
         value = request.args.get(self.argument)
         return None if value is None or value == self.off else float(value)
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - the rows tell all
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - built per batch
         if changed:
             self._values = np.array(self._slots.states, np.float32)
 

@@ -61,7 +61,7 @@ class GenLengthLogitsProcessor(SlotProcessor["_Length"]):
         ends = frozenset(args.get("gen_length_complete_sentences") or ())
         return _Length(request.output, boost, args.get("gen_length_power", 2), list(dict.fromkeys(tokens)), ends)
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - the states tell all
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - in the states
         states = self._slots.states
         if changed:
             self._counts = np.array([len(state.tokens) for state in states], np.int64)

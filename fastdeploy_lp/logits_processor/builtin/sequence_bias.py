@@ -120,7 +120,7 @@ class CiteFromPromptLogitsProcessor(SlotProcessor["_Citing"]):
         eos = self._eos_token_ids if request.args.get("cite_boost_eos", True) else ()
         return _Citing(request, boost, request.args.get("cite_conditional_boost", 0.0), eos)
 
-    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - the states tell all
+    def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - in the states
         if changed:
             self._entries = _entries([(row, state.tokens, state.boost) for row, state in self._slots])
         self._following = _entries(

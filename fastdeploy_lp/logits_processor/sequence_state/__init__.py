@@ -1,1 +1,1 @@
-"""State of requests' tokens through steps and slots, shared by the sampler and the builtin processors."""
+"""State of requests through steps and slots, and the random numbers that belong to it."""

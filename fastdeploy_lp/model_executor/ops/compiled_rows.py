@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import paddle
+from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.ops.addresses import addresses, is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
 from fastdeploy_lp.model_executor.ops.paddle_edits import LastOperands
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
@@ -166,6 +167,18 @@ class CompiledRowOps(PaddleRowOps):
             return
         operands = self._addresses.of(rows, values)
         self._library.fdlp_cut_rows(logits.data_ptr(), logits.shape[-1], cut, len(rows), *operands)
+
+
+def is_plain(logits: Tensor) -> bool:
+    """Returns True if the tensor suits the operators on rows: contiguous float32."""
+    dtype = logits.dtype
+    # Paddle's comparison takes longer than some of those operators; its types are single objects.
+    return bool((dtype is paddle.float32 or dtype == paddle.float32) and logits.is_contiguous())
+
+
+def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
+    """Returns the addresses of C-contiguous arrays, which must exist until the call returns."""
+    return tuple(array.ctypes.data for array in arrays)
 
 
 def _plain(logits: Tensor) -> Tensor:

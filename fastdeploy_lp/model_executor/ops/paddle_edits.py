@@ -34,7 +34,7 @@ Operand = TypeVar("Operand")
 class LastOperands(Generic[Operand]):
     """Operands made from the arrays of the last edit, kept for the next one with the same arrays.
 
-    To make them takes as long as a small edit, and a request's edits often repeat from step to step.
+    Building them costs as much as a small edit, and a request's edits often repeat from step to step.
     """
 
     def __init__(self, make: Callable[..., tuple[Operand, ...]]) -> None:

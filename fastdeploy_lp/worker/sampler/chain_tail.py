@@ -19,13 +19,13 @@ from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.model_executor.ops.row_ops import Int64s, RowEdits
 from fastdeploy_lp.worker.sequence import Sequence
 
-# In the order in which they edit a row.
-PROCESSORS: tuple[type[SlotProcessor[Any]], ...] = (
-    AllowedTokensLogitsProcessor,
-    TokenPenaltyProcessor,
-    BadWordsLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
+# With their arguments, in the order in which they edit a row.
+PROCESSORS: dict[type[SlotProcessor[Any]], tuple[str, ...]] = {
+    AllowedTokensLogitsProcessor: ("allowed_token_ids",),
+    TokenPenaltyProcessor: tuple(NO_PENALTIES),
+    BadWordsLogitsProcessor: ("bad_words_token_ids",),
+    MinTokensLogitsProcessor: ("min_tokens",),
+}
 # Values that change nothing.
 OFF: dict[str, Any] = {**NO_PENALTIES, "allowed_token_ids": None, "bad_words_token_ids": [], "min_tokens": 0}
 # Request fields that rule tokens out, by the argument of their processor.
@@ -33,14 +33,17 @@ BANS = {"allowed_token_ids": "allowed_token_ids", "bad_words_token_ids": "bad_wo
 
 
 class ChainTail:
-    """Runs the builtins of `PROCESSORS` with the arguments that requests' own fields give them.
+    """Runs the builtins of `PROCESSORS` with arguments from requests' own fields.
 
     Requests enter and leave slots; those without such fields have no state and cost nothing.
     """
 
     def __init__(self, fd_config: FDConfig, edits: RowEdits) -> None:
         slots = fd_config.scheduler_config.max_num_seqs
-        self._processors = [processor(fd_config, edits) for processor in PROCESSORS]
+        # Each with the slots whose requests use it.
+        self._processors: list[tuple[SlotProcessor[Any], set[int]]] = [
+            (processor(fd_config, edits), set()) for processor in PROCESSORS
+        ]
         self._args: dict[int, Mapping[str, Any]] = {}
         self._banning: dict[int, list[str]] = {}
         self._stop_flags = np.ones((slots, 1), bool)
@@ -66,12 +69,17 @@ class ChainTail:
         self._args[slot] = args
         if banning := [field for name, field in BANS.items() if name in args]:
             self._banning[slot] = banning
+        for (_, users), names in zip(self._processors, PROCESSORS.values(), strict=True):
+            if not args.keys().isdisjoint(names):
+                users.add(slot)
         self._write(slot, args, sequence.prompt_token_ids, sequence.output_token_ids, sequence.params)
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
         if self._args.pop(slot, None) is not None:
             self._banning.pop(slot, None)
+            for _, users in self._processors:
+                users.discard(slot)
             self._write(slot, None, None, None, None)
 
     def _write(self, slot: int, *values: Any) -> None:
@@ -102,13 +110,14 @@ class ChainTail:
             return
         self._stop_flags[:] = True
         self._stop_flags[slots] = False
-        for processor in self._processors:
-            processor.update_state(self._share_inputs)
-            processor.apply(logits)
+        for processor, users in self._processors:
+            if users:
+                processor.update_state(self._share_inputs)
+                processor.apply(logits)
 
 
 def _args_of(sequence: Sequence) -> dict[str, Any]:
-    """Returns the arguments of the tail's processors, without those that change nothing."""
+    """Returns the arguments of the tail's processors that change something."""
     params = sequence.params
     given = {
         "allowed_token_ids": params.allowed_token_ids,

@@ -27,13 +27,13 @@ class ShadowDraws(DrawWatcher):
         self._results = step.results
         self.tokens: dict[int, ShadowTokens] = {slot: dict.fromkeys(names) for slot, names in step.failed.items()}
 
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - copies of our own
+    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - own copies
         """Applies penalties and bans to the copies."""
         for result in self._results:
             if result.logits is not None:
                 tail.apply(result.logits, result.slots)
 
-    def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - copies of our own
+    def drawn(self, logits: Tensor, draws: Draws, tokens: Tensor) -> list[Tensor]:  # noqa: ARG002 - own copies
         """Draws a token for each row of the copies."""
         return [
             self._ops.draw(result.logits, draws.of(result.rows), guard=True)

@@ -14,6 +14,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import RowEdits, TokenLists
 from fastdeploy_lp.platforms import writable_view
 
 ROWS, TOKENS = np.array([0, 2, 3]), np.array([4, 0, 7])
+OTHER_TOKENS = np.array([5, 1, 6])
 NOTHING = np.empty(0, np.int64)
 
 Edit = Callable[[RowEdits, paddle.Tensor], object]
@@ -29,7 +30,7 @@ def add(edits: RowEdits, logits: paddle.Tensor) -> None:
 
 
 def copy(edits: RowEdits, logits: paddle.Tensor) -> None:
-    edits.add(logits, ROWS, TOKENS, edits.values_at(logits, ROWS, [*TOKENS, 1, 1, -1]))
+    edits.add(logits, ROWS, TOKENS, edits.values_at(logits, ROWS, OTHER_TOKENS))
 
 
 def added() -> np.ndarray:
@@ -40,7 +41,7 @@ def added() -> np.ndarray:
 
 def copied() -> np.ndarray:
     expected = start()
-    expected[ROWS, TOKENS] += expected[ROWS, [*TOKENS, 1, 1, -1]]
+    expected[ROWS, TOKENS] += expected[ROWS, OTHER_TOKENS]
     return expected
 
 

@@ -1,13 +1,30 @@
+"""Builtins against repeated runs of tokens."""
+
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
-from support.builtins import check_builtin
+from support.builtins import check_builtin, without
 
-from fastdeploy_lp.logits_processor.builtin.repetitions import DRYLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.repetitions import DRYLogitsProcessor, NoRepeatNGramLogitsProcessor
 from fastdeploy_lp.worker.sequence import Sequence
 
-arguments = st.fixed_dictionaries(
+
+def without_repeated_runs(row: np.ndarray, request: Sequence) -> np.ndarray:
+    size, text = request.selection.flat["no_repeat_ngram_size"], request.prompt_token_ids + request.output_token_ids
+    if not size or len(text) < size - 1:
+        return row
+    end = text[len(text) - size + 1 :]
+    runs = [text[at : at + size] for at in range(len(text) - size + 1)]
+    return without(row, [last for *beginning, last in runs if beginning == end])
+
+
+def test_no_row_repeats_a_run_of_its_own_text() -> None:
+    arguments = st.fixed_dictionaries({"no_repeat_ngram_size": st.integers(0, 4)})
+    check_builtin(NoRepeatNGramLogitsProcessor, without_repeated_runs, arguments)
+
+
+dry_arguments = st.fixed_dictionaries(
     {"dry_multiplier": st.sampled_from([0.0, 0.8, 3.0])},
     optional={
         "dry_base": st.sampled_from([1.0, 1.75, 1000.0]),
@@ -18,7 +35,7 @@ arguments = st.fixed_dictionaries(
 )
 
 
-def reference(row: np.ndarray, request: Sequence) -> np.ndarray:
+def after_dry(row: np.ndarray, request: Sequence) -> np.ndarray:
     args, text = request.selection.flat, request.prompt_token_ids + request.output_token_ids
     last = args.get("dry_penalty_last_n", -1)
     text = text if last < 0 else text[max(0, len(text) - last) :]
@@ -37,4 +54,4 @@ def reference(row: np.ndarray, request: Sequence) -> np.ndarray:
 
 
 def test_every_row_is_penalized_for_going_on_with_its_own_repetitions() -> None:
-    check_builtin(DRYLogitsProcessor, reference, arguments, examples=100)
+    check_builtin(DRYLogitsProcessor, after_dry, dry_arguments, examples=100)

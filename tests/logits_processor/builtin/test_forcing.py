@@ -1,3 +1,5 @@
+"""Builtins that force tokens: a prefix, the end after a time, the end of reasoning."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,16 +8,105 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat import decode, encode
-from support.churned import DTYPES, VOCAB_SIZE, Churn, Row, Slots, crowds, only
+from support.churned import DTYPES, EOS, VOCAB_SIZE, Churn, Row, Slots, crowds, only
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
-from fastdeploy_lp.logits_processor.builtin.budgets import ThinkingBudgetLogitsProcessor
+from fastdeploy_lp.logits_processor.builtin.forcing import (
+    ForcedSequenceLogitsProcessor,
+    MaxTimeLogitsProcessor,
+    ThinkingBudgetLogitsProcessor,
+)
 from fastdeploy_lp.sampling_params import SamplingParams
+
+tokens = st.integers(2, VOCAB_SIZE - 1)
+sequences = st.fixed_dictionaries({"forced_sequence": st.none() | st.lists(tokens, min_size=1, max_size=6)})
+
+
+def beginning(args: dict[str, Any], prompt: list[int]) -> Any:
+    sequence = args["forced_sequence"] or []
+
+    def row(logits: Row, output: list[int]) -> Row:
+        return only(logits, sequence[len(output)]) if len(output) < len(sequence) else logits
+
+    return row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=25)
+@given(crowds(sequences), st.integers(0, 2**20))
+def test_forced_sequence(dtype: str, crowd: Any, seed: int) -> None:
+    Churn(ForcedSequenceLogitsProcessor, crowd, beginning, seed=seed, dtype=dtype).run()
+
+
+def test_the_logits_are_edited_in_place_and_only_when_something_is_forced() -> None:
+    slots = Slots(ForcedSequenceLogitsProcessor)
+    slots.enter(0, [5], {"forced_sequence": [7, 3]})
+    slots.enter(2, [5], {})
+    assert slots.forces() == [7, None]
+    slots.sample({0: 7, 2: 9})
+    assert slots.forces() == [3, None]
+    slots.sample({0: 3, 2: 9})
+    assert slots.forces() == [None, None]
+
+
+time_arguments = st.fixed_dictionaries(
+    {"max_time": st.none() | st.integers(0, 20).map(float)},
+    optional={"max_time_complete_sentences": st.lists(tokens, max_size=8)},
+)
+
+
+class Clock:
+    """Goes on when it is told to."""
+
+    now = 0.0
+
+    def tick(self) -> None:
+        self.now += 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def with_clock(clock: Clock) -> type[MaxTimeLogitsProcessor]:
+    return type("MaxTime", (MaxTimeLogitsProcessor,), {"clock": clock})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=25)
+@given(crowds(time_arguments), st.integers(0, 2**20))
+def test_max_time(dtype: str, crowd: Any, seed: int) -> None:
+    clock = Clock()
+
+    def reference(args: dict[str, Any], prompt: list[int]) -> Any:
+        began, ends = clock.now, args.get("max_time_complete_sentences")
+
+        def row(logits: Row, output: list[int]) -> Row:
+            if args["max_time"] is None or clock.now < began + args["max_time"]:
+                return logits
+            return logits if ends and output and output[-1] not in ends else only(logits, EOS)
+
+        return row
+
+    Churn(with_clock(clock), crowd, reference, seed=seed, dtype=dtype, tick=clock.tick).run()
+
+
+def test_a_preempted_request_keeps_its_clock() -> None:
+    clock = Clock()
+    slots = Slots(with_clock(clock))
+    slots.enter(0, [5], {"max_time": 2.0})
+    assert slots.forces() == [None]
+    clock.tick()
+    preempted = slots.leave(0)
+    slots.enter(0, [5], {"max_time": 2.0})
+    assert slots.forces() == [None]
+    clock.tick()
+    slots.take(3, preempted)
+    assert slots.forces() == [None, EOS]
+
 
 START, END = 14, 15
 SINGLE: dict[str, Any] = {"think_start": [[START]], "think_end": [[END]]}
 
-tokens = st.integers(2, VOCAB_SIZE - 1)
 forms = st.lists(st.lists(st.integers(2, 5), min_size=1, max_size=3), min_size=1, max_size=2)
 arguments = st.fixed_dictionaries(
     {"thinking_budget": st.integers(0, 8)},
@@ -73,7 +164,7 @@ def reference(args: dict[str, Any], prompt: list[int]) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=40)
 @given(crowds(arguments), st.integers(0, 2**20))
-def test_rows_are_as_the_reference_makes_them(dtype: str, crowd: Any, seed: int) -> None:
+def test_thinking_budget(dtype: str, crowd: Any, seed: int) -> None:
     Churn(ThinkingBudgetLogitsProcessor, crowd, reference, seed=seed, dtype=dtype).run()
 
 

@@ -38,11 +38,11 @@ from builtin_costs import require_same_result as require_same_edit
 from paddle import Tensor
 
 from fastdeploy_lp import config
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as Running
 

@@ -11,9 +11,9 @@ from typing import Any
 import paddle
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.sampler import Sampler
 

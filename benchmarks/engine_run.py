@@ -19,11 +19,11 @@ from engine_probe import StepProbe, counted_reads
 from engine_report import FULL, HOST, PARTS, Decode, Guided, Job, Measured, Memory, Prefill, Processors, Timing
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 LOGIT_BIAS, ENTRIES = "LogitBiasLogitsProcessor", 8

@@ -15,11 +15,11 @@ import paddle
 from gpu_audit import READ, STEP
 from paddle import profiler
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 AUDITED_STEPS, TIMED_STEPS = 20, 50

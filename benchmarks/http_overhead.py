@@ -24,8 +24,7 @@ from typing import Any
 from fastdeploy_lp.engine.input_processor import InputProcessor
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
-from fastdeploy_lp.entrypoints.bench.load import SSEDecoder
-from fastdeploy_lp.entrypoints.bench.results import percentile
+from fastdeploy_lp.entrypoints.bench.load import SSEDecoder, percentile
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.logits_processor import RequestArgsValidator

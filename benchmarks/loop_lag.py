@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine_args import EngineArgs
-from fastdeploy_lp.entrypoints.batch.in_process import exchange
+from fastdeploy_lp.entrypoints.batch.runner import exchange
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 TICK = 0.001
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE, EMBEDDINGS = (

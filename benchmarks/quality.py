@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 from fastdeploy_lp.checkpoint.files import read_model_files
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.registry import CausalLM, model_class
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 SCHEMA_VERSION = 1
 MODEL = "smollm2-135m"

@@ -15,7 +15,7 @@ import numpy as np
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence

@@ -16,10 +16,10 @@ from simulation.noting import NotingScheduler
 from simulation.trace import Lengths
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 LEVELS = (1, 2, 4, 8, 16, 24, 32)

@@ -26,8 +26,7 @@ from soak_plot import render_svg
 from soak_requests import WORDS, Plan, chat_body, random_plans
 
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
-from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, ChatStream, Sample
-from fastdeploy_lp.entrypoints.bench.results import distribution_ms
+from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, ChatStream, Sample, distribution_ms
 from fastdeploy_lp.entrypoints.bench.serving import positive_int
 
 PRECISION = "w8a16"

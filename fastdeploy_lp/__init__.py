@@ -8,18 +8,18 @@ from fastdeploy_lp.version import __version__
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.engine_args import AsyncEngineArgs, EngineArgs
     from fastdeploy_lp.entrypoints.async_llm import AsyncLLM
     from fastdeploy_lp.entrypoints.llm import LLM
-    from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
     from fastdeploy_lp.logits_processor import LogitsProcessor
     from fastdeploy_lp.model_executor.models.registry import ModelRegistry
-    from fastdeploy_lp.outputs import RequestOutput
     from fastdeploy_lp.plugins.io_processor import IOProcessor
     from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-    from fastdeploy_lp.pooling_params import PoolingParams
-    from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
-    from fastdeploy_lp.trace_params import TraceParams
+    from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+    from fastdeploy_lp.request.outputs import RequestOutput
+    from fastdeploy_lp.request.pooling_params import PoolingParams
+    from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
+    from fastdeploy_lp.request.trace import TraceParams
+    from fastdeploy_lp.startup.engine_args import AsyncEngineArgs, EngineArgs
 
 # Inside another program the library speaks up only when something is wrong; the server turns this up.
 logging.getLogger(__name__).setLevel(logging.WARNING)

@@ -9,8 +9,8 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
-from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.stats import SchedulerStats
 
 

@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "engine/worker_handle.py": "worker",
     "entrypoints/cli/collect_env.py": "model_executor.ops",
     # The names that the modules of vLLM provide: authors' files import them, never the package.
-    "logits_processor/vllm_compat/contents.py": "entrypoints.vllm_engine",
+    "logits_processor/vllm_compat/installation.py": "entrypoints.vllm_engine",
 }
 
 # Parts that run without Paddle: what they import while they are imported is looked at.

@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.ray_args import read_args
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 KUBERNETES = ("1.27", "1.37")

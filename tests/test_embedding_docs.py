@@ -9,7 +9,7 @@ import sys
 from support.server import REPOSITORY, ServerProcess, server_environment
 
 from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest
-from fastdeploy_lp.pooling_params import EMBED, POOLING_TASKS, PoolingParams
+from fastdeploy_lp.request.pooling_params import EMBED, POOLING_TASKS, PoolingParams
 
 DOCUMENT = (REPOSITORY / "docs" / "embeddings.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8180"

@@ -11,10 +11,10 @@ import sys
 
 from support.server import REPOSITORY, ServerProcess, server_environment
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 DOCUMENT = (REPOSITORY / "docs" / "guided-decoding.md").read_text()
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from support.server import REPOSITORY, server_environment
 
-from fastdeploy_lp.engine_args import EngineArgs
-from fastdeploy_lp.entrypoints.batch.output_file import BEGINNING
-from fastdeploy_lp.entrypoints.batch.request_line import read_line
+from fastdeploy_lp.entrypoints.batch.files import BEGINNING, read_line
 from fastdeploy_lp.entrypoints.chat.session import HELP
 from fastdeploy_lp.entrypoints.cli.chat import ChatArgs
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
@@ -21,7 +19,8 @@ from fastdeploy_lp.entrypoints.cli.detect_watermark import WatermarkArgs
 from fastdeploy_lp.entrypoints.cli.explain import ExplainArgs
 from fastdeploy_lp.entrypoints.cli.replay import ReplayArgs
 from fastdeploy_lp.entrypoints.cli.run_batch import BatchArgs
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.request.outputs import RequestOutput
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 OFFLINE, COMMAND_LINE = ((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("offline", "command-line"))
 

@@ -21,11 +21,9 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, load_processors
 from fastdeploy_lp.model_executor.models.registry import METHODS, model_class
 from fastdeploy_lp.platforms import CpuPlatform, Platform, find_platform
 from fastdeploy_lp.plugins import PluginGroup, allowed_plugins, call, load, load_general_plugins
-from fastdeploy_lp.plugins.io_processor import IOProcessor
-from fastdeploy_lp.plugins.io_processor_source import find_io_processor
-from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.plugins.stat_logger_source import installed_stat_loggers
-from fastdeploy_lp.settled_config import settled_by
+from fastdeploy_lp.plugins.io_processor import IOProcessor, find_io_processor
+from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, installed_stat_loggers
+from fastdeploy_lp.startup.settled_config import settled_by
 from fastdeploy_lp.stats import FinishedRequestStats, IterationStats, SchedulerStats
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.worker_base import WorkerBase

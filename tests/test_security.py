@@ -20,9 +20,9 @@ from support.server import REPOSITORY, ServerProcess
 from support.tiny import write_tiny_checkpoint
 
 import fastdeploy_lp
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 PACKAGE = Path(fastdeploy_lp.__file__).parent
 PAGE = (REPOSITORY / "SECURITY.md").read_text()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.sampling_params import SamplingParams
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.trace import TraceParams
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from types import TracebackType
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
-from fastdeploy_lp.platforms.environment import callers_environment
+from fastdeploy_lp.platforms.cpu import callers_environment
 from peers.contender import Contender, without_folders
 
 POLL_SECONDS = 0.2

@@ -10,7 +10,7 @@ from itertools import repeat
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler

@@ -1,8 +1,7 @@
 """Finds models on this machine and converts GGUF files to Hugging Face directories; downloads nothing."""
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.checkpoint.files import ModelFiles
-from fastdeploy_lp.checkpoint.limits import read_limits
+from fastdeploy_lp.checkpoint.files import ModelFiles, read_limits
 from fastdeploy_lp.checkpoint.resolve import resolve_model
 from fastdeploy_lp.checkpoint.safetensors_file import num_parameters
 

@@ -16,11 +16,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fastdeploy_lp.checkpoint.finite import is_finite
 from fastdeploy_lp.checkpoint.gguf_architecture import WeightRule, architecture_of
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
-from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
+from fastdeploy_lp.checkpoint.safetensors_file import is_finite, write_safetensors
 
 # Weights per block: few enough that the dequantized block stays in a core's cache.
 BLOCK_FLOATS = 1 << 18

@@ -15,6 +15,17 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
+
+def is_finite(array: NDArray[np.floating[Any]]) -> bool:
+    """Returns True if no element is NaN or infinite.
+
+    A sum takes one pass without a copy, and NaN and infinity persist in it; a second pass runs only if the sum itself
+    overflows.
+    """
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
 DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import EngineRequest
-from fastdeploy_lp.pooling_params import TOKEN_EMBED
-from fastdeploy_lp.request_limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
+from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
+from fastdeploy_lp.request.pooling_params import TOKEN_EMBED
 
 # Bytes of a token id, rank and logprob together, and of one number.
 LOGPROB_BYTES = 12

@@ -11,8 +11,8 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.tokenizer import NoTokenizer, Tokenizer
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
-from fastdeploy_lp.request_limits import MAX_CARRIED_VALUES
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.limits import MAX_CARRIED_VALUES
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 def served_tokenizer(fd_config: FDConfig) -> Tokenizer:

@@ -14,7 +14,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.request_limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
+from fastdeploy_lp.request.limits import MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_STEPS
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fastdeploy_lp.engine.token_details import SpelledLogprobs, count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
-from fastdeploy_lp.outputs import CompletionDelta
-from fastdeploy_lp.sampling_params import SamplingParams
-from fastdeploy_lp.trace import ShadowReport, TokenTrace
+from fastdeploy_lp.request.outputs import CompletionDelta
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.trace import ShadowReport, TokenTrace
 
 
 class ReplayError(Exception):

@@ -18,7 +18,7 @@ from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.messages import ToWorker
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class EngineClient:

@@ -13,8 +13,8 @@ from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.token_details import PromptLogprobs
 from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.messages import SequenceStep
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from fastdeploy_lp.sampling_params import RequestOutputKind
+from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from fastdeploy_lp.request.sampling_params import RequestOutputKind
 
 
 class Generation(Work):

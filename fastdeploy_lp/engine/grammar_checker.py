@@ -19,8 +19,8 @@ from fastdeploy_lp.engine.frame_process import FrameProcess
 from fastdeploy_lp.engine.grammar_process import GrammarProgress, GrammarStart, GrammarTrial
 from fastdeploy_lp.engine.process_pool import Lane, ProcessPool, SlowPlaces
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
+from fastdeploy_lp.guided_decoding.compiler import too_slow
 from fastdeploy_lp.guided_decoding.grammar import Grammar
-from fastdeploy_lp.guided_decoding.probe import too_slow
 
 MODULE = "fastdeploy_lp.engine.grammar_process"
 # Concurrent quick trials and concurrent slow trials.

@@ -15,8 +15,14 @@ from queue import SimpleQueue
 import msgspec
 
 from fastdeploy_lp.engine.frames import read_frame, write_frame
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher
-from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS, WALK_SECONDS, probe
+from fastdeploy_lp.guided_decoding.compiler import (
+    MASK_SECONDS,
+    WALK_SECONDS,
+    GrammarCompiler,
+    GrammarError,
+    GrammarMatcher,
+    probe,
+)
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
 
 

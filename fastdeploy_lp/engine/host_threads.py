@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
-from fastdeploy_lp.logits_processor.author_threads import switch_threads_quickly
+from fastdeploy_lp.logits_processor.chain.author_threads import switch_threads_quickly
 
 Result = TypeVar("Result")
 

@@ -19,10 +19,10 @@ from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
-from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
-from fastdeploy_lp.request_limits import MAX_BAD_WORD_LISTS
-from fastdeploy_lp.sampling_params import MAX_SEED, SamplingParams, SettledParams
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS
+from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
+from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
+from fastdeploy_lp.request.trace import TraceParams
 
 # Request parameters that the worker receives in another form.
 SENT_APART = (

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.version import __version__
 
 FORMAT = 1

@@ -10,8 +10,7 @@ from fastdeploy_lp.config import ChatConfig
 from fastdeploy_lp.engine.reasoning_parsers import ReasoningParser, find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import ToolCallDelta, ToolParser, find_tool_parser, tool_parser_for
 from fastdeploy_lp.engine.tool_parsers.base import ParsedText
-from fastdeploy_lp.guided_decoding.grammar import with_whitespace
-from fastdeploy_lp.guided_decoding.lark import Tagged, calls_only, free_text_with
+from fastdeploy_lp.guided_decoding.grammar import Tagged, calls_only, free_text_with, with_whitespace
 
 
 @dataclass

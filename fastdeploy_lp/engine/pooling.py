@@ -14,8 +14,8 @@ from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, Re
 from fastdeploy_lp.engine.input_processor import EngineRequest
 from fastdeploy_lp.engine.work import Work
 from fastdeploy_lp.messages import SequenceStep
-from fastdeploy_lp.outputs import PoolingOutput, PoolingRequestOutput
-from fastdeploy_lp.pooling_params import TOKEN_EMBED, PoolingParams
+from fastdeploy_lp.request.outputs import PoolingOutput, PoolingRequestOutput
+from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
 
 # Up to this many bytes are cut and normalized on the event loop, more in a thread.
 SHORT_BYTES = 1 << 17

@@ -17,8 +17,8 @@ from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.trials import Trials, UnsendableError
 from fastdeploy_lp.engine.turns import MAX_WAITING
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class RequestPreparation:

@@ -9,7 +9,7 @@ from typing import Any
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.engine.worker_loss import WorkerLoss
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
-from fastdeploy_lp.logits_processor.running_calls import CallKind
+from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, Quarantine, ShadowStats
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastdeploy_lp.engine.generation import Generation
 from fastdeploy_lp.engine.logged_request import LoggedEngine, LoggedOutput, LoggedRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

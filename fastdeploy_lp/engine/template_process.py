@@ -16,7 +16,7 @@ from typing import Any
 
 from fastdeploy_lp.engine.chat_template import ChatOptions, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES
+from fastdeploy_lp.request.limits import REQUEST_TEMPLATE_BYTES
 
 
 def main() -> None:

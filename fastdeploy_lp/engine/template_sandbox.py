@@ -15,7 +15,7 @@ from fastdeploy_lp.engine.chat_template import ChatOptions
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.frame_process import start_whole
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
-from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
+from fastdeploy_lp.request.limits import REQUEST_TEMPLATE_BYTES, REQUEST_TEMPLATE_SECONDS
 
 MODULE = "fastdeploy_lp.engine.template_process"
 # Concurrent processes; each uses a core.

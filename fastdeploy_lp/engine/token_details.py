@@ -11,8 +11,8 @@ import numpy as np
 
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageNumbers, StageTrace, TokenLogprobs
-from fastdeploy_lp.outputs import Logprob
-from fastdeploy_lp.trace import ShadowReport, ShadowToken, TokenTrace, TracedToken, TraceStage
+from fastdeploy_lp.request.outputs import Logprob
+from fastdeploy_lp.request.trace import ShadowReport, ShadowToken, TokenTrace, TracedToken, TraceStage
 
 Position = TypeVar("Position", bound=dict[int, Logprob] | None)
 

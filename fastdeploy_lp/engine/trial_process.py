@@ -28,7 +28,7 @@ from fastdeploy_lp.logits_processor import (
     vllm_compat,
 )
 from fastdeploy_lp.plugins import load_general_plugins
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 # Raised by the encoder for values that msgpack cannot represent.
 UNSENDABLE = (TypeError, OverflowError, UnicodeEncodeError)

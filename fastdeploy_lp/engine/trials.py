@@ -15,8 +15,8 @@ from fastdeploy_lp.engine.process_pool import Lane, ProcessPool, SlowPlaces
 from fastdeploy_lp.engine.trial_process import UNSENDABLE, Accepted, Entering, Ready, Refused, Reply, Trial, TrialStart
 from fastdeploy_lp.engine.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 MODULE = "fastdeploy_lp.engine.trial_process"
 # Covers the processors' imports, such as torch on a busy machine.

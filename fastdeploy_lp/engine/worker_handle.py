@@ -13,9 +13,10 @@ import zmq
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
+from fastdeploy_lp.config.tensor_parallel import RANK_LOST
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.engine.worker_socket import HOST, HandshakeWatch, LoopbackListener, SocketFolder
-from fastdeploy_lp.logits_processor.running_calls import Culprit, RunningCalls
+from fastdeploy_lp.logits_processor.chain.calls import Culprit, RunningCalls
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     FromWorker,
@@ -28,7 +29,6 @@ from fastdeploy_lp.messages import (
     encode,
 )
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.tensor_parallel import RANK_LOST
 
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError, RequestFailedError, WorkerLostError
 from fastdeploy_lp.engine.work import Work
-from fastdeploy_lp.logits_processor.running_calls import CallKind, Culprit
+from fastdeploy_lp.logits_processor.chain.calls import CallKind, Culprit
 
 # A request present at two worker crashes probably caused them.
 MAX_LOST_WORKERS = 2

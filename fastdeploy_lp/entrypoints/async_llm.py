@@ -18,14 +18,14 @@ from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.engine.work import Work
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt
-from fastdeploy_lp.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
 from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
-from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
+from fastdeploy_lp.request.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
+from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 
 class AsyncLLM:

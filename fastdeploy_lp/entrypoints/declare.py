@@ -10,14 +10,18 @@ from typing import Any
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
-from fastdeploy_lp.engine_args import EngineArgs, spec_of
 from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, load_processors, vllm_compat
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.plugins.general import warn_of_unknown_names
-from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor, find_io_processor
-from fastdeploy_lp.plugins.stat_logger import StatLoggerBase, StatLoggerFactory
-from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
+from fastdeploy_lp.plugins.io_processor import NamedIOProcessor, find_io_processor
+from fastdeploy_lp.plugins.stat_logger import (
+    StatLoggerBase,
+    StatLoggerFactory,
+    given_stat_loggers,
+    installed_stat_loggers,
+)
+from fastdeploy_lp.startup.engine_args import EngineArgs, spec_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError, IO
 from fastdeploy_lp.engine.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.merge import merged
 from fastdeploy_lp.entrypoints.prompts import PromptInput, listed, read_prompt
-from fastdeploy_lp.outputs import PoolingRequestOutput
-from fastdeploy_lp.plugins.io_processor import in_thread
-from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
-from fastdeploy_lp.pooling_params import EMBED, PoolingParams
+from fastdeploy_lp.plugins.io_processor import NamedIOProcessor, in_thread
+from fastdeploy_lp.request.outputs import PoolingRequestOutput
+from fastdeploy_lp.request.pooling_params import EMBED, PoolingParams
 
 logger = logging.getLogger(__name__)
 

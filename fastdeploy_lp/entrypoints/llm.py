@@ -30,10 +30,10 @@ from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, listed, read_prompt
-from fastdeploy_lp.outputs import CompletionOutput, EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
 from fastdeploy_lp.plugins.stat_logger import StatLoggerFactory
-from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import RequestOutputKind, SamplingParams
+from fastdeploy_lp.request.outputs import CompletionOutput, EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput
+from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
 
 Result = TypeVar("Result")
 AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)

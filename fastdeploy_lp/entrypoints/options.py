@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
 
-from fastdeploy_lp.option_values import without_none
+from fastdeploy_lp.config.option_values import without_none
 
 Options = TypeVar("Options")
 

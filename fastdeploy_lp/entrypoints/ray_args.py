@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 ROUTERS = ("prefix", "ray")
 LISTENER = "Ray Serve's proxy listens, and its configuration says where"

@@ -9,10 +9,10 @@ from typing import Any
 
 from typing_extensions import Self
 
-from fastdeploy_lp import outputs
-from fastdeploy_lp.engine_args import EngineArgs as OwnEngineArgs
 from fastdeploy_lp.entrypoints import async_llm, llm
-from fastdeploy_lp.logits_processor.vllm_compat.sampling_params import default_params
+from fastdeploy_lp.logits_processor.vllm_compat.requests import default_params
+from fastdeploy_lp.request import outputs
+from fastdeploy_lp.startup.engine_args import EngineArgs as OwnEngineArgs
 
 
 class RequestOutput(outputs.RequestOutput):

@@ -3,17 +3,17 @@
 Imports no engine, worker or HTTP code, and Paddle only where a tensor is created.
 """
 
+from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
-from fastdeploy_lp.logits_processor.chain_faults import ChainAbortedError, SlotFailure
+from fastdeploy_lp.logits_processor.chain.chain import LogitsProcessorChain
+from fastdeploy_lp.logits_processor.chain.faults import ChainAbortedError, SlotFailure
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, RequestArgsError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
-from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
-from fastdeploy_lp.logits_processor.token_id import TokenId
+from fastdeploy_lp.logits_processor.token_arguments import TokenId
 
 __all__ = [
     "BUILTIN",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class LogitsProcessor(ABC):

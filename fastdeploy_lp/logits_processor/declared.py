@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,17 +11,62 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor import vllm_v1
-from fastdeploy_lp.logits_processor.author_code import contained, described
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
-from fastdeploy_lp.logits_processor.params_code import runs_authors_code
+from fastdeploy_lp.logits_processor.errors import contained, described
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
+    from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
     from fastdeploy_lp.logits_processor.selection import Selection
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
+
+
+# Packages whose functions in a schema are not an author's code.
+_OURS = ("fastdeploy_lp", "pydantic", "pydantic_core")
+
+
+def runs_authors_code(model: type[BaseModel]) -> bool:
+    """Returns True if validation or dumping calls code outside pydantic and this package: functions, hooks, methods.
+
+    Regular expressions of Python's `re` count as well: their run time has no bound.
+    """
+    own_bases = model.__mro__[: model.__mro__.index(BaseModel)]
+    if any(name in vars(base) for base in own_bases for name in ("model_validate", "model_dump")):
+        return True
+    return any(_is_code(node) for node in _nodes(model.__pydantic_core_schema__, set()))
+
+
+def _nodes(part: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
+    """Yields every mapping of a schema, each once."""
+    if isinstance(part, Mapping):
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        yield part
+        part = tuple(part.values())
+    if isinstance(part, list | tuple):
+        for value in part:
+            yield from _nodes(value, seen)
+
+
+def _is_code(node: Mapping[str, Any]) -> bool:
+    if node.get("custom_init") or node.get("post_init") or node.get("computed_fields"):
+        return True
+    if node.get("regex_engine") == "python-re":
+        return True
+    return any(callable(value) and _may_be_code(key, value) and not _is_ours(value) for key, value in node.items())
+
+
+def _may_be_code(key: str, value: Any) -> bool:
+    """Returns True for a function, and for a class that is called; other classes in a schema are value types."""
+    return key in ("function", "missing") or not isinstance(value, type)
+
+
+def _is_ours(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] in _OURS
 
 
 @dataclass(frozen=True)

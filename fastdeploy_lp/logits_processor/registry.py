@@ -13,8 +13,8 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
-from fastdeploy_lp.logits_processor.quiet_paddle import quiet_paddle
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
+from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
     Plugin,

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs, ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.platforms import current_platform, to_device
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class SlotSequence(Protocol):

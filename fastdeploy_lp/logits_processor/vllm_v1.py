@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastdeploy_lp.logits_processor.author_code import contained, described
+from fastdeploy_lp.logits_processor.errors import contained, described
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, VllmModelConfig, VllmSchedulerConfig
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 __all__ = [
     "AdapterLogitsProcessor",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention import AttentionBackend, AttentionBatch, DecodeBatch
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 Run = Callable[[], None]
 Compute = Callable[[AttentionBatch], Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int
 from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.tensor_parallel import part_of_heads
+from fastdeploy_lp.config.tensor_parallel import part_of_heads
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Input of one forward pass: packed tokens and, for attention, groups of sequences with equally many of them."""
+"""Input of one forward pass: chunks of sequences, packed tokens and, for attention, groups of sequences with equal
+lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +11,22 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+IntArray = NDArray[np.int32] | NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class SequenceChunk:
+    """The tokens of one sequence that this pass computes: `token_ids` [n] at positions `start` … `start + n - 1`.
+
+    `block_table` [blocks] names the KV-cache blocks that hold the sequence, these tokens included; it may be longer.
+    `num_outputs` of the last tokens are asked for: 1 to sample, 0 in the middle of a prompt, n for the whole chunk.
+    """
+
+    token_ids: IntArray
+    start: int
+    block_table: IntArray
+    num_outputs: int = 1
+
 
 Int64Array = NDArray[np.int64]
 

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.platforms.base import Platform
-from fastdeploy_lp.platforms.environment import callers_environment
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def callers_environment() -> dict[str, str]:
+    """Returns the current environment variables, except variables set by importing Paddle.
+
+    If the caller sets no thread count, Paddle's import sets OMP_NUM_THREADS to 1 for its own process. A worker
+    started by a program that has imported Paddle would take that for the caller's setting.
+    """
+    environment = dict(os.environ)
+    if "paddle" in sys.modules and environment.get(THREADS) == "1" and not _was_given(THREADS):
+        del environment[THREADS]
+    return environment
+
+
+def _was_given(name: str) -> bool:
+    """Returns True if the process was started with this variable, or if the kernel does not report it."""
+    try:
+        given = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return True
+    return any(each.startswith(f"{name}=".encode()) for each in given.split(b"\0"))
+
 
 HUGE_PAGE = 2 << 20
 CONTROL_GROUP = Path("/sys/fs/cgroup")

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,61 @@ from numpy.typing import NDArray
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms.base import Platform
 from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
-from fastdeploy_lp.platforms.pinned_ring import PinnedRing
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+
+
+ALIGNMENT = 64
+
+
+class Copies(Protocol):
+    """The device's queue of copies."""
+
+    def copy(self, target: Any, source: NDArray[np.uint8]) -> None:
+        """Queues a copy of `source`, whose contents must not change until a later fence has been waited for."""
+
+    def fence(self) -> Callable[[], object]:
+        """Returns a function that waits until the copies queued so far are done."""
+
+
+class PinnedRing:
+    """Two halves of `memory` uint8 [bytes], one of which is filled while copies read from the other.
+
+    A half is refilled after the copies from it are done. Since a step ends with a read that depends on them, they are
+    long done when the ring wraps around, and the wait takes no time.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], copies: Copies) -> None:
+        self._half = len(memory) // 2
+        self._memory = memory
+        self._copies = copies
+        self._fences: list[Callable[[], object] | None] = [None, None]
+        self._current, self._used = 0, 0
+
+    def write(self, target: Any, host: NDArray[Any]) -> bool:
+        """Queues a copy of the array to the target; returns False, and copies nothing, if it exceeds a half."""
+        size = host.nbytes
+        if size > self._half:
+            return False
+        if self._used + size > self._half:
+            self._turn()
+        start = self._current * self._half + self._used
+        source = self._memory[start : start + size]
+        source[:] = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        self._copies.copy(target, source)
+        return True
+
+    def _turn(self) -> None:
+        self._fences[self._current] = self._copies.fence()
+        self._current, self._used = 1 - self._current, 0
+        fence, self._fences[self._current] = self._fences[self._current], None
+        if fence is not None:
+            fence()
+
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CUDA_BUILD = "paddlepaddle-gpu"

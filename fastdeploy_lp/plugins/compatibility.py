@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from fastdeploy_lp.plugins.errors import IncompatibleVersionError
+from fastdeploy_lp.plugins.plugin import IncompatibleVersionError
 from fastdeploy_lp.version import __version__
 
 OWN_NAME = "fastdeploy-lp"

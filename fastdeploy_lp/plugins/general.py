@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 
-from fastdeploy_lp.plugins.errors import PluginError
-from fastdeploy_lp.plugins.group import PluginGroup
 from fastdeploy_lp.plugins.installed import PLUGINS_VARIABLE, allowed_plugins, unknown_names
 from fastdeploy_lp.plugins.loader import call, load
-from fastdeploy_lp.plugins.plugin import Plugin, PluginReport, PluginState
+from fastdeploy_lp.plugins.plugin import Plugin, PluginError, PluginGroup, PluginReport, PluginState
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import os
 from importlib.metadata import EntryPoint, entry_points
 
 from fastdeploy_lp.plugins.compatibility import own_requirements
-from fastdeploy_lp.plugins.group import PluginGroup
-from fastdeploy_lp.plugins.plugin import Plugin
+from fastdeploy_lp.plugins.plugin import Plugin, PluginGroup
 
 PLUGINS_VARIABLE = "FASTDEPLOY_LP_PLUGINS"
 

@@ -1,17 +1,22 @@
-"""The contract of IO processors, which convert between a request's own data and the model's prompts and vectors."""
+"""The contract of IO processors, which convert between a request's data and the model's, and the search for a named
+one."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from typing_extensions import ParamSpec
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.outputs import PoolingRequestOutput
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.plugins.loader import call, failure, load_class, load_named
+from fastdeploy_lp.plugins.plugin import LoadedPlugin, Plugin, PluginError, PluginGroup
+from fastdeploy_lp.request.outputs import PoolingRequestOutput
+from fastdeploy_lp.request.pooling_params import PoolingParams
 
 # A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
 PluginPrompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -86,3 +91,66 @@ async def in_thread(function: Callable[Params, Result], *args: Params.args, **kw
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NamedIOProcessor:
+    """An IO processor under its plugin's name."""
+
+    name: str
+    processor: IOProcessor[Any, Any]
+
+
+@dataclass(frozen=True)
+class IOProcessorSource:
+    """A plugin and its class."""
+
+    plugin: Plugin
+    found: type[IOProcessor[Any, Any]]
+
+    def build(self, fd_config: FDConfig) -> NamedIOProcessor:
+        """Builds the processor; logs and raises PluginError if that fails."""
+        try:
+            return NamedIOProcessor(self.plugin.name, self.found(fd_config))
+        except (Exception, SystemExit) as error:
+            raise failure(self.plugin, "cannot be made", error) from error
+
+
+def find_io_processor(name: str) -> IOProcessorSource:
+    """Returns the plugin of this name; imports no other plugin.
+
+    Its entry point is a function that returns "module:Class", that string, or the class. Raises UnknownPluginError
+    listing the existing names, and PluginError for a plugin that cannot be used.
+    """
+    return io_processor_of(load_named(PluginGroup.IO_PROCESSOR, name))
+
+
+def io_processor_of(loaded: LoadedPlugin) -> IOProcessorSource:
+    """Returns the class of a plugin; raises PluginError for a plugin that cannot be used."""
+    found = loaded.found
+    if not isinstance(found, (type, str)):
+        found = call(loaded)
+    return IOProcessorSource(loaded.plugin, _class_of(found, loaded))
+
+
+def _class_of(found: object, loaded: LoadedPlugin) -> type[IOProcessor[Any, Any]]:
+    try:
+        if isinstance(found, type):
+            return _require_io_processor(found)
+        return _require_io_processor(load_class(found))  # type: ignore[arg-type]
+    except ValueError as error:
+        refused = PluginError(loaded.plugin, f"{loaded.plugin.value} leads to no IO processor: {error}")
+        logger.error("%s", refused, exc_info=error.__cause__)
+        raise refused from error
+
+
+def _require_io_processor(found: type) -> type[IOProcessor[Any, Any]]:
+    if not issubclass(found, IOProcessor):
+        raise ValueError(f"{found.__name__} is not derived from fastdeploy_lp.IOProcessor")
+    absent = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+    if absent:
+        raise ValueError(f"{found.__name__} does not define {absent}")
+    return found

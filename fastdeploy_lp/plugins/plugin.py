@@ -1,4 +1,4 @@
-"""One plugin: its entry point, the loaded object, and its state."""
+"""One plugin: its entry point, group, loaded object, state and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,37 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from fastdeploy_lp.plugins.group import PluginGroup
+
+class PluginGroup(str, Enum):
+    """One kind of plugin; the value is its entry-point group."""
+
+    GENERAL = "fastdeploy_lp.general_plugins"
+    PLATFORM = "fastdeploy_lp.platform_plugins"
+    IO_PROCESSOR = "fastdeploy_lp.io_processor_plugins"
+    STAT_LOGGER = "fastdeploy_lp.stat_logger_plugins"
+    LOGITS_PROCESSOR = "fastdeploy_lp.logits_processors"
+    # vLLM's own group, read only with --vllm-compat.
+    VLLM_LOGITS_PROCESSOR = "vllm.logits_processors"
+
+    @property
+    def kind(self) -> str:
+        """Name of a plugin of this group in messages."""
+        return _KINDS[self]
+
+    @property
+    def skips_failures(self) -> bool:
+        """True if a plugin that cannot be used is skipped; in the other groups it aborts the start."""
+        return self is PluginGroup.GENERAL
+
+
+_KINDS = {
+    PluginGroup.GENERAL: "general plugin",
+    PluginGroup.PLATFORM: "platform plugin",
+    PluginGroup.IO_PROCESSOR: "IO-processor plugin",
+    PluginGroup.STAT_LOGGER: "stat-logger plugin",
+    PluginGroup.LOGITS_PROCESSOR: "logits-processor plugin",
+    PluginGroup.VLLM_LOGITS_PROCESSOR: "vLLM logits-processor plugin",
+}
 
 
 @dataclass(frozen=True)
@@ -80,3 +110,21 @@ def running(plugin: Plugin) -> Iterator[None]:
         yield
     finally:
         _running.reset(token)
+
+
+class IncompatibleVersionError(RuntimeError):
+    """The plugin does not support this release of fastdeploy_lp."""
+
+
+class PluginError(ValueError):
+    """A plugin cannot be used; the message names it, its package and the reason in one line."""
+
+    def __init__(self, plugin: Plugin, reason: str, state: PluginState = PluginState.FAILED) -> None:
+        super().__init__(f"{plugin}: {reason}")
+        self.plugin = plugin
+        self.reason = reason
+        self.state = state
+
+
+class UnknownPluginError(ValueError):
+    """No plugin of the group has this name; the message lists the existing names."""

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, words_for
-from fastdeploy_lp.guided_decoding.probe import MASK_SECONDS
+from fastdeploy_lp.guided_decoding.compiler import MASK_SECONDS, GrammarCompiler, GrammarError, words_for
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_lp.cache_size import kv_bytes_per_token
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.startup.cache_size import kv_bytes_per_token
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.trace import MASK, MODEL
+from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding

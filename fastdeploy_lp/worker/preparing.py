@@ -11,9 +11,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
-from fastdeploy_lp.logits_processor.author_threads import AuthorThreads, NotInTimeError, Outcome, PendingCall
-from fastdeploy_lp.logits_processor.chain_builder import Built
-from fastdeploy_lp.logits_processor.chain_group import Order
+from fastdeploy_lp.logits_processor.chain.author_threads import AuthorThreads, NotInTimeError, Outcome, PendingCall
+from fastdeploy_lp.logits_processor.chain.builder import Built
+from fastdeploy_lp.logits_processor.chain.groups import Order
 from fastdeploy_lp.worker.sequence import Sequence
 
 

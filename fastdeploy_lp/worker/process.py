@@ -21,9 +21,9 @@ import zmq
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.log_format import configure_from_environment
+from fastdeploy_lp.config.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, fastdeploy_compat, load_processors, vllm_compat
-from fastdeploy_lp.logits_processor.running_calls import RunningCalls
+from fastdeploy_lp.logits_processor.chain.calls import RunningCalls
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,

@@ -11,8 +11,8 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.request_limits import MAX_LOGPROBS
-from fastdeploy_lp.sampling_params import SettledParams
+from fastdeploy_lp.request.limits import MAX_LOGPROBS
+from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence

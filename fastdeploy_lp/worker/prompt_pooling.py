@@ -11,7 +11,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.pooling_params import TOKEN_POOLING
+from fastdeploy_lp.request.pooling_params import TOKEN_POOLING
 
 # A hidden state is split into a multiple of 2^-10 and a remainder in multiples of 2^-46. In float64, sums of integers
 # below 2^53 are exact in any order: for 2^18 tokens if |hidden state| < 2^25.

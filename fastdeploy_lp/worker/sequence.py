@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
+from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
 NO_SLOT = -1

@@ -13,12 +13,11 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor.chain_trace import ChainTrace
+from fastdeploy_lp.logits_processor.chain.chain import ChainTrace
 from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.trace import PENALTIES, PROCESSOR, RAN, SAMPLING
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.trace import PENALTIES, PROCESSOR, RAN, SAMPLING, TraceParams
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence

@@ -20,8 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from fastdeploy_lp.entrypoints.bench.load import Sample, SSEDecoder, has_text, poisson_times
-from fastdeploy_lp.entrypoints.bench.results import percentile, summarise
+from fastdeploy_lp.entrypoints.bench.load import Sample, SSEDecoder, has_text, percentile, poisson_times, summarise
 from fastdeploy_lp.entrypoints.bench.serving import main, parse_arguments
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "serving.py"

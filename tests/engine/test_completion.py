@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fastdeploy_lp.engine.completion import Completion, ReplayError
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import TokenLogprobs
-from fastdeploy_lp.outputs import CompletionDelta, CompletionOutput, Logprob
+from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob
 
 many = settings(max_examples=80)
 

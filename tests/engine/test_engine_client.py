@@ -18,7 +18,7 @@ from fastdeploy_lp.engine.engine_client import EngineClient
 from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.logits_processor.running_calls import Culprit
+from fastdeploy_lp.logits_processor.chain.calls import Culprit
 from fastdeploy_lp.logits_processor.stats import Quarantine
 from fastdeploy_lp.messages import (
     AddRequest,
@@ -29,8 +29,8 @@ from fastdeploy_lp.messages import (
     ToWorker,
     WorkerReady,
 )
-from fastdeploy_lp.pooling_params import PoolingParams
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.pooling_params import PoolingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.stats import SchedulerStats
 
 SECONDS = 30.0

@@ -15,7 +15,7 @@ from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.logits_processor import RequestArgsValidator, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, ToWorker, decoder, encode
-from fastdeploy_lp.sampling_params import MAX_N, MAX_SEED, SamplingParams
+from fastdeploy_lp.request.sampling_params import MAX_N, MAX_SEED, SamplingParams
 
 MAX_MODEL_LEN = 50
 VOCAB_SIZE = 49152

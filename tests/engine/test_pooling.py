@@ -15,7 +15,7 @@ from fastdeploy_lp.engine.errors import EngineDeadError, RequestAbortedError, Re
 from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.pooling import Pooling, cut_and_normalized
 from fastdeploy_lp.messages import SequenceStep
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.request.pooling_params import PoolingParams
 
 VECTOR = np.array([3.0, -4.0, 12.0], np.float32)
 vectors = hnp.arrays(

@@ -14,7 +14,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import load_processors
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 FORCED = "ForcedSequenceLogitsProcessor"
 

@@ -25,7 +25,7 @@ from fastdeploy_lp.engine import worker_handle
 from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.worker_socket import HandshakeWatch
 from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 NOBODY = 65534
 PROCESS_FILES = ["environ", "maps"]

@@ -21,8 +21,8 @@ from fastdeploy_lp.engine import request_log
 from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.logged_request import LoggedEngine, LoggedOutput, LoggedRequest, read_line
 from fastdeploy_lp.engine.request_log import RequestLog
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 ENGINE = LoggedEngine("1.0", "m", "abc", {"max_model_len": 64, "quantization": None})
 MEGABYTE = 1 << 20

@@ -8,8 +8,8 @@ import pytest
 
 from fastdeploy_lp.engine.args_validator import num_values, require_few_values
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.request_limits import MAX_CARRIED_VALUES
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.limits import MAX_CARRIED_VALUES
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 TOO_MUCH: dict[str, tuple[dict[str, Any], int]] = {
     "bad_words": ({"bad_words": ["word"] * 4096}, 2048),

@@ -17,7 +17,7 @@ from fastdeploy_lp.engine import template_sandbox
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
-from fastdeploy_lp.request_limits import REQUEST_TEMPLATE_SECONDS
+from fastdeploy_lp.request.limits import REQUEST_TEMPLATE_SECONDS
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Grüße \U0001f600"}]
 SLOW = "{% set a = [1] * 4000000 %}{% for _ in range(99999) %}{% if 2 in a %}{% endif %}{% endfor %}"

@@ -16,8 +16,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine.trials import SLOW_PROCESSES_EACH, Trials, UnsendableError
 from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
-from fastdeploy_lp.logits_processor.author_threads import NotInTimeError
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 SPECS = ["deadly=support.tried_deadly:PLUGIN", "other=support.tried_deadly:PLUGIN"]
 PATIENT = 120.0

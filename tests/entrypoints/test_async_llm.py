@@ -18,8 +18,8 @@ from fastdeploy_lp.engine.errors import (
     ProcessorUnavailableError,
     RequestFailedError,
 )
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.outputs import RequestOutput
 
 TOKENS = 8
 PLAIN = SamplingParams(temperature=0, max_tokens=TOKENS)

@@ -14,7 +14,7 @@ from support.server import ServerProcess
 
 from fastdeploy_lp import LLM, AsyncLLM, PoolingParams, SamplingParams
 from fastdeploy_lp.engine.errors import InvalidRequestError, QueueFullError, RequestFailedError
-from fastdeploy_lp.outputs import EmbeddingRequestOutput
+from fastdeploy_lp.request.outputs import EmbeddingRequestOutput
 
 TEXTS = ["A cat sits on the mat.", "The kitten lies on the rug.", "Stock prices fell sharply today."]
 HIDDEN_SIZE = 576

@@ -14,7 +14,7 @@ from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp import LLM, AsyncLLM, PoolingParams
 from fastdeploy_lp.engine.errors import EngineDeadError, IOProcessorError, RequestAbortedError
-from fastdeploy_lp.outputs import PoolingOutput
+from fastdeploy_lp.request.outputs import PoolingOutput
 
 PROMPTS = ["the dog", "the quick brown fox", "over"]
 RAW = PoolingParams(normalize=False)

@@ -17,8 +17,8 @@ from support.processors import FORCED_TOKEN, NoLogitsProcessor, YourLogitsProces
 from support.server import free_port, process_exists, server_environment, wait_until
 
 from fastdeploy_lp import LLM, SamplingParams
-from fastdeploy_lp.outputs import RequestOutput
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES
+from fastdeploy_lp.request.outputs import RequestOutput
 
 ENABLED = {"enable_your_logits_processor": True}
 SCRIPT_SECONDS = 120.0

@@ -15,7 +15,7 @@ from support.server import wait_until
 from fastdeploy_lp import LLM, EngineArgs, RequestOutputKind, SamplingParams
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError, RequestFailedError
 from fastdeploy_lp.entrypoints.declare import declare
-from fastdeploy_lp.outputs import RequestOutput
+from fastdeploy_lp.request.outputs import RequestOutput
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
 SECONDS = 10.0

@@ -8,10 +8,10 @@ from typing import get_type_hints
 
 import pytest
 
-from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.config.option_values import without_none
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
-from fastdeploy_lp.option_values import without_none
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 REPOSITORY = Path(__file__).parents[2]
 

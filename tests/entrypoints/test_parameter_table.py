@@ -8,8 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
-from fastdeploy_lp.entrypoints.cli.processors import main
-from fastdeploy_lp.entrypoints.parameter_table import parameter_section
+from fastdeploy_lp.entrypoints.cli.processors import main, parameter_section
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fastdeploy_lp.entrypoints.trace_table import TraceTable, shown
-from fastdeploy_lp.trace import (
+from fastdeploy_lp.entrypoints.cli.explain import TraceTable, shown
+from fastdeploy_lp.request.trace import (
     FAILED,
     MODEL,
     PROCESSOR,

@@ -9,7 +9,7 @@ import pytest
 from support.grammars import TinyGrammars
 
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": PERSON, "end": "</f>"}]}

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.grammars import TinyGrammars
 
-from fastdeploy_lp.guided_decoding.lark import Tagged, calls_only, free_text_with, one_of
+from fastdeploy_lp.guided_decoding.grammar import Tagged, calls_only, free_text_with, one_of
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastdeploy_lp import GuidedDecodingParams, SamplingParams
-from fastdeploy_lp.guided_decoding.params import MAX_CHOICES
+from fastdeploy_lp.request.guided_decoding import MAX_CHOICES
 
 FORMS: dict[str, Any] = {
     "json": {"type": "object"},

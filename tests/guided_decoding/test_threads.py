@@ -10,8 +10,8 @@ from support.grammars import TINY_EOS, TinyGrammars, allowed
 
 from fastdeploy_lp.config import GuidedDecodingConfig
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.guided_decoding.threads import GrammarThreads
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 
 LIMIT = GuidedDecodingConfig().max_bytes
 

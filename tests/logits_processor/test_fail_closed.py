@@ -18,7 +18,7 @@ from support.sequences import request
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
-from fastdeploy_lp.logits_processor.author_code import MAX_TEXT, described
+from fastdeploy_lp.logits_processor.errors import MAX_TEXT, described
 from fastdeploy_lp.messages import AddRequest
 
 BANNED = 7

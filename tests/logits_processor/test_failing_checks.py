@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors, vllm_v1
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class Hasty(vllm_v1.AdapterLogitsProcessor):

@@ -23,7 +23,7 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
 )
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 MARKED, SLOTS, VOCAB_SIZE = 9, 4, 512

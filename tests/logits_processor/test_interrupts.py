@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from fastdeploy_lp.logits_processor.author_code import EscapedError, contained
+from fastdeploy_lp.logits_processor.errors import EscapedError, contained
 
 
 @pytest.mark.usefixtures("as_at_a_terminal")

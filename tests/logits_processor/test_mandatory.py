@@ -13,7 +13,6 @@ from support.masks import CHAIN, MANDATORY, PluginMask, banned
 from support.random_selections import random_selection
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.logits_processor import (
     LogitsProcessorChain,
@@ -22,8 +21,9 @@ from fastdeploy_lp.logits_processor import (
     Selection,
     load_processors,
 )
-from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.testing.harness import Occupant, Slots
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 SELECTIONS, SEED = 10_000, 20261122
 VOCAB_SIZE, SLOTS = 512, 64

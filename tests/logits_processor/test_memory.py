@@ -15,8 +15,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection, load_processors
-from fastdeploy_lp.logits_processor.chain import LogitsProcessorChain
-from fastdeploy_lp.logits_processor.memory_gauge import MemoryGauge
+from fastdeploy_lp.logits_processor.chain.chain import LogitsProcessorChain
+from fastdeploy_lp.logits_processor.chain.entry import MemoryGauge
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
 

@@ -12,9 +12,9 @@ from support.sequences import request
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.engine.processor_states import ProcessorStates
-from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats
+from fastdeploy_lp.startup.engine_args import spec_of
 
 BIASED, VICTIM = {"logit_bias": {7: 2.0}}, {"fail": True}
 

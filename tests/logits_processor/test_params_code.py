@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from fastdeploy_lp.logits_processor import BUILTIN, TokenId, load_processors
-from fastdeploy_lp.logits_processor.params_code import runs_authors_code
+from fastdeploy_lp.logits_processor.declared import runs_authors_code
 
 
 class Color(Enum):

@@ -13,7 +13,7 @@ from support import writers
 from support.outcomes import Outcome, engine_with, naming, run
 from support.sequences import request
 
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyError, ReadOnlyList
+from fastdeploy_lp.logits_processor.processor_args import ReadOnlyError, ReadOnlyList
 from fastdeploy_lp.messages import AddRequest
 
 NUM_REQUESTS, VICTIM, MAX_TOKENS = 6, 3, 3

@@ -30,7 +30,7 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
     vllm_v1,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 NO_VOCABULARY = 99999999
 

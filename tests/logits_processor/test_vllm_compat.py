@@ -37,7 +37,7 @@ warnings.simplefilter("ignore")
 from support.sequences import request, run_to_end, tiny_engine
 from fastdeploy_lp.logits_processor import (LogitsProcessorSpecError, RequestArgsError, RequestArgsValidator,
                                             load_processors, vllm_compat)
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 told = {"advice": []}
 specs = [

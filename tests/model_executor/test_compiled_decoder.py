@@ -37,9 +37,9 @@ from support.server import server_environment
 from support.stored_weights import STORED
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.decoder import Executor
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 pytestmark = pytest.mark.usefixtures("ops")
 

@@ -15,7 +15,7 @@ from paddle import Tensor
 from support.block_attention_operator import block_multihead_attention
 from support.decoders import Piece, Seats, Setting, Shape, rotary, run, run_schedule
 
-from fastdeploy_lp.logits_processor.testing.reads import READS
+from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.model_executor.decode_graphs import Run, bucket_sizes
 from fastdeploy_lp.model_executor.layers.attention.block_attention import BlockAttentionBackend, StaticDecodeBatch
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder, SequenceChunk
 
 NUM_HEADS = 4
 NUM_KV_HEADS = 2

@@ -10,10 +10,10 @@ import paddle
 import pytest
 from support.sequences import request, run_to_end
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.registry import CausalLM
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from support.tiny import write_tiny_checkpoint
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.platforms import CpuPlatform
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 Change = Callable[[FDConfig], FDConfig]
 
@@ -35,7 +35,7 @@ def settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FDC
     model = str(write_tiny_checkpoint(tmp_path))
 
     def settled(change: Change, **options: int) -> FDConfig:
-        monkeypatch.setattr("fastdeploy_lp.settled_config.current_platform", lambda: Changing(change))
+        monkeypatch.setattr("fastdeploy_lp.startup.settled_config.current_platform", lambda: Changing(change))
         args = EngineArgs(model=model, **{"max_num_seqs": 2, "max_model_len": 64, **options})
         return args.create_fd_config(show_progress=False)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fastdeploy_lp.platforms.pinned_ring import ALIGNMENT, PinnedRing
+from fastdeploy_lp.platforms.gpu import ALIGNMENT, PinnedRing
 
 
 class LateDevice:

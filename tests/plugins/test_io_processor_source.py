@@ -11,7 +11,7 @@ from support.io_processors import Hasty, Lengths
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.plugins import PluginError, UnknownPluginError
-from fastdeploy_lp.plugins.io_processor_source import find_io_processor
+from fastdeploy_lp.plugins.io_processor import find_io_processor
 
 GROUP = "io_processor_plugins"
 MODULE = "made_io_processors"

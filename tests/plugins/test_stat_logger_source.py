@@ -13,7 +13,7 @@ from support.stat_loggers import Keeps
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.plugins import PluginError
-from fastdeploy_lp.plugins.stat_logger_source import given_stat_loggers, installed_stat_loggers
+from fastdeploy_lp.plugins.stat_logger import given_stat_loggers, installed_stat_loggers
 
 GROUP = "stat_logger_plugins"
 MODULE = "made_stat_loggers"

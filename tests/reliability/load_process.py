@@ -27,11 +27,11 @@ from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.preparation import RequestPreparation
-from fastdeploy_lp.engine_args import EngineArgs
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 ROOM_BYTES = 1 << 30

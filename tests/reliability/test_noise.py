@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support.noise import FIXED, Changes, changed, changes, json_values
 
 from fastdeploy_lp.engine.logged_request import LogFormatError, read_line
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import RequestArgsError, Selection
-from fastdeploy_lp.logits_processor.sendable import require_sendable
+from fastdeploy_lp.logits_processor.arguments.values import require_sendable
 from fastdeploy_lp.messages import AbortRequests, AddRequest, FromWorker, StepOutputs, ToWorker, decoder, encode
-from fastdeploy_lp.request_limits import MAX_ARGUMENT_VALUES
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.limits import MAX_ARGUMENT_VALUES
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.stats import SchedulerStats
 
 RECORD_FIELDS = ("format", "id", "time", "request_id", "engine", "prompt_token_ids", "params", "outputs", "error")

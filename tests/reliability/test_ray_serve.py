@@ -16,8 +16,8 @@ from ray.serve.exceptions import BackPressureError
 from reliability.ray_cluster import RayCluster
 from reliability.ray_serve import CONTEXT, measure_hits, run_crowd
 
-from fastdeploy_lp.entrypoints.ray_serve.forwarded import BLOCK_CHARACTERS, prompt_chain
 from fastdeploy_lp.entrypoints.ray_serve.ingress import Ingress
+from fastdeploy_lp.entrypoints.ray_serve.prefix_router import BLOCK_CHARACTERS, prompt_chain
 
 # Ray's own, at its import and at its end.
 pytestmark = pytest.mark.filterwarnings("default")

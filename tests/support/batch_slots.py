@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_lp.logits_processor import ProcessorArgs
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class Slots:

@@ -10,8 +10,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from fastdeploy_lp.entrypoints.openai.connection_bounds import ConnectionBounds
-from fastdeploy_lp.entrypoints.openai.connections import connection_class
+from fastdeploy_lp.entrypoints.openai.listener.bounds import ConnectionBounds
+from fastdeploy_lp.entrypoints.openai.listener.connections import connection_class
 
 SECONDS = 30.0
 

@@ -19,12 +19,12 @@ from fastdeploy_lp.config import (
     StructuredOutputsConfig,
 )
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, FloatArray, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.decoder import Executor
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from support.stored_weights import STORED, as_stored
 
 PRECISIONS = (None, "w8a8", "w8a16")

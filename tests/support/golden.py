@@ -12,6 +12,7 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.files import read_model_files
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.decoder import DecoderForCausalLM, Executor
@@ -19,7 +20,6 @@ from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.models.registry import model_class
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from support.tiny import GOLDEN, tiny_fd_config
 
 MAX_MODEL_LEN = 128

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from fastdeploy_lp.guided_decoding.compiler import GrammarCompiler, GrammarError, GrammarMatcher, words_for
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 
 TINY_VOCAB, TINY_EOS = 512, 2
 

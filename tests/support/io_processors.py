@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp import IOProcessor, PoolingParams
-from fastdeploy_lp.outputs import PoolingRequestOutput
+from fastdeploy_lp.request.outputs import PoolingRequestOutput
 
 NAME = "lengths"
 

@@ -54,8 +54,8 @@ def measured(make: Callable[[], _Made]) -> tuple[_Made, dict[str, float]]:
 def main(folder: Path) -> None:
     """Convert and load every kind of file in every precision."""
     from fastdeploy_lp.checkpoint.convert import convert_gguf
-    from fastdeploy_lp.engine_args import EngineArgs
     from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
+    from fastdeploy_lp.startup.engine_args import EngineArgs
 
     random_model = load_program("random_model")
     sizes = random_model.Sizes(**SIZES)

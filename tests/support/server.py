@@ -15,7 +15,7 @@ from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from fastdeploy_lp.platforms.environment import callers_environment
+from fastdeploy_lp.platforms.cpu import callers_environment
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.builtin.logit_bias import TokenId
-from fastdeploy_lp.logits_processor.phrase import Phrase
+from fastdeploy_lp.logits_processor.token_arguments import Phrase
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
 
 

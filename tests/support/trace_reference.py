@@ -10,7 +10,7 @@ import numpy as np
 
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import StageNumbers
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from support.builtins import probabilities, usable, weights, without
 
 ONE = 2.0**32

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_v1
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class Params(BaseModel):

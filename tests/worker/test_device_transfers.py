@@ -17,7 +17,7 @@ from support.sequences import pooling, request, tiny_engine
 
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
 from fastdeploy_lp.logits_processor.builtin import watched_phrase
-from fastdeploy_lp.logits_processor.testing.reads import READS
+from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import host_memory
 from fastdeploy_lp.worker.engine_core import EngineCore

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.sequences import Ran, request, run_to_end
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 pytestmark = pytest.mark.slow

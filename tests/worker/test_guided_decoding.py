@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.guided_decoding.compiler import GrammarMatcher
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.mask_threads import MAX_LOST_OF_CLIENT
 from fastdeploy_lp.worker.sampler import sampler

@@ -14,10 +14,10 @@ from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, SequenceStep, StageTrace
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.trace import TraceParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 

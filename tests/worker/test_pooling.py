@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING
+from fastdeploy_lp.request.pooling_params import POOLING_TYPES, TOKEN_POOLING
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
 hidden_states = hnp.arrays(

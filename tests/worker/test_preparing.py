@@ -16,7 +16,7 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain, Selection, load_processors
-from fastdeploy_lp.logits_processor.chain_groups import MAX_ORDER_PROCESSORS, MAX_ORDERS
+from fastdeploy_lp.logits_processor.chain.groups import MAX_ORDER_PROCESSORS, MAX_ORDERS
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.worker.engine_core import EngineCore
 

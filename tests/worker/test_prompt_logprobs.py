@@ -10,7 +10,7 @@ import pytest
 from support.sequences import request, tiny_engine
 
 from fastdeploy_lp.messages import PackedLogprobs, SequenceStep, TokenLogprobs
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.worker import prompt_logprobs
 from fastdeploy_lp.worker.engine_core import EngineCore
 

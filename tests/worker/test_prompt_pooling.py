@@ -21,7 +21,7 @@ from fastdeploy_lp.model_executor.loader.weights import open_weights
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.models.llama import LlamaForCausalLM
 from fastdeploy_lp.model_executor.ops import compiled_ops
-from fastdeploy_lp.pooling_params import POOLING_TYPES, TOKEN_POOLING, PoolingParams
+from fastdeploy_lp.request.pooling_params import POOLING_TYPES, TOKEN_POOLING, PoolingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 MODEL = "tiny-llama"

@@ -21,7 +21,7 @@ from support.trace_reference import REFERENCES, Text, check_numbers, final, pena
 from fastdeploy_lp.config import FDConfig, StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, StageTrace
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.trace import TraceParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sampler import sampler
 

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.errors import EngineDeadError
-from fastdeploy_lp.entrypoints.batch.in_process import Answer, exchange
-from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
-from fastdeploy_lp.entrypoints.batch.request_line import BadLineError, RequestLine, read_line
+from fastdeploy_lp.entrypoints.batch.files import BadLineError, OutputFile, RequestLine, read_line
 from fastdeploy_lp.entrypoints.concurrently import for_each
+
+
+@dataclass
+class Answer:
+    """A response; header names are in lower case."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+async def exchange(app: ASGIApp, path: str, body: bytes) -> Answer:
+    """POSTs a JSON body and returns the response; cancellation acts as a client's disconnect."""
+    answer = Answer()
+    parts: list[bytes] = []
+    request: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        if not request:
+            await asyncio.Event().wait()
+        return request.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]
+            }
+        else:
+            parts.append(message.get("body", b""))
+
+    headers = {"host": "in-process", "content-type": "application/json", "content-length": str(len(body))}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+    }
+    try:
+        await app(scope, receive, send)
+    except Exception:  # after a response with status 500, the application raises the exception again for the log
+        if not answer.status:
+            raise
+    answer.body = b"".join(parts)
+    return answer
+
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

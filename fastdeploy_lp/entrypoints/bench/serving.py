@@ -22,8 +22,14 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
-from fastdeploy_lp.entrypoints.bench.load import BenchmarkError, closed_loop, open_loop, poisson_times
-from fastdeploy_lp.entrypoints.bench.results import render, summarise
+from fastdeploy_lp.entrypoints.bench.load import (
+    BenchmarkError,
+    closed_loop,
+    open_loop,
+    poisson_times,
+    render,
+    summarise,
+)
 
 SCHEMA_VERSION = 1
 

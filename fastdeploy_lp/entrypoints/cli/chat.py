@@ -10,15 +10,12 @@ from typing import Any
 
 from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.errors import EngineStartError
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.api_keys import key_of_environment
-from fastdeploy_lp.entrypoints.chat.backend import Backend, BackendError
-from fastdeploy_lp.entrypoints.chat.llm_backend import LLMBackend
-from fastdeploy_lp.entrypoints.chat.server_backend import ServerBackend
-from fastdeploy_lp.entrypoints.chat.session import ChatSession, parse_assignments
-from fastdeploy_lp.entrypoints.chat.settings import ARGS, Settings
+from fastdeploy_lp.entrypoints.chat.backends import LLMBackend, ServerBackend
+from fastdeploy_lp.entrypoints.chat.session import ARGS, Backend, BackendError, ChatSession, Settings, parse_assignments
 from fastdeploy_lp.entrypoints.llm import LLM
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 PROMPT = "> "
 DESCRIPTION = """Chat with a model in the terminal: with a running server (--url), or with a model of its own (--model).

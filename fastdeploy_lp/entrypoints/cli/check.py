@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig

@@ -24,8 +24,8 @@ from fastdeploy_lp.plugins import (
     may_load,
 )
 from fastdeploy_lp.plugins.installed import allowed_names, unknown_names
-from fastdeploy_lp.plugins.io_processor_source import io_processor_of
-from fastdeploy_lp.plugins.stat_logger_source import stat_logger_of
+from fastdeploy_lp.plugins.io_processor import io_processor_of
+from fastdeploy_lp.plugins.stat_logger import stat_logger_of
 
 
 @dataclass(frozen=True)

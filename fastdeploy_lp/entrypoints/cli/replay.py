@@ -14,13 +14,12 @@ from fastdeploy_lp.config import API_KEY_VARIABLE
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.api_keys import key_of_environment
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.options import OptionsParser
-from fastdeploy_lp.entrypoints.replay.engine_backend import EngineBackend
+from fastdeploy_lp.entrypoints.replay.backends import EngineBackend, ServerReplay
 from fastdeploy_lp.entrypoints.replay.runner import ReplayRunner, ReplayTally
-from fastdeploy_lp.entrypoints.replay.server_backend import ServerReplay
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 DESCRIPTION = """Run the requests of a file that a server wrote with --request-log again, with an engine of its own
 (--model and its options) or on a running server (--url), and report every output that is not as it was."""

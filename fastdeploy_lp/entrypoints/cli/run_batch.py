@@ -15,13 +15,13 @@ from tqdm import tqdm
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
-from fastdeploy_lp.engine_args import EngineArgs
-from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
+from fastdeploy_lp.entrypoints.batch.files import OutputFile
 from fastdeploy_lp.entrypoints.batch.runner import BatchRunner, Tally, numbered
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 # Effectively no limit on waiting requests: this process is the engine's only client and bounds the concurrency.
 ANY_NUMBER = 2**31

@@ -10,34 +10,83 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from fastdeploy_lp.engine.data_parallel import make_engine
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.engine.logged_request import LoggedEngine
+from fastdeploy_lp.engine.metrics import PREFIX
 from fastdeploy_lp.engine.request_log import RequestLog
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
+from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.app import build_app
-from fastdeploy_lp.entrypoints.openai.connection_bounds import connection_bounds
-from fastdeploy_lp.entrypoints.openai.connections import IDLE_SECONDS, Connection, connection_class
-from fastdeploy_lp.entrypoints.openai.http_server import LAST_BYTES_SECONDS, HTTPServer, ServerLife, StopSignals
-from fastdeploy_lp.entrypoints.openai.metrics_server import MetricsServer, metrics_app
-from fastdeploy_lp.entrypoints.openai.request_log_metrics import RequestLogCollector
+from fastdeploy_lp.entrypoints.openai.listener.bounds import connection_bounds
+from fastdeploy_lp.entrypoints.openai.listener.connections import IDLE_SECONDS, Connection, connection_class
+from fastdeploy_lp.entrypoints.openai.listener.http_server import (
+    LAST_BYTES_SECONDS,
+    HTTPServer,
+    ServerLife,
+    StopSignals,
+)
+from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
-from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
+from fastdeploy_lp.startup.engine_args import EngineArgs
+
+
+class RequestLogCollector(Collector):
+    """Numbers of recorded requests and of requests that could not be recorded."""
+
+    def __init__(self, log: RequestLog) -> None:
+        self._log = log
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields one metric family per counter."""
+        yield CounterMetricFamily(f"{PREFIX}request_log_records", "Requests written to the log", self._log.recorded)
+        yield CounterMetricFamily(f"{PREFIX}request_log_dropped", "Requests that are not in it", self._log.dropped)
+
+
+def metrics_app(engine: Engine) -> ASGIApp:
+    """Returns an application that answers GET /metrics only."""
+    app = FastAPI(openapi_url=None)
+    errors.install(app)
+    app.include_router(metrics_route(engine))
+    return app
+
+
+class MetricsServer:
+    """Server on `listener` from `start` to `stop`; shares the API server's event loop and connection bounds."""
+
+    def __init__(self, server: HTTPServer, listener: socket.socket) -> None:
+        self._server = server
+        self._listener = listener
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts serving."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Stops at once: one lost scrape does no harm."""
+        self._server.end(at_once=True)
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+
 
 MISUSED, FAILED = 2, 1
 

@@ -10,33 +10,31 @@ from starlette.types import ASGIApp
 
 from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.entrypoints.openai import errors
-from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
+from fastdeploy_lp.entrypoints.openai.body.extra_fields import ExtraFields
+from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
-from fastdeploy_lp.entrypoints.openai.event_stream import EventStream
-from fastdeploy_lp.entrypoints.openai.extra_fields import ExtraFields
-from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
-from fastdeploy_lp.entrypoints.openai.openapi import publish_schema
-from fastdeploy_lp.entrypoints.openai.pieced_answer import EncodingTurns, PiecedAnswer
+from fastdeploy_lp.entrypoints.openai.openapi import failures, publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
+from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
+from fastdeploy_lp.entrypoints.openai.routes.completions import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
-from fastdeploy_lp.entrypoints.openai.routes.models import model_routes
 from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
-from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, server_routes
+from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_routes, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving import admitted
-from fastdeploy_lp.entrypoints.openai.serving_chat import ServingChat
-from fastdeploy_lp.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch, stalled_streams
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
+from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
-from fastdeploy_lp.plugins.io_processor_source import NamedIOProcessor
+from fastdeploy_lp.plugins.io_processor import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array, encoded
-from fastdeploy_lp.outputs import Logprob
+from fastdeploy_lp.request.outputs import Logprob
 
 # JSON has no infinity; vLLM's value for a token that cannot occur.
 LEAST_LOGPROB = -9999.0

@@ -1,4 +1,4 @@
-"""Additions to the `/openapi.json` that FastAPI generates."""
+"""Additions to `/openapi.json`, which FastAPI generates: error responses and schemas."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionChunk
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+
+
+def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns OpenAI's error body for these statuses, and for 401 and 500, which any route may return."""
+    return {status: {"model": ErrorResponse} for status in sorted({401, 500, *statuses})}
+
 
 REF = "#/components/schemas/{model}"
 # Models of the events of streamed answers, by path.

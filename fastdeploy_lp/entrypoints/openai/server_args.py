@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_lp.config import ADMIN_API_KEY_VARIABLE, API_KEY_VARIABLE
+from fastdeploy_lp.config.log_format import LOG_FORMATS, LOG_LEVELS
+from fastdeploy_lp.config.option_values import require_one_of, require_port
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
-from fastdeploy_lp.log_format import LOG_FORMATS, LOG_LEVELS
-from fastdeploy_lp.option_values import require_one_of, require_port
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0

@@ -17,8 +17,8 @@ from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from fastdeploy_lp.request_limits import MAX_PROMPTS
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.limits import MAX_PROMPTS
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
 # Requests with more prompts run in a thread, regardless of their length.

@@ -2,10 +2,75 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from fastdeploy_lp.entrypoints.playground.static_file import StaticFile, static_files
+STATIC = "static"
+CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# Allows only files from this server, and no inline scripts or styles.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """One file with its response headers."""
+
+    name: str
+    content: bytes
+
+    @cached_property
+    def etag(self) -> str:
+        """The entity tag, a hash of the content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """Response headers; browsers cache the file and revalidate it each time. All responses add `nosniff`."""
+        return {
+            "Content-Type": CONTENT_TYPES[self.name.rpartition(".")[2]],
+            "Cache-Control": "no-cache",
+            "ETag": self.etag,
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+
+    def is_known_by(self, if_none_match: str | None) -> bool:
+        """True if a request's If-None-Match header names the file's entity tag."""
+        known = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
+        return self.etag in known or "*" in known
+
+
+def static_files() -> Mapping[str, StaticFile]:
+    """Returns all files by name."""
+    folder = resources.files(__package__) / STATIC
+    entries = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
+    return {entry.name: StaticFile(entry.name, entry.read_bytes()) for entry in entries}
+
 
 PATH = "/playground"
 FILES = f"{PATH}/{{name}}"

@@ -5,6 +5,6 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; replicas need Ray Serve: pip install 'fastdeploy-lp[ray]'") from None
 
-from fastdeploy_lp.entrypoints.ray_serve.application import build_app
+from fastdeploy_lp.entrypoints.ray_serve.ingress import build_app
 
 __all__ = ["build_app"]

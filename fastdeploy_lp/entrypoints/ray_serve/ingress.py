@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.event_stream import server_sent_event
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
-from fastdeploy_lp.entrypoints.ray_serve.forwarded import ForwardedRequest, forwarded
-from fastdeploy_lp.entrypoints.ray_serve.replica import Message
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import server_sent_event
+from fastdeploy_lp.entrypoints.ray_args import read_args
+from fastdeploy_lp.entrypoints.ray_serve.prefix_router import ForwardedRequest, PrefixRouter, forwarded
+from fastdeploy_lp.entrypoints.ray_serve.replica import EngineReplica, Message
 
 logger = logging.getLogger(__name__)
 
@@ -151,3 +154,40 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{asked['type']}.complete"})
         if asked["type"] == "lifespan.shutdown":
             return
+
+
+ENGINE, INGRESS = "Engine", "Ingress"
+# Longer than the longest answer, so that an update drops none.
+GRACEFUL_SECONDS = 600.0
+# Requests that may wait in a replica's queue, per slot.
+WAITING_PER_SLOT = 2
+INGRESS_REQUESTS = 1000
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """Builds an ingress and its replicas; `args`: command-line options, and `request-router` (prefix or ray).
+
+    The configuration's `deployments`, named Ingress and Engine, set the numbers of replicas, resources and autoscaling.
+    Raises ValueError naming the invalid option.
+    """
+    engine_args, server_args, router = read_args(args)
+    slots = engine_args.max_num_seqs * engine_args.data_parallel_size
+    keywords: dict[str, Any] = {}
+    if router == "prefix":
+        keywords["request_router_config"] = RequestRouterConfig(
+            request_router_class=PrefixRouter, request_router_kwargs={"slots": slots}
+        )
+    engine = serve.deployment(
+        EngineReplica,
+        name=ENGINE,
+        max_ongoing_requests=slots * (1 + WAITING_PER_SLOT),
+        graceful_shutdown_timeout_s=GRACEFUL_SECONDS,
+        **keywords,
+    )
+    ingress = serve.deployment(
+        serve.ingress()(Ingress),
+        name=INGRESS,
+        max_ongoing_requests=INGRESS_REQUESTS,
+        graceful_shutdown_timeout_s=GRACEFUL_SECONDS,
+    )
+    return ingress.bind(engine.bind(engine_args, server_args), server_args.max_body_size)

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
 from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine_args import EngineArgs
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
-from fastdeploy_lp.entrypoints.ray_serve.forwarded import ForwardedRequest
+from fastdeploy_lp.entrypoints.ray_serve.prefix_router import ForwardedRequest
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
     from fastdeploy_lp.model_executor.ops.row_ops import RowEdits
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 Int64s = NDArray[np.int64]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.marker_finder import MarkerFinder
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
-from fastdeploy_lp.logits_processor.phrase import Marker, Phrase, SentenceEnds
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.logits_processor.token_arguments import Marker, Phrase, SentenceEnds
 
 if TYPE_CHECKING:
     from paddle import Tensor

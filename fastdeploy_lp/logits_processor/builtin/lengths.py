@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
-from fastdeploy_lp.logits_processor.phrase import Phrase, SentenceEnds
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.logits_processor.token_arguments import Phrase, SentenceEnds
 
 if TYPE_CHECKING:
     from paddle import Tensor

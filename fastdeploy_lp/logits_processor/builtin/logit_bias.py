@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.token_id import TOKEN_FORMAT, VOCAB_SIZE, TokenId
-from fastdeploy_lp.request_limits import MAX_LOGIT_BIAS
+from fastdeploy_lp.logits_processor.token_arguments import TOKEN_FORMAT, VOCAB_SIZE, TokenId
+from fastdeploy_lp.request.limits import MAX_LOGIT_BIAS
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
-from fastdeploy_lp.logits_processor.phrase import Phrase, PhraseForms
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.logits_processor.token_arguments import Phrase, PhraseForms
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
-from fastdeploy_lp.request_limits import MAX_REPETITION_PENALTY
+from fastdeploy_lp.request.limits import MAX_REPETITION_PENALTY
 
 if TYPE_CHECKING:
     from paddle import Tensor

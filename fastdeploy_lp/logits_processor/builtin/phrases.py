@@ -16,8 +16,8 @@ from fastdeploy_lp.logits_processor.builtin.watched_phrase import (
     WatchedRequest,
     greatest_is_one_of,
 )
-from fastdeploy_lp.logits_processor.phrase import Marker, Phrase
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.logits_processor.token_arguments import Marker, Phrase
 from fastdeploy_lp.platforms import to_device
 
 if TYPE_CHECKING:

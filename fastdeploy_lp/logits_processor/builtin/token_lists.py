@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from fastdeploy_lp.logits_processor.token_id import TOKEN_SCHEMA, in_vocabulary
+from fastdeploy_lp.logits_processor.token_arguments import TOKEN_SCHEMA, in_vocabulary
 
 MAX_SEQUENCES = 4096
 MAX_SEQUENCE_LENGTH = 1024

@@ -8,7 +8,7 @@ from fastdeploy_lp.logits_processor.dialects.native import NativeDialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import PluginDictDialect
 from fastdeploy_lp.logits_processor.dialects.request_level import RequestLevelDialect
 from fastdeploy_lp.logits_processor.dialects.torch_vllm import TorchVllmDialect
-from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
+from fastdeploy_lp.logits_processor.dialects.vllm import VllmV1Dialect
 
 # The first dialect that recognizes an object runs it, so special dialects precede general ones.
 DIALECTS: tuple[Dialect, ...] = (

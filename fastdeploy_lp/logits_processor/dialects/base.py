@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,8 +14,21 @@ from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.model_tokenizer import ModelTokenizer
+    from fastdeploy_lp.request.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory."""
+
+    vocab_size: int
+    tokenizer: ModelTokenizer | None = None
+
+    @classmethod
+    def of(cls, fd_config: FDConfig) -> ModelFacts:
+        """Returns the facts about the served model."""
+        return cls(fd_config.model_config.vocab_size, fd_config.tokenizer)
 
 
 class Dialect(ABC):

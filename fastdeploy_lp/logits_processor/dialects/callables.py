@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
 from fastdeploy_lp.logits_processor.dialects.hugging_face import LIBRARY, TorchRowDialect, require_giveable
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
 from fastdeploy_lp.logits_processor.dialects.torch_rows import (
@@ -23,7 +24,6 @@ from fastdeploy_lp.logits_processor.dialects.torch_rows import (
     positional_names,
 )
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 
 
 class CallableDialect(TorchRowDialect):

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.base import Dialect, ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
 from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch
 from fastdeploy_lp.logits_processor.dialects.torch_rows import CallStyle, TorchRow, dry_run, on_row, one_thread
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 LIBRARY = "transformers"
 # Methods by which `generate` passes the model and the model's inputs to a processor.

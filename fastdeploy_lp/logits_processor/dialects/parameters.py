@@ -22,8 +22,8 @@ from pydantic import (
     create_model,
 )
 
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
-from fastdeploy_lp.logits_processor.token_id import TOKEN_SCHEMA, in_vocabulary, integer_of
+from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
+from fastdeploy_lp.logits_processor.token_arguments import TOKEN_SCHEMA, in_vocabulary, integer_of
 
 TOKENIZER = "tokenizer"
 """Supplied by the server for every parameter of this name, never by a request: from a name in a request, authors' code

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
-from fastdeploy_lp.logits_processor.dialects.base import Dialect
+from fastdeploy_lp.logits_processor.dialects.base import Dialect, ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import TOKENIZER
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
-from fastdeploy_lp.logits_processor.quiet_paddle import quiet_paddle
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
+from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 CLASS, MODEL = "logits_processor_class", "parameters_model"
 

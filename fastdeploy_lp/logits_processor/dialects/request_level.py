@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_lp.logits_processor import vllm_v1
-from fastdeploy_lp.logits_processor.dialects.vllm_v1 import VllmV1Dialect
+from fastdeploy_lp.logits_processor.dialects.vllm import VllmV1Dialect
 
 
 class RequestLevelDialect(VllmV1Dialect):

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
-from fastdeploy_lp.logits_processor.dialects.batch_interface import OWN, BatchInterface
-from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
+from fastdeploy_lp.logits_processor.dialects.batch_tracker import OWN, BatchInterface, BatchTracker
 from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch, torch_device
-from fastdeploy_lp.logits_processor.dialects.vllm_v1 import CONSTRUCTOR, VllmV1Processor
+from fastdeploy_lp.logits_processor.dialects.vllm import CONSTRUCTOR, VllmV1Processor
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, set_current_vllm_config
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-    from fastdeploy_lp.logits_processor.model_facts import ModelFacts
-    from fastdeploy_lp.sampling_params import SamplingParams
+    from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
+    from fastdeploy_lp.request.sampling_params import SamplingParams
 
 INTERFACE_MODULE = "vllm.v1.sample.logits_processor"
 ERRORS_MODULE = "vllm.exceptions"

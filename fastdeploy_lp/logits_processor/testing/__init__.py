@@ -1,7 +1,7 @@
 """Checks and a harness for authors of logits processors; they need neither a model nor a server."""
 
-from fastdeploy_lp.logits_processor.testing.argmax import check_argmax_invariance
 from fastdeploy_lp.logits_processor.testing.check import CHECK_NAMES, check_processor
+from fastdeploy_lp.logits_processor.testing.claims import check_argmax_invariance
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, StepError
 from fastdeploy_lp.logits_processor.testing.loading import standalone_fd_config
 from fastdeploy_lp.logits_processor.testing.report import (

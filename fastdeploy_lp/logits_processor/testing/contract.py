@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyError
+from fastdeploy_lp.logits_processor.processor_args import ReadOnlyError
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, StepError
 from fastdeploy_lp.logits_processor.testing.state import is_array
 from fastdeploy_lp.logits_processor.testing.subject import LENGTH, Advice, Fault, Subject

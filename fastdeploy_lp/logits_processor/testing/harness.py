@@ -4,26 +4,59 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor.author_code import contained
-from fastdeploy_lp.logits_processor.chain_entry import ChainEntry
+from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
-from fastdeploy_lp.logits_processor.request_args import RequestArgsValidator
+from fastdeploy_lp.logits_processor.errors import contained
+from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
-from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+@dataclass
+class Occupant:
+    """A request in a slot; `output` is the list that grows by a token a step."""
+
+    slot: int
+    request_id: str
+    prompt: list[int]
+    output: list[int]
+    selection: Selection = field(default_factory=Selection)
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """`prompt`, under the name that sequences have for it."""
+        return self.prompt
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """`output`, under the name that sequences have for it."""
+        return self.output
+
+
+class Slots(ShareInputs):
+    """`share_inputs` of requests that get one token at a time."""
+
+    def append_token(self, slot: int, token: int) -> None:
+        """Records a sampled token, in the live output list as well."""
+        self.append_tokens(np.array([slot]), np.array([token]))
+        list.append(self["output_token_ids"][slot], token)
+
 
 Row = NDArray[np.float32]
 PROMPT = (5, 6, 7)

@@ -16,7 +16,7 @@ from fastdeploy_lp.logits_processor.testing.arguments import integers_in
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
 from fastdeploy_lp.logits_processor.testing.loading import resized
 from fastdeploy_lp.logits_processor.testing.report import StepTime
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 SLOTS = 8
 MAX_MODEL_LEN = 64

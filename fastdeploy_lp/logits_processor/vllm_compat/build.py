@@ -6,13 +6,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from fastdeploy_lp.logits_processor.vllm_compat.batch import LogitsProcessor, LogitsProcessors
 from fastdeploy_lp.logits_processor.vllm_compat.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
-from fastdeploy_lp.logits_processor.vllm_compat.interface import LogitsProcessor
-from fastdeploy_lp.logits_processor.vllm_compat.state import LogitsProcessors
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig
 from fastdeploy_lp.plugins import PluginGroup, load_group
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastdeploy_lp.logits_processor.vllm_compat.interface import LogitsProcessor
+from fastdeploy_lp.logits_processor.vllm_compat.batch import LogitsProcessor
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig
 from fastdeploy_lp.logits_processor.vllm_v1 import BatchUpdate, MoveDirectionality
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 State = TypeVar("State")
 

@@ -9,11 +9,28 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.decoder_weights import LinearWeights, Matrix, floats
-from fastdeploy_lp.model_executor.layers.embedding import Embedding
+from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights, Matrix, floats
 from fastdeploy_lp.model_executor.layers.linear import LinearLayer, linear
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
 from fastdeploy_lp.model_executor.loader.split import Section, part_size
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
+from fastdeploy_lp.platforms import current_platform
+
+
+class Embedding:
+    """token_ids [tokens] → [tokens, hidden_size]; the weight [vocab_size, hidden_size] is rounded where products are.
+
+    If only matrix products have 8-bit weights, the embedding is not rounded.
+    """
+
+    def __init__(self, weight: FloatArray, quantization: str | None) -> None:
+        platform = current_platform()
+        rounded = ACTIVATION_DIGITS[quantization] and not platform.weight_only_int8
+        self._weight = paddle.to_tensor(dequantized_weight(weight) if rounded else weight, dtype=platform.model_dtype)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return paddle.gather(self._weight, token_ids)
+
 
 EmbeddingLayer = Callable[[Tensor], Tensor]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.checkpoint.finite import is_finite
+from fastdeploy_lp.checkpoint.safetensors_file import is_finite
 
 # Element types of weights, by their names in safetensors.
 ELEMENTS: dict[str, np.dtype[Any]] = {

@@ -12,6 +12,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes
 from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -23,7 +24,6 @@ from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import current_platform
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+    from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
     from fastdeploy_lp.model_executor.loader.weights import Weights
-    from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 logger = logging.getLogger(__name__)
 

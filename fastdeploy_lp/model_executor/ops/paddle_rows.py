@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowOps,
 )
 from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.request_limits import MAX_LOGPROBS
+from fastdeploy_lp.request.limits import MAX_LOGPROBS
 
 # Digits, from the highest, by which `_keep_top_p` finds a 32-bit key: (shift, bits).
 DIGITS = ((21, 11), (10, 11), (0, 10))

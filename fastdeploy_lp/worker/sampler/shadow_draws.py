@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor.shadow_chain import ShadowChain, ShadowRows, ShadowStep
+from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain, ShadowRows, ShadowStep
 from fastdeploy_lp.messages import ShadowTokens
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail

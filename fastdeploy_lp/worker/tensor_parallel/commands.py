@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.parallel.communicator import RankPlace
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class RankStart(msgspec.Struct):

@@ -15,7 +15,7 @@ import paddle
 
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
-from fastdeploy_lp.log_format import configure_from_environment
+from fastdeploy_lp.config.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp

@@ -10,9 +10,9 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.tensor_parallel.commands import (

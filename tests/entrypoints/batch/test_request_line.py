@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.entrypoints.batch.request_line import ENDPOINTS, BadLineError, RequestLine, read_line
+from fastdeploy_lp.entrypoints.batch.files import ENDPOINTS, BadLineError, RequestLine, read_line
 
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}
 

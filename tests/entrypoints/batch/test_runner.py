@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from tqdm import tqdm
 
 from fastdeploy_lp.engine.errors import EngineDeadError
-from fastdeploy_lp.entrypoints.batch.output_file import OutputFile
+from fastdeploy_lp.entrypoints.batch.files import OutputFile
 from fastdeploy_lp.entrypoints.batch.runner import BatchRunner, Tally
 from fastdeploy_lp.entrypoints.openai import errors
 

@@ -13,10 +13,10 @@ from support.damage import LOAD, START, Damage
 from support.server import free_port, server_command, server_environment
 
 from fastdeploy_lp.checkpoint import CheckpointError
-from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 from fastdeploy_lp.entrypoints.openai.api_server import main
-from fastdeploy_lp.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.model_runner import ModelRunner
 
 # Found in either process, and by the real command.

@@ -20,7 +20,7 @@ from support.supervised import LONG, supervised_server
 
 from fastdeploy_lp.engine.metrics import PREFIX
 from fastdeploy_lp.platforms import CpuPlatform
-from fastdeploy_lp.platforms.environment import callers_environment
+from fastdeploy_lp.platforms.cpu import callers_environment
 
 SLOTS = 4
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 1, "seed": 5, "ignore_eos": True}

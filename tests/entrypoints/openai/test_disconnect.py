@@ -10,7 +10,7 @@ from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.entrypoints.openai.disconnect import _all_results
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.request.pooling_params import PoolingParams
 
 
 def test_a_failure_leaves_nobody_waiting_for_the_others() -> None:

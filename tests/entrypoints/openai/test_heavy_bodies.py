@@ -12,9 +12,9 @@ import pytest
 from support.idle_engine import Client, Idle, idle
 
 from fastdeploy_lp.config import SchedulerConfig
-from fastdeploy_lp.entrypoints.openai.body_shape import LIGHT_BODY
+from fastdeploy_lp.entrypoints.openai.body.shape import LIGHT_BODY
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.request_limits import (
+from fastdeploy_lp.request.limits import (
     MAX_BODY_CONTAINERS,
     MAX_CARRIED_VALUES,
     MAX_DETOKENIZED_TOKENS,

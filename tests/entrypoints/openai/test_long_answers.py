@@ -15,7 +15,7 @@ from support.chat import REQUEST_SECONDS, metric
 from support.server import ServerProcess, wait_until
 from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp.request_limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
+from fastdeploy_lp.request.limits import MAX_POOLED_NUMBERS, MAX_PROMPT_LOGPROBS
 
 CONTEXT = 2048
 HIDDEN_SIZE = 64

@@ -12,15 +12,15 @@ from support.bounded_server import answer, exchange, serving
 from support.guarded import AUTH
 from support.server import ServerProcess
 
-from fastdeploy_lp.entrypoints.openai import connections
-from fastdeploy_lp.entrypoints.openai.connections import MAX_PIPELINED
-from fastdeploy_lp.entrypoints.openai.request_head import (
+from fastdeploy_lp.entrypoints.openai.listener import connections
+from fastdeploy_lp.entrypoints.openai.listener.bounds import (
     MAX_HEAD_BYTES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     MAX_URL_BYTES,
     SEPARATORS,
 )
+from fastdeploy_lp.entrypoints.openai.listener.connections import MAX_PIPELINED
 
 LINE = b"GET /health HTTP/1.1\r\n"
 MUCH = 1_000_000

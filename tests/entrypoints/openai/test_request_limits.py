@@ -14,8 +14,8 @@ import pytest
 from support.errors import check_error
 from support.server import REPOSITORY, ServerProcess
 
-from fastdeploy_lp import request_limits
-from fastdeploy_lp.request_limits import (
+from fastdeploy_lp.request import limits as request_limits
+from fastdeploy_lp.request.limits import (
     MAX_ARGUMENT_VALUES,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_LISTS,

@@ -16,7 +16,7 @@ from support.tiny import GOLDEN
 
 from fastdeploy_lp import LLM, SamplingParams
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine_args import EngineArgs
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 NAME = "tiny-llama"
 CASE = cases(NAME)[2]

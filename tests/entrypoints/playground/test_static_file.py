@@ -10,7 +10,7 @@ import pytest
 from support.playground import ROOT_PATH
 from support.server import REPOSITORY, ServerProcess
 
-from fastdeploy_lp.entrypoints.playground.static_file import CONTENT_TYPES, StaticFile, static_files
+from fastdeploy_lp.entrypoints.playground.routes import CONTENT_TYPES, StaticFile, static_files
 
 FILES = static_files()
 STATIC = REPOSITORY / "fastdeploy_lp" / "entrypoints" / "playground" / "static"

@@ -14,7 +14,7 @@ from fastdeploy_lp.logits_processor.builtin.bans import (
     BadWordsLogitsProcessor,
     MinTokensLogitsProcessor,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.sequence import Sequence
 
 few = st.integers(0, 3)

@@ -16,7 +16,7 @@ from fastdeploy_lp.logits_processor.builtin.forcing import (
     MaxTimeLogitsProcessor,
     ThinkingBudgetLogitsProcessor,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 sequences = st.fixed_dictionaries({"forced_sequence": st.none() | st.lists(tokens, min_size=1, max_size=6)})

@@ -11,7 +11,7 @@ from support.churned import DTYPES, EOS, VOCAB_SIZE, Churn, Row, Slots, crowds
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
 from fastdeploy_lp.logits_processor.builtin.multiple_choice import MultipleChoiceLogitsProcessor
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 few = st.integers(2, 6)
 answers = st.lists(st.lists(few, min_size=1, max_size=3), min_size=1, max_size=2)

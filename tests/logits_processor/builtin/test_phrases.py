@@ -17,7 +17,7 @@ from fastdeploy_lp.logits_processor.builtin.phrases import (
     LowConfidenceFallbackLogitsProcessor,
     TriggerPhraseLogitsProcessor,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 tokens = st.integers(2, VOCAB_SIZE - 1)
 last_phrases = st.fixed_dictionaries({"last_phrase": st.none() | st.lists(tokens, min_size=1, max_size=4)})

@@ -15,7 +15,7 @@ from support.tried import RAISED
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, TokenId, load_processors
 from fastdeploy_lp.model_tokenizer import model_tokenizer
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 VOCAB_SIZE = 512
 LIBRARY = "transformers.generation.logits_process"

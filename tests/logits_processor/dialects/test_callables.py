@@ -12,8 +12,8 @@ from support.declared import refusal
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor import load_processors
+from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
-from fastdeploy_lp.logits_processor.model_facts import ModelFacts
 from fastdeploy_lp.logits_processor.testing import ProcessorHarness, check_processor
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fastdeploy_lp.logits_processor import (
     RequestArgsValidator,
     load_processors,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 LIBRARY = logits_process.__name__

@@ -12,9 +12,8 @@ from support.batch_slots import Slots
 from support.sequences import request, tiny_engine
 
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, load_processors
-from fastdeploy_lp.logits_processor.dialects.batch_interface import BatchInterface
-from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchInterface, BatchTracker
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_
 from support.sequences import request, run_to_end
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.engine_args import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.startup.engine_args import spec_of
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 DIALECTS = [Native, Vllm, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.logits_processor.read_only_list import ReadOnlyList
-from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
+from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
+from fastdeploy_lp.logits_processor.testing.harness import Occupant, Slots
 
 SLOTS, LENGTH = 4, 6
 

@@ -16,7 +16,7 @@ from support.declared import refusal
 from support.hash_bias_torch import vllm_stand_ins
 
 from fastdeploy_lp.logits_processor import vllm_compat
-from fastdeploy_lp.logits_processor.vllm_compat.contents import CONTENTS
+from fastdeploy_lp.logits_processor.vllm_compat.installation import CONTENTS
 
 
 @pytest.fixture

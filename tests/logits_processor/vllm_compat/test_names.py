@@ -14,14 +14,15 @@ from support.hash_bias_torch import vllm_stand_ins
 from support.sequences import request, run_to_end, tiny_engine
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
-from fastdeploy_lp import sampling_params as own
-from fastdeploy_lp.guided_decoding.params import GuidedDecodingParams
-from fastdeploy_lp.logits_processor.served_params import ServedParams
-from fastdeploy_lp.logits_processor.vllm_compat import exceptions, platform, utils
-from fastdeploy_lp.logits_processor.vllm_compat.logger import init_logger
-from fastdeploy_lp.logits_processor.vllm_compat.sampling_params import SamplingParams
+from fastdeploy_lp.logits_processor.dialects.batch_tracker import ServedParams
+from fastdeploy_lp.logits_processor.vllm_compat import platform, utils
+from fastdeploy_lp.logits_processor.vllm_compat import requests as exceptions
+from fastdeploy_lp.logits_processor.vllm_compat.requests import SamplingParams
 from fastdeploy_lp.logits_processor.vllm_compat.tokenizer import cached_tokenizer_from_config, get_tokenizer
+from fastdeploy_lp.logits_processor.vllm_compat.utils import init_logger
 from fastdeploy_lp.logits_processor.vllm_config import HfConfig, VllmConfig, get_current_vllm_config
+from fastdeploy_lp.request import sampling_params as own
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 
 
 def test_the_configuration_has_what_processors_read() -> None:

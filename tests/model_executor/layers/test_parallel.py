@@ -8,9 +8,8 @@ import pytest
 from support.ranks import ThreadCommunicator, on_ranks
 
 from fastdeploy_lp.model_executor.decoder_weights import LinearWeights
-from fastdeploy_lp.model_executor.layers.embedding import Embedding
 from fastdeploy_lp.model_executor.layers.linear import Linear
-from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
+from fastdeploy_lp.model_executor.layers.parallel import Embedding, row_parallel, vocab_embedding, vocab_head
 from fastdeploy_lp.model_executor.loader.split import Section
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK
 

@@ -9,9 +9,8 @@ from paddle import Tensor
 from paddle.nn import quant
 
 from fastdeploy_lp.model_executor.decoder_weights import LinearWeights
-from fastdeploy_lp.model_executor.layers import weight_only
-from fastdeploy_lp.model_executor.layers.linear import Linear, linear
-from fastdeploy_lp.model_executor.layers.weight_only import WeightOnlyLinear
+from fastdeploy_lp.model_executor.layers import linear as weight_only
+from fastdeploy_lp.model_executor.layers.linear import Linear, WeightOnlyLinear, linear
 
 
 def weights(out_features: int, in_features: int, *, bias: bool = False) -> LinearWeights:

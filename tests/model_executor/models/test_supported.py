@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fastdeploy_lp.checkpoint import CheckpointError
-from fastdeploy_lp.model_executor.models.supported import require_supported, sliding_window
+from fastdeploy_lp.model_executor.models.decoder import require_supported, sliding_window
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

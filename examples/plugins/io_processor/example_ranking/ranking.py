@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp import IOProcessor, PoolingParams
-from fastdeploy_lp.outputs import PoolingRequestOutput
+from fastdeploy_lp.request.outputs import PoolingRequestOutput
 
 
 class Question(BaseModel):

@@ -8,8 +8,8 @@ import numpy as np
 import paddle
 
 from fastdeploy_lp import FDConfig
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.loader.weights import Weights
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 class BigramForCausalLM:

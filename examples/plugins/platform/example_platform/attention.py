@@ -11,12 +11,12 @@ import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 
 from fastdeploy_lp import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention import AttentionBackend
 from fastdeploy_lp.model_executor.layers.linear import Linear
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from hashlib import sha256
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy_lp.entrypoints.openai.errors import error_response
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
-from fastdeploy_lp.entrypoints.openai.middleware.root_path import route_path
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY, route_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 
 # Load balancers and orchestrators request these without a key.

@@ -8,8 +8,8 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.bodies_in_flight import BODY_KEY, BodiesInFlight, BodyInFlight
 from fastdeploy_lp.entrypoints.openai.errors import BodyRoomError, BodyTimeoutError, error_response
+from fastdeploy_lp.entrypoints.openai.listener.bodies import BODY_KEY, BodiesInFlight, BodyInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import STATE_KEY
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
 

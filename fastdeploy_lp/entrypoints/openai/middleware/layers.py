@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdeploy_lp.entrypoints.openai.bodies_in_flight import BodiesInFlight
+from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.head import HeadMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
-from fastdeploy_lp.entrypoints.openai.middleware.request_log import RequestLogMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight
-from fastdeploy_lp.entrypoints.openai.middleware.root_path import RootPathMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
+
+
+class HeadMiddleware:
+    """Handles HEAD as GET, as load balancers and `curl -I` expect; the server sends no body for it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forwards HEAD as GET; outer layers still see HEAD, and the route that answered."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            if "route" in asked:
+                scope["route"] = asked["route"]
+
 
 # Number of bodies of maximum size that may arrive at once, if max_bodies_size is not set.
 BODIES = 8

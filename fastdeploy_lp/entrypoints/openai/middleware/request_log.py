@@ -1,26 +1,101 @@
-"""Middleware that assigns an id to every request, counts it, and logs one line on completion."""
+"""Middleware that assigns an id to every request, counts it, and logs one line on completion; and its metrics."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
 
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fastdeploy_lp.config.log_format import REQUEST_ID
+from fastdeploy_lp.engine.metrics import PREFIX, SECONDS
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
-from fastdeploy_lp.entrypoints.openai.middleware.http_metrics import HttpMetrics
-from fastdeploy_lp.entrypoints.openai.middleware.request_line import fields_of
+from fastdeploy_lp.entrypoints.openai.listener.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     STATE_KEY,
+    EngineWork,
     RequestRecord,
     RequestsInFlight,
     new_record,
 )
-from fastdeploy_lp.entrypoints.openai.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
-from fastdeploy_lp.log_format import REQUEST_ID
+
+# Clients may send any method name; bounds the number of labels.
+METHODS = {"GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"}
+
+
+class HttpMetrics:
+    """Counts requests by method, route and status, in the engine's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            f"{PREFIX}http_requests",
+            "HTTP requests by method, route and status; 499: the client went before the answer",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            f"{PREFIX}http_request_duration_seconds",
+            "From a request's arrival to its answer's last byte",
+            ["route"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Counts a finished request."""
+        self._requests.labels(method if method in METHODS else "other", route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+
+Fields = dict[str, object]
+ABORTED = "abort"
+
+
+def fields_of(record: RequestRecord, route: str, status: int, seconds: float, *, with_prompts: bool) -> Fields:
+    """Returns the fields of a request's log line; engine fields only for requests that reached the engine.
+
+    Times are in seconds: `ttft` until the first token of any completion, `queue` until the first sequence got a slot.
+    """
+    fields: Fields = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "route": route,
+        "status": status,
+        "seconds": round(seconds, 6),
+    }
+    if record.work:
+        fields |= _of_work(record.work)
+        fields["response_id"] = record.response_id
+    if with_prompts and record.work:
+        fields["prompts"] = [_prompt(each) for each in record.work]
+    return fields
+
+
+def _of_work(work: Sequence[EngineWork]) -> Fields:
+    times = [sequence for each in work for sequence in each.times]
+    first_tokens = [each.time_to_first_token for each in times if each.time_to_first_token is not None]
+    queues = [each.queue for each in times if each.queue is not None]
+    return {
+        "prompt_tokens": sum(len(each.prompt.token_ids) for each in work),
+        "output_tokens": sum(each.num_output_tokens for each in work),
+        "cached_tokens": sum(each.num_cached_tokens for each in work),
+        "ttft": round(min(first_tokens), 6) if first_tokens else None,
+        "queue": round(min(queues), 6) if queues else None,
+        "processors": list(dict.fromkeys(name for each in work for name in each.processors)),
+        "finish_reasons": [reason or ABORTED for each in work for reason in each.finish_reasons],
+    }
+
+
+def _prompt(work: EngineWork) -> str:
+    """Returns the prompt's text, or its token ids if it has no text."""
+    prompt = work.prompt
+    return prompt.text if prompt.text is not None else " ".join(map(str, prompt.token_ids))
+
 
 logger = logging.getLogger("fastdeploy_lp.requests")
 

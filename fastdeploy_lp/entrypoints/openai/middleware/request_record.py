@@ -1,4 +1,4 @@
-"""Records of HTTP requests while they run."""
+"""Records of HTTP requests while they run, and the path prefix of a proxy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,35 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastdeploy_lp.config.log_format import REQUEST_ID
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.input_processor import Prompt
 from fastdeploy_lp.engine.work import SequenceTimes
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
-from fastdeploy_lp.log_format import REQUEST_ID
-from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
+from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
+
+
+class RootPathMiddleware:
+    """Sets the server's `root_path` for the inner layers; the proxy may or may not strip it from paths."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sets `root_path` in the scope, where frameworks read it."""
+        scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
+
+
+def route_path(scope: Scope) -> str:
+    """Returns the path for route matching, without the root path if it has that prefix."""
+    path: str = scope["path"]
+    root_path: str = scope.get("root_path", "")
+    return path[len(root_path) :] if root_path and path.startswith(f"{root_path}/") else path
+
 
 STATE_KEY = "record"
 # Only characters that are safe in headers and log lines.

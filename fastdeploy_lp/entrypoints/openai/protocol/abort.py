@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
-from fastdeploy_lp.request_limits import MAX_ABORTED_IDS
+from fastdeploy_lp.request.limits import MAX_ABORTED_IDS
 
 # Matches every valid id of a request or a response.
 AbortedId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]

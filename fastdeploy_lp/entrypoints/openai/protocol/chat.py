@@ -9,10 +9,9 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
-from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
-from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
 from fastdeploy_lp.entrypoints.openai.protocol.request import TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody

@@ -10,13 +10,12 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import CompletionLogprobs, PromptLogprobs
-from fastdeploy_lp.entrypoints.openai.protocol.clock import now
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
+from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
 from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, Texts, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
-from fastdeploy_lp.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
 class CompletionRequest(GuidedRequest):

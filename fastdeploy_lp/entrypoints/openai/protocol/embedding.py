@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+from fastdeploy_lp.entrypoints.openai.protocol.model import now
 from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, RequestId, RequestModel, Texts, Timeout, TokenIds
-from fastdeploy_lp.pooling_params import PoolingParams
+from fastdeploy_lp.request.pooling_params import PoolingParams
 
 
 class EmbeddingRequest(RequestModel):

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, require_few
-from fastdeploy_lp.request_limits import MAX_MESSAGES
+from fastdeploy_lp.request.limits import MAX_MESSAGES
 
 
 class TextPart(RequestModel):

@@ -1,12 +1,26 @@
-"""Bodies of /v1/models."""
+"""The base class of bodies, omitted fields and time stamps."""
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from fastdeploy_lp.entrypoints.openai.protocol.clock import now
+Value = TypeVar("Value")
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+Omitted = Annotated[Value | None, Field(exclude_if=_is_none)]
+"""A field that is omitted if None; declare it with the default None."""
+
+
+def now() -> int:
+    """Returns whole seconds since 1970."""
+    return int(time.time())
 
 
 class ModelCard(BaseModel):

@@ -15,15 +15,15 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from fastdeploy_lp.request_limits import (
+from fastdeploy_lp.request.limits import (
     MAX_LOGIT_BIAS,
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     MAX_OBJECT_FIELDS,
 )
-from fastdeploy_lp.sampling_params import SamplingParams
-from fastdeploy_lp.trace_params import TraceParams
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.trace import TraceParams
 
 Entry = TypeVar("Entry")
 # Reports only the first invalid entry, since a list may have a million of them.

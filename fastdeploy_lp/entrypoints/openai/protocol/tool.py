@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, require_few
-from fastdeploy_lp.request_limits import MAX_TOOLS
+from fastdeploy_lp.request.limits import MAX_TOOLS
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array
-from fastdeploy_lp.entrypoints.openai.protocol.omitted import Omitted
-from fastdeploy_lp.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
+from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.request.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
 
 
 class TraceEntry(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from fastdeploy_lp.engine.engine import Engine
-from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
+from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     RequestRecord,
@@ -13,13 +13,13 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     record_of,
     require_operator,
 )
+from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.abort import (
     AbortedRequest,
     AbortRequestsRequest,
     AbortRequestsResponse,
     AbortResult,
 )
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
 def abort_routes(engine: Engine, in_flight: RequestsInFlight) -> APIRouter:

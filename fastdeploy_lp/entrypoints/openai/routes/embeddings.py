@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.input_processor import EngineRequest
+from fastdeploy_lp.engine.pooling import Pooling
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
-from fastdeploy_lp.entrypoints.openai.pieced_answer import EncodingTurns, PiecedAnswer
-from fastdeploy_lp.entrypoints.openai.protocol.embedding import EmbeddingRequest, EmbeddingResponse
+from fastdeploy_lp.entrypoints.openai.openapi import failures
+from fastdeploy_lp.entrypoints.openai.protocol.embedding import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    new_embedding_id,
+)
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
-from fastdeploy_lp.entrypoints.openai.serving import admitted
-from fastdeploy_lp.entrypoints.openai.serving_embedding import ServingEmbedding
-from fastdeploy_lp.entrypoints.openai.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, each_prompt, invalid_field, num_prompts
+from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
+from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
+from fastdeploy_lp.request.outputs import PoolingRequestOutput
+
+
+class ServingEmbedding:
+    """Embeddings on one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._serving = Serving(engine)
+
+    async def start(self, request: EmbeddingRequest, caller: Caller) -> list[Pooling]:
+        """Admits every input of a request, or none; raises the errors of `ServingChat.start`."""
+        self._serving.require_model(request.model)
+        engine = self._serving.engine
+        try:
+            params = request.pooling_params()
+        except ValueError as error:
+            raise invalid_field(error) from None
+        settled = engine.inputs.settle_pooling(params)
+        inside = self._serving.inside(caller, num_prompts(request.input))
+        given = await inside(partial(each_prompt, "input", request.input))
+        engine.require_room(len(given), caller.client)
+        prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
+        request_id = new_embedding_id(request.request_id)
+        return await engine.pool(
+            [
+                EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
+                for index, prompt in enumerate(prompts)
+            ]
+        )
+
+    def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> PiecedObject:
+        """Returns the body of the answer, an `EmbeddingResponse`."""
+        in_base64 = request.encoding_format == "base64"
+        prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        response = EmbeddingResponse(
+            id=shared_id(outputs[0].request_id),
+            model=self._serving.model,
+            data=[],
+            usage=EmbeddingUsage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
+        )
+        items = (
+            PiecedObject(
+                Embedding(index=index, embedding=[]), {"embedding": of_numbers(output.outputs.data, in_base64)}
+            )
+            for index, output in enumerate(outputs)
+        )
+        return PiecedObject(response, {"data": array(items)})
 
 
 def embedding_routes(

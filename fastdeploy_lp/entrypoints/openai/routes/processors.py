@@ -9,13 +9,13 @@ from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import require_operator
+from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.processor import (
     ProcessorCard,
     ProcessorCounters,
     ProcessorList,
     ShadowCounters,
 )
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 
 
 def processor_routes(engine: Engine) -> APIRouter:

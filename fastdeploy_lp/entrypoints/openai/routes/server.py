@@ -1,4 +1,4 @@
-"""Status routes of the server: health, load, version, metrics."""
+"""Status routes of the server: health, load, version, models and metrics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,39 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
+from fastdeploy_lp.entrypoints.openai.openapi import failures
+from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
 from fastdeploy_lp.entrypoints.openai.protocol.server import ServerLoad, ServerVersion
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.version import __version__
+
+
+def model_routes(engine: Engine) -> APIRouter:
+    """Returns the routes of the served model, in a list and by id."""
+    router = APIRouter(responses=failures(503))
+    config = engine.fd_config.model_config
+
+    # Created once: `created` is the start of the model, not the time of the request.
+    card = ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)
+
+    @router.get("/v1/models")
+    async def models() -> ModelList:
+        """The served model."""
+        return ModelList(data=[card])
+
+    # Ids may contain slashes.
+    @router.get("/v1/models/{model_id:path}", responses=failures(404))
+    async def model(model_id: str) -> ModelCard:
+        """The served model, by id."""
+        if model_id != config.served_model_name:
+            raise NotFoundError(
+                f"the model {model_id!r} does not exist; this server has {config.served_model_name!r}",
+                "model",
+                "model_not_found",
+            )
+        return card
+
+    return router
 
 
 def server_routes(engine: Engine) -> APIRouter:

@@ -15,16 +15,16 @@ from fastdeploy_lp.engine.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prompt_text import CHARACTERS_A_TOKEN, require_unicode
 from fastdeploy_lp.engine.tokenizer import UnencodableTextError
-from fastdeploy_lp.entrypoints.openai.body_shape import bounded_route
+from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
+from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from fastdeploy_lp.entrypoints.openai.routes.failures import failures
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
-from fastdeploy_lp.request_limits import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
+from fastdeploy_lp.request.limits import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
 
 PIECE = 4096
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 
 Int32Array = NDArray[np.int32]
 Integers = TypeVar("Integers", Int32Array, Tensor)

@@ -17,13 +17,13 @@ from paddle.incubate.nn.functional import block_multihead_attention
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
 from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockArguments, BlockLayout, fill_lengths
 from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention, PrefixChunk
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 from fastdeploy_lp.platforms import current_platform, to_device
 
 Operator = Callable[..., tuple[Tensor, ...]]

@@ -12,14 +12,13 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
-from fastdeploy_lp.model_executor.forward_batch import AttentionGroup, ForwardBatch, ForwardBatchBuilder
+from fastdeploy_lp.model_executor.forward_batch import AttentionGroup, ForwardBatch, ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
 from fastdeploy_lp.model_executor.layers.linear import Linear
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 
 @dataclass(frozen=True)

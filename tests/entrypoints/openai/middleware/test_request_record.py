@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, RequestsInFlight, new_record
-from fastdeploy_lp.request_limits import MAX_ANSWER_BYTES
+from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
 
 FIT = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
+from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockArguments, BlockLayout
-from fastdeploy_lp.model_executor.sequence_chunk import SequenceChunk
 
 MAX_MODEL_LEN = 100
 

@@ -1,0 +1,1 @@
+"""Request bodies: bounds on their size and shape, before any field is read."""

@@ -1,0 +1,1 @@
+"""Sockets and connections of the HTTP server, and their bounds."""

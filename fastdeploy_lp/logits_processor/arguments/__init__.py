@@ -1,0 +1,1 @@
+"""Arguments of processors in a request: their forms, values and checks."""

@@ -1,0 +1,207 @@
+"""Check of a request's use of logits processors against the declared ones, in the API process."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fastdeploy_lp.logits_processor.arguments.flat import Entering, FlatArgs, FlatArgsReader, unwatched
+from fastdeploy_lp.logits_processor.arguments.named import (
+    NAMED,
+    MandatoryOrder,
+    NamedEntry,
+    RequestedPlace,
+    named_entries,
+)
+from fastdeploy_lp.logits_processor.arguments.values import require_sendable, settled_args
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
+from fastdeploy_lp.logits_processor.errors import RequestArgsError, contained, described, printed
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
+from fastdeploy_lp.model_tokenizer import ModelTokenizer
+from fastdeploy_lp.request.sampling_params import SamplingParams
+
+SHADOW = "logits_processors_shadow"
+
+
+class RequestArgsValidator:
+    """Turns a request's forms of selection (flat arguments, named processors) into one validated `Selection`.
+
+    An error of a processor's own check refuses the request; an error other than ValueError becomes the refusal's cause.
+
+    `encode` tokenizes the arguments that are phrases; without it, they must be token ids. `shadow` names
+    the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
+    """
+
+    def __init__(
+        self,
+        declared: Sequence[DeclaredProcessor],
+        vocab_size: int,
+        encode: Encode | None = None,
+        *,
+        shadow: Sequence[str] = (),
+        tokenizer: ModelTokenizer | None = None,
+    ) -> None:
+        self._declared = {processor.name: processor for processor in declared}
+        self._with_own_code = [processor for processor in declared if processor.checks_with_own_code]
+        self._always_in_shadow = tuple(shadow)
+        self._facts = ModelFacts(vocab_size, tokenizer)
+        self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
+        self._flat = FlatArgsReader(declared, self._context, shadow=shadow)
+        self._order = MandatoryOrder(declared)
+
+    def authors_of(self, params: SamplingParams) -> frozenset[str]:
+        """Returns the names of processors whose own code `validate` may run for this request."""
+        chosen = params.logits_processors
+        # `validate` refuses an invalid entry before any author's code runs.
+        named = [each.get("name") if isinstance(each, Mapping) else each for each in chosen or ()]
+        return frozenset(
+            processor.name
+            for processor in self._with_own_code
+            if processor.mandatory or (processor.name in named if chosen is not None else _sees_flat(processor))
+        )
+
+    def validate(self, params: SamplingParams, entering: Entering = unwatched) -> Selection:
+        """Returns the request's selection, with arguments of their final types; raises RequestArgsError.
+
+        Values that cannot be sent to another process are refused before any author's code runs.
+        """
+        chosen = params.logits_processors
+        flat = self._flat.read(params)
+        entries = named_entries(chosen or {})
+        if chosen is None:
+            selection = Selection(flat=self._flat.settled(flat, entering), hidden=self._flat.hidden(flat))
+        elif flat.values:
+            reason = f"cannot stand beside {NAMED}; give every processor its own params there"
+            raise RequestArgsError(flat.fields[0], reason)
+        else:
+            selection = Selection(named=self._settle_entries(entries, entering))
+        self._ask_processors(params, selection, _Paths(flat, entries), entering)
+        wanted = self._wanted_in_shadow(params, selection, entries)
+        shadow = tuple(name for name in self._declared if name in wanted)
+        # Only a list has an order; clients cannot rely on the order of an object's keys.
+        order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
+        return msgspec.structs.replace(selection, order=order, shadow=shadow)
+
+    def _settle_entries(self, entries: Sequence[NamedEntry], entering: Entering) -> dict[str, dict[str, Any]]:
+        for entry in entries:
+            require_sendable(entry.params, ".".join(entry.params_path))
+        named: dict[str, dict[str, Any]] = {}
+        for entry in entries:
+            processor = self._declared.get(entry.name)
+            if processor is None:
+                raise RequestArgsError(".".join(entry.name_path), self._unknown_name(entry.name))
+            if entry.name in named:
+                reason = f"{entry.name} is named twice; the server can declare it a second time under an alias"
+                raise RequestArgsError(".".join(entry.name_path), reason)
+            entering(processor, ".".join(entry.params_path))
+            named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
+        return named
+
+    def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
+        """Returns the order of a list, None if it is the declared one; raises RequestArgsError."""
+        places = [RequestedPlace(each.name, ".".join(each.path)) for each in entries if each.name not in shadow]
+        order = self._order.complete(places)
+        return None if order == tuple(name for name in self._declared if name in order) else order
+
+    def _wanted_in_shadow(
+        self, params: SamplingParams, selection: Selection, entries: Sequence[NamedEntry]
+    ) -> list[str]:
+        """Returns the names that the request marks, and the names that the operator marks."""
+        wanted = []
+        for entry in entries:
+            if entry.shadow:
+                self._require_not_mandatory(entry.name, ".".join((*entry.path, "shadow")))
+                wanted.append(entry.name)
+        for index, name in enumerate(params.logits_processors_shadow or []):
+            path = f"{SHADOW}.{index}"
+            if not isinstance(name, str):
+                raise RequestArgsError(path, "processor names are strings")
+            if name not in self._declared:
+                raise RequestArgsError(path, self._unknown_name(name))
+            self._require_not_mandatory(name, path)
+            if not self._reaches(self._declared[name], selection):
+                raise RequestArgsError(path, f"this request does not use {name}; name it in {NAMED}, too")
+            wanted.append(name)
+        always = [name for name in self._always_in_shadow if self._reaches(self._declared[name], selection)]
+        return [*wanted, *always]
+
+    def _require_not_mandatory(self, name: str, path: str) -> None:
+        if self._declared[name].mandatory:
+            raise RequestArgsError(path, f"{name} is mandatory on this server; no request can put it into shadow")
+
+    def _reaches(self, processor: DeclaredProcessor, selection: Selection) -> bool:
+        """Returns True if the processor may see the request."""
+        if processor.dialect.by_name_only:
+            return selection.named is not None and processor.name in selection.named
+        return not processor.leaves_alone(selection)
+
+    def _settle_named(
+        self, processor: DeclaredProcessor, params: dict[str, Any], path: tuple[str, ...]
+    ) -> dict[str, Any]:
+        if processor.params_model is None:
+            if not processor.dialect.by_name_only:
+                _require_taken(processor, params, path)
+            return params
+        for name in params:
+            if name not in processor.argument_names:
+                known = ", ".join(sorted(processor.argument_names)) or "none"
+                raise RequestArgsError(
+                    ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
+                )
+        return settled_args(processor.params_model, params, self._context, path)
+
+    def _ask_processors(self, params: SamplingParams, selection: Selection, paths: _Paths, entering: Entering) -> None:
+        for processor in self._declared.values():
+            if not self._reaches(processor, selection):
+                continue
+            seen = msgspec.structs.replace(params, extra_args=dict(selection.args_for(processor.name)) or None)
+            path = paths.of(processor, selection)
+            entering(processor, path)
+            try:
+                processor.validate(seen, self._facts)
+            except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
+                expected = isinstance(error, ValueError)
+                reason = printed(error) if expected else described(contained(error))
+                raise RequestArgsError(path, f"{processor.name}: {reason}") from (None if expected else error)
+
+    def _unknown_name(self, name: str) -> str:
+        if not self._declared:
+            return f"{name!r} is not declared; start the server with --logits-processors"
+        close = difflib.get_close_matches(name, self._declared, n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        return f"no logits processor of the name {name!r} is declared; declared are {', '.join(self._declared)}{guess}"
+
+
+class _Paths:
+    """JSON paths of the parts of a request that are meant for a processor."""
+
+    def __init__(self, flat: FlatArgs, entries: Sequence[NamedEntry]) -> None:
+        self._flat = flat
+        self._entries = entries
+
+    def of(self, processor: DeclaredProcessor, selection: Selection) -> str | None:
+        """Returns the path of its entry, or of the field with its flat arguments; None if the request has neither."""
+        if selection.named is not None:
+            return next((".".join(entry.path) for entry in self._entries if entry.name == processor.name), NAMED)
+        paths = self._flat.paths
+        # A validated default has no path in the request.
+        named = [name for name in selection.args_for(processor.name) if name in paths]
+        own = [paths[name][0] for name in named if processor.takes(name)]
+        return next(iter([*own, *self._flat.fields]), None)
+
+
+def _sees_flat(processor: DeclaredProcessor) -> bool:
+    return not processor.dialect.by_name_only
+
+
+def _require_taken(processor: DeclaredProcessor, params: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    """Raises RequestArgsError for an argument that a processor without `Params` does not take."""
+    for name in params:
+        if not processor.takes(name):
+            reason = f"{processor.name} takes no such argument: it has no Params and its code does not mention it"
+            raise RequestArgsError(".".join((*path, str(name))), f"{reason} (accepts_any_args = True takes any)")

@@ -1,0 +1,1 @@
+"""The chain of processors: entries, groups, faults, time limits and shadows."""

@@ -1,0 +1,235 @@
+"""One processor in its place in a chain: the instance, its view, and its counters."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastdeploy_lp.logits_processor.base import LogitsProcessor
+from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
+from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls
+from fastdeploy_lp.logits_processor.chain.view import ProcessorView
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
+from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stats import ProcessorStats
+from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_lp.config import FDConfig
+
+
+STATM = "/proc/self/statm"
+
+
+class MemoryGauge:
+    """Reads the kernel's resident size of this process in about two microseconds; 0 if the kernel has no such file.
+
+    GPU memory is not included.
+    """
+
+    def __init__(self) -> None:
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._file: int | None = None
+        if os.path.exists(STATM):
+            self._file = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+
+    def resident(self) -> int:
+        """Returns the resident size in bytes."""
+        if self._file is None:
+            return 0
+        return int(os.pread(self._file, 64, 0).split()[1]) * self._page
+
+
+class OutOfService(LogitsProcessor):
+    """Placeholder for a processor that is not built, and that may turn out to work on every row."""
+
+    keeps_rows_valid = True
+
+    def __init__(self) -> None: ...
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Never called: the chain leaves out processors in quarantine."""
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Never called, like `update_state`."""
+        return logits
+
+
+class ChainEntry:
+    """A processor, rebuilt after a failure.
+
+    A processor that is already in quarantine is not built before its reset: its code may have ended the last worker.
+    recorder: records each call, for a processor that may end the process. first_calls: the extra time of its first
+    steps, shared by the instances of one processor.
+    """
+
+    def __init__(
+        self,
+        declared: DeclaredProcessor,
+        fd_config: FDConfig,
+        stats: ProcessorStats,
+        *,
+        recorder: CallRecorder | None = None,
+        first_calls: FirstCalls | None = None,
+        in_service: bool = True,
+    ) -> None:
+        self.declared = declared
+        self._is_builtin = declared.source == "builtin"
+        self.stats = stats
+        self._recorder = recorder
+        self._fd_config = fd_config
+        self._budget = fd_config.structured_outputs_config.time_budget
+        self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
+        self.step_seconds = 0.0
+        # The memory of builtins is bounded by the slots.
+        watched = fd_config.structured_outputs_config.memory_budget > 0 and not self._is_builtin
+        self._gauge = MemoryGauge() if watched else None
+        # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
+        read_only = not self._is_builtin
+        self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
+        self.processor: LogitsProcessor = OutOfService()
+        self.changes_argmax = True
+        self._reset_use()
+        if in_service:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Replaces the instance by a new one, whose state the next `update_state` sets.
+
+        Raises RuntimeError, and keeps the old instance, if the new one cannot be built.
+        """
+        # After a timeout in its first calls, no caller asks `exceeds_budget`.
+        self.first_calls.excuse(self.step_seconds - self._budget)
+        with self.recorded_build():
+            processor = self.declared.build(self._fd_config)
+            changes_argmax = not self._is_argmax_invariant(processor)
+        self.processor, self.changes_argmax = processor, changes_argmax
+        self._reset_use()
+
+    @contextmanager
+    def recorded_build(self) -> Iterator[None]:
+        """Records that a constructor of the processor runs in this block, in any thread."""
+        if self._recorder is None:
+            yield
+            return
+        self._recorder.begin_build()
+        try:
+            yield
+        finally:
+            self._recorder.end()
+
+    def _is_argmax_invariant(self, processor: LogitsProcessor) -> bool:
+        try:
+            return processor.is_argmax_invariant()
+        except BaseException as error:
+            reason = f"is_argmax_invariant failed: {described(contained(error))}"
+            raise RuntimeError(f"logits processor {self.name} cannot be built: {reason}") from error
+
+    def _reset_use(self) -> None:
+        self._was_used = False
+        # Bytes that this instance has allocated and not freed, as estimated from outside.
+        self.grown = 0
+
+    @property
+    def name(self) -> str:
+        """Declared name."""
+        return self.declared.name
+
+    @property
+    def sees_users_only(self) -> bool:
+        """True if it sees only its users' rows, so that it cannot write to others.
+
+        Not needed for builtins, and for processors that are called row by row.
+        """
+        processor = self.processor
+        return processor.only_with_args and not (self._is_builtin or isinstance(processor, PerRequestProcessor))
+
+    @property
+    def has_work(self) -> bool:
+        """True if it may change some request's row."""
+        return bool(self.view.using) or not self.processor.only_with_args
+
+    @property
+    def needs_update(self) -> bool:
+        """True if its state must follow the slots: also once more after the last request that used it has left."""
+        return self.has_work or self._was_used
+
+    def works_on(self, slot: int) -> bool:
+        """Returns True if it may change the slot's row."""
+        return slot in self.view.using or not self.processor.only_with_args
+
+    def exceeds_budget(self) -> bool:
+        """Returns True if its time in this step counts as too long; call it once a step."""
+        excess = self.step_seconds - self._budget
+        return self._budget > 0 and excess > self.first_calls.excuse(excess)
+
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+        """Puts a request into the slot; `again` if it is counted already."""
+        self.view.set_args(slot, selection.args_for(self.name))
+        if self.declared.is_meant_for(selection):
+            self.view.using.add(slot)
+            self.stats.requests += not again
+
+    def leave(self, slot: int) -> None:
+        """Empties the slot."""
+        self.view.set_args(slot, ProcessorArgs())
+        self.view.using.discard(slot)
+
+    def update_state(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
+        """Runs the processor's `update_state`, and counts the time."""
+        self.view.bind(share_inputs, stop_flags)
+        self._was_used = bool(self.view.using)
+        self.first_calls.count_step()
+        began, resident = self._begin()
+        try:
+            self.processor.update_state(self.view)
+            self.view.require_unchanged()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
+        finally:
+            self._end(began, resident)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
+        began, resident = self._begin()
+        try:
+            result = self.processor.apply(logits)
+            self.view.require_unchanged()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
+        finally:
+            self._end(began, resident)
+        if result is not logits:
+            require_same_kind(result, logits)
+        return result
+
+    def _begin(self) -> tuple[float, int]:
+        """Returns the time and the process's resident bytes before a call."""
+        if self._recorder is not None:
+            self._recorder.begin_step()
+        resident = 0 if self._gauge is None else self._gauge.resident()
+        return time.perf_counter(), resident
+
+    def _end(self, began: float, resident: int) -> None:
+        seconds = time.perf_counter() - began
+        if self._recorder is not None:
+            self._recorder.end()
+        self.stats.seconds += seconds
+        self.step_seconds += seconds
+        if self._gauge is not None:
+            # Never below 0: it may free memory that others allocated.
+            self.grown = max(0, self.grown + self._gauge.resident() - resident)

@@ -1,0 +1,178 @@
+"""Consequences of a processor's fault: for the rest of the step, for the requests that use it, and for itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
+from fastdeploy_lp.logits_processor.errors import described, loggable
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+
+logger = logging.getLogger(__name__)
+
+MEBIBYTE = 1 << 20
+
+
+class ChainAbortedError(RuntimeError):
+    """A processor failed, and the operator's policy is to stop the server."""
+
+
+@dataclass(frozen=True)
+class SlotFailure:
+    """Reason why the request in a slot must end.
+
+    quarantined: it asked for a processor out of service. by_request: no server could do what it asks for.
+    """
+
+    message: str
+    quarantined: bool = False
+    by_request: bool = False
+
+
+@dataclass
+class _FaultCount:
+    """Faults of one processor since its reset, and the clients whose arguments may have caused some of them."""
+
+    total: int = 0
+    clients: set[str] = field(default_factory=set)
+
+    def add(self, blamed: AbstractSet[str]) -> None:
+        """Counts one fault; `blamed` are the clients whose arguments may have caused it, empty for no client.
+
+        A client counts once, so that no single client can quarantine a processor for the others.
+        """
+        self.total += self.clients.isdisjoint(blamed)
+        self.clients |= blamed
+
+
+class ChainFaults:
+    """Counts faults by processor name, and puts a processor with too many faults into quarantine.
+
+    In a step, `failures` holds the slots whose requests must end, and `left_out` the processors that no longer run. A
+    fault of a mandatory processor ends every request of its group: no request runs without it, under any policy.
+
+    clients: the client of each slot's request, kept current by the chain.
+    """
+
+    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str], clients: Mapping[int, str]) -> None:
+        self._policy = policy
+        self._clients = clients
+        self._since_reset = {name: _FaultCount() for name in names}
+        self.failures: dict[int, SlotFailure] = {}
+        self.left_out: set[ChainEntry] = set()
+
+    def begin(self, refused: Mapping[int, SlotFailure]) -> None:
+        """Begins a step in which the requests of the `refused` slots fail from the start."""
+        self.failures = dict(refused)
+        self.left_out = set()
+
+    def processor_failed(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
+        """Ends the requests that use a processor that failed as a whole.
+
+        Ends its whole group if no request in particular uses it, or if it is mandatory. Raises
+        ChainAbortedError if that is the operator's policy.
+        """
+        self.left_out.add(entry)
+        active = set(group.active_slots().tolist())
+        shown = set() if entry.processor.only_with_args else active
+        using = entry.view.using & active
+        ended = active if entry.declared.mandatory else using or shown
+        self._count(entry, error, sorted(ended), using)
+        try:
+            entry.rebuild()
+        except RuntimeError as second:
+            self._quarantine(entry, str(second))
+
+    def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
+        """Handles failed callables of single requests; returns True if the step's logits are still usable.
+
+        Raises ChainAbortedError if that is the operator's policy.
+        """
+        active = np.flatnonzero(~group.stop_flags_for(entry)[:, 0])
+        for row, cause in error.by_row.items():
+            slot = int(active[row])
+            self._count(entry, cause, [slot], {slot})
+        return self._ends_requests(entry)
+
+    def take_out_of_service(self, group: ChainGroup, entry: ChainEntry) -> None:
+        """Fails the requests that rely on a processor in quarantine, so that no token of this step reaches them."""
+        self.left_out.add(entry)
+        for slot in group.slots if entry.declared.mandatory else entry.view.using:
+            message = f"logits processor {entry.name} is in quarantine after repeated faults: {entry.stats.last_error}"
+            self.failures.setdefault(slot, SlotFailure(message, quarantined=True))
+
+    def check_budgets(self, entry: ChainEntry) -> None:
+        """Checks at the end of a step the processor's time in this step and its memory over all steps."""
+        if entry.exceeds_budget():
+            entry.stats.slow_steps += 1
+            reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
+            logger.warning("logits processor %s: %s", entry.name, reason)
+            # A slow step delays every request of the batch, whichever request made it slow.
+            self._count_towards_quarantine(entry, reason, frozenset())
+        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
+        if grown > budget > 0:
+            # At once: unlike a slow step, lost memory is not recovered by itself.
+            self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
+            # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
+            with suppress(RuntimeError):
+                entry.rebuild()
+
+    def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
+        """Puts the processor of these entries back into service; if it cannot be built, it stays in quarantine."""
+        self._since_reset[name] = _FaultCount()
+        for entry in entries:
+            if entry.stats.state == QUARANTINED and not self._rebuild(entry):
+                return
+        for entry in entries:
+            entry.stats.state = OK
+
+    def _rebuild(self, entry: ChainEntry) -> bool:
+        """Rebuilds a processor whose state missed the steps of its quarantine; returns False if that fails."""
+        try:
+            entry.rebuild()
+        except RuntimeError as error:
+            logger.error("logits processor %s stays in quarantine: %s", entry.name, error)
+            entry.stats.last_error = str(error)
+            return False
+        return True
+
+    def _ends_requests(self, entry: ChainEntry) -> bool:
+        return entry.declared.mandatory or self._policy.on_error == "fail"
+
+    def _count(self, entry: ChainEntry, error: Exception, ended: Iterable[int], using: Iterable[int]) -> None:
+        reason = f"logits processor {entry.name} failed: {described(error)}"
+        logger.error("%s", reason, exc_info=loggable(error))
+        entry.stats.faults += 1
+        entry.stats.last_error = reason
+        if self._policy.on_error == "abort":
+            raise ChainAbortedError(reason) from error
+        if self._ends_requests(entry):
+            for slot in ended:
+                self.failures.setdefault(slot, SlotFailure(reason))
+        # A request that passes it no arguments did not cause the fault, and offline there are no clients.
+        blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]} - {""}
+        self._count_towards_quarantine(entry, reason, blamed)
+
+    def _count_towards_quarantine(self, entry: ChainEntry, reason: str, blamed: AbstractSet[str]) -> None:
+        if not self._policy.max_faults:
+            return
+        count = self._since_reset[entry.name]
+        count.add(blamed)
+        if count.total >= self._policy.max_faults:
+            self._quarantine(entry, reason)
+
+    def _quarantine(self, entry: ChainEntry, reason: str) -> None:
+        if entry.stats.state == QUARANTINED:
+            return
+        logger.error("logits processor %s is in quarantine until it is reset: %s", entry.name, reason)
+        entry.stats.state = QUARANTINED
+        entry.stats.last_error = reason

@@ -1,0 +1,155 @@
+"""The groups of a chain: the main one, and one for each order of requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.selection import Selection
+
+Order = tuple[str, ...] | None
+"""Processor names in a request's order, None for the declared order."""
+
+
+class ChainGroup:
+    """Entries in order, and the slots whose requests use this order.
+
+    `stop_flags` [S, 1] are this step's, True for slots of other groups.
+    """
+
+    def __init__(self, entries: Sequence[ChainEntry]) -> None:
+        self.entries = tuple(entries)
+        self.slots: set[int] = set()
+        # True while its processors know of requests: they are updated once more after the last one has left.
+        self.followed = False
+        self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
+
+    def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
+        """Puts a request into the slot; `again` if it is counted already."""
+        self.slots.add(slot)
+        for entry in self.entries:
+            entry.enter(slot, selection, again=again)
+
+    def leave(self, slot: int) -> None:
+        """Empties the slot."""
+        self.slots.discard(slot)
+        for entry in self.entries:
+            entry.leave(slot)
+
+    def own_stop_flags(self, stop_flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns `stop_flags` with every slot of other groups stopped."""
+        own = np.ones_like(stop_flags)
+        slots = sorted(self.slots)
+        own[slots] = stop_flags[slots]
+        return own
+
+    def stop_flags_for(self, entry: ChainEntry) -> NDArray[np.bool_]:
+        """Returns this step's stop flags as the entry sees them.
+
+        An entry that sees only its users' rows sees all other slots stopped.
+        """
+        if not entry.sees_users_only:
+            return self.stop_flags
+        own = np.ones_like(self.stop_flags)
+        slots = sorted(entry.view.using)
+        own[slots] = self.stop_flags[slots]
+        return own
+
+    def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
+        """Returns the rows of the group's logits that the entry sees, int64 [n]; None for all rows."""
+        if not entry.sees_users_only:
+            return None
+        active = self.active_slots()
+        rows = np.flatnonzero(np.isin(active, sorted(entry.view.using)))
+        return None if len(rows) == len(active) else rows
+
+    def active_slots(self) -> NDArray[np.int64]:
+        """Returns the slots of this group that have a row in this step, ascending."""
+        return np.flatnonzero(~self.stop_flags[:, 0])
+
+    def count_rows(self, slots: set[int]) -> int:
+        """Returns the number of these slots with a row in this step; a slot with an unfinished prompt has none."""
+        if not slots:
+            return 0
+        active = self.active_slots()
+        return len(slots) if len(active) == len(self.slots) else len(slots.intersection(active.tolist()))
+
+
+MAX_ORDERS = 32
+"""Maximum of groups besides the main one; each has separate instances of its processors."""
+
+MAX_ORDER_PROCESSORS = 64
+"""Maximum of processors in all orders in use: each adds a call to a step, for any number of rows."""
+
+
+class ChainGroups:
+    """Groups by order, kept after their last request for the next request with that order.
+
+    A request claims the group of its order from its arrival to its end, also while it waits for a slot. At
+    MAX_ORDERS groups, a new order evicts the least recently used group without claims. Used by one thread.
+    """
+
+    def __init__(self, main: ChainGroup) -> None:
+        self.main = main
+        self._own: OrderedDict[Order, ChainGroup] = OrderedDict()
+        self._claims: dict[str, Order] = {}
+
+    def get(self, order: Order) -> ChainGroup | None:
+        """Returns the group of an order, None if there is none."""
+        return self.main if order is None else self._own.get(order)
+
+    def add(self, order: Order, entries: Iterable[ChainEntry]) -> ChainGroup:
+        """Returns the group of an order; creates it from these entries if it does not exist."""
+        found = self.get(order)
+        if found is not None:
+            return found
+        # Exceeds MAX_ORDERS only for a request without preparation, which takes its slot now.
+        for unused in self._unused()[: max(len(self._own) + 1 - MAX_ORDERS, 0)]:
+            del self._own[unused]
+        group = self._own[order] = ChainGroup(list(entries))
+        return group
+
+    def has_room_for(self, order: Order, building: Collection[Order]) -> bool:
+        """Returns True if requests may use this order now, besides the orders in use and in `building`.
+
+        An order of more than MAX_ORDER_PROCESSORS processors is used alone.
+        """
+        unused = set(self._unused())
+        used = {each for each in (*self._own, *building) if each not in unused}
+        if order is None or order in used:
+            return True
+        calls = sum(_calls(each) for each in used) + _calls(order)
+        return not used or (len(used) < MAX_ORDERS and calls <= MAX_ORDER_PROCESSORS)
+
+    def claim(self, request_id: str, order: Order) -> None:
+        """Keeps the group of this order, if there is one, until the request releases it."""
+        if order in self._own:
+            self._claims[request_id] = order
+            self._own.move_to_end(order)
+
+    def release(self, request_id: str) -> None:
+        """Releases the claim of a finished request; does nothing for a request without a claim."""
+        self._claims.pop(request_id, None)
+
+    @property
+    def all(self) -> list[ChainGroup]:
+        """All groups."""
+        return [self.main, *self._own.values()]
+
+    @property
+    def live(self) -> list[ChainGroup]:
+        """The main group, groups with requests in slots, and groups not yet updated after their last request left."""
+        return [self.main, *(group for group in self._own.values() if group.slots or group.followed)]
+
+    def _unused(self) -> list[Order]:
+        """Returns the orders that no request uses, least recently used first."""
+        claimed = set(self._claims.values())
+        return [order for order, group in self._own.items() if not group.slots and order not in claimed]
+
+
+def _calls(order: Order) -> int:
+    return len(order or ()) or 1

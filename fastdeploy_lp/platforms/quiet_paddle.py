@@ -1,0 +1,25 @@
+"""Imports of Paddle without its start-up messages and advice."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet_paddle() -> Iterator[None]:
+    """Suppresses Paddle's advice to install a compiler cache while a processor's module imports Paddle."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No ccache found")
+        yield
+
+
+def import_paddle() -> None:
+    """Imports Paddle quietly; call it before any import of a module that imports Paddle."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        importlib.import_module("paddle")

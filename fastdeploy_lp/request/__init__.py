@@ -1,0 +1,1 @@
+"""Parameters, limits and results of a request; both processes use them."""

@@ -1,0 +1,137 @@
+"""Traces: their parameters, and the distribution of one token after each stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+MAX_TRACE_TOP_K = 20
+DEFAULT_TRACE_TOP_K = 8
+
+
+class TraceParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How much of a request's tokens is told of the way from the model's logits to the token.
+
+    top_k: 1 to 20; so many most likely tokens at each stage.
+    max_tokens: 1 or more; the first so many tokens of each completion are traced. None traces all that the request may
+        have, or as many as the server traces if the request leaves its length open.
+
+    Raises ValueError naming the field.
+    """
+
+    top_k: int = DEFAULT_TRACE_TOP_K
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("top_k", self.top_k, MAX_TRACE_TOP_K)
+        if self.max_tokens is not None:
+            _require("max_tokens", self.max_tokens, None)
+
+    @classmethod
+    def of(cls, given: object) -> TraceParams | None:
+        """What `logits_processors_trace` may hold: True, False, None, a dict of the fields, or an instance."""
+        if given is None or given is False:
+            return None
+        if given is True:
+            return cls()
+        if isinstance(given, dict):
+            for name in given:
+                if name not in cls.__struct_fields__:
+                    raise ValueError(f"logits_processors_trace.{name}: is unknown here; known are top_k and max_tokens")
+            return cls(**given)
+        if not isinstance(given, cls):
+            raise ValueError(f"logits_processors_trace: must be true or an object, not {given!r}")
+        return given
+
+
+def _require(name: str, value: object, most: int | None) -> None:
+    allowed = "an integer of at least 1" if most is None else f"an integer from 1 to {most}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise ValueError(f"logits_processors_trace.{name}: must be {allowed}, not {value!r}")
+
+
+RAN, SKIPPED, FAILED = "ran", "skipped", "failed"
+MODEL, MASK, PROCESSOR, PENALTIES, SAMPLING = "model", "mask", "processor", "penalties", "sampling"
+
+
+@dataclass(slots=True, frozen=True)
+class TracedToken:
+    """A token with what a stage made of it.
+
+    logit: -inf if it is ruled out. probability: its share of the stage's distribution. rank: 1 plus the number of
+    tokens with a greater logit. decoded_token: what it reads as; token_bytes are exact where that shows U+FFFD.
+    """
+
+    token_id: int
+    logit: float
+    probability: float
+    rank: int
+    decoded_token: str
+    token_bytes: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class TraceStage:
+    """The distribution of one token behind one stage.
+
+    name: "raw", "guided_decoding", the declared name of a processor, "penalties" or "final".
+    kind: "model", "mask", "processor", "penalties" or "sampling".
+    status: "ran"; "skipped" for a processor that can not change the most likely token while every row is greedy;
+        "failed" for one that was left out of the step. Such a stage has no numbers: they are those of the stage before.
+    seconds: what the stage took in this step, for all rows together.
+    top: the most likely tokens, without those that are ruled out.
+    sampled: the token that was sampled in the end.
+    entropy: of the distribution, in nats.
+    mass_moved: total variation distance from the last stage that ran, 0 to 1.
+    flipped: whether another token is the most likely one than before.
+    """
+
+    name: str
+    kind: str
+    status: str = RAN
+    seconds: float = 0.0
+    top: list[TracedToken] = field(default_factory=list)
+    sampled: TracedToken | None = None
+    entropy: float | None = None
+    mass_moved: float | None = None
+    flipped: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class ShadowToken:
+    """The token that a shadow processor in the chain would have led to.
+
+    token_id: None if it would have left none, or if it failed. changed: whether that is another token.
+    """
+
+    token_id: int | None
+    decoded_token: str | None
+    changed: bool
+    failed: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class TokenTrace:
+    """One output token: its stages in the order in which they ran, the model's raw logits first, "final" last.
+
+    `shadows` has what processors in shadow would have made of it, by name.
+    """
+
+    token_id: int
+    decoded_token: str
+    token_bytes: bytes
+    stages: list[TraceStage]
+    shadows: dict[str, ShadowToken] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ShadowReport:
+    """Counts of a completion's tokens that a shadow processor would have changed.
+
+    tokens: those that it was tried on. changed: those that would have been others. faults: those on which it failed.
+    """
+
+    tokens: int = 0
+    changed: int = 0
+    faults: int = 0

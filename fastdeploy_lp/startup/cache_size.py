@@ -1,0 +1,73 @@
+"""Number of KV-cache blocks: enough for every slot, if memory allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, num_parameters
+from fastdeploy_lp.checkpoint.config_field import positive_int
+from fastdeploy_lp.config.tensor_parallel import part_of_heads
+from fastdeploy_lp.platforms import current_platform
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+MEBIBYTE = 1 << 20
+
+
+def settle_num_blocks(
+    files: ModelFiles,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    dtype: str,
+    override: int | None,
+    memory_share: float,
+    ranks: int = 1,
+    workers: int = 1,
+) -> int:
+    """Blocks of the cache, the null block included.
+
+    `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
+    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values. Of `ranks` that
+    share the model each holds its part of weights and blocks, on a device of its own or all of them on the host; each
+    of `workers` holds all of them, and shares the host with the others.
+
+    Raises ValueError naming the option when not even one sequence of full length fits.
+    """
+    per_sequence = -(-max_model_len // block_size)
+    if override is not None:
+        if override <= per_sequence:
+            raise ValueError(
+                f"num_gpu_blocks_override: {override} is not allowed; one sequence of max_model_len = {max_model_len} "
+                f"tokens needs {per_sequence + 1} blocks of {block_size}, one of which stays empty"
+            )
+        return override
+    wanted = 1 + max_num_seqs * per_sequence
+    try:
+        bytes_per_block = kv_bytes_per_token(files.config, dtype, ranks) * block_size
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.directory}: {error}") from None
+    platform = current_platform()
+    free = platform.free_memory() // (ranks * workers if platform.computes_on_host else 1)
+    # At most, since quantized weights are loaded as others.
+    weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype] // ranks
+    affordable = int(free * memory_share - weights) // bytes_per_block
+    if affordable <= per_sequence:
+        needed = (per_sequence + 1) * bytes_per_block
+        raise ValueError(
+            f"gpu_memory_utilization: {memory_share:g} of {free // MEBIBYTE} MiB free memory does not hold the "
+            f"weights ({weights // MEBIBYTE} MiB) and the KV cache of one sequence ({needed // MEBIBYTE} MiB at "
+            f"max_model_len = {max_model_len}); give a larger share or a smaller max_model_len"
+        )
+    return min(wanted, affordable)
+
+
+def kv_bytes_per_token(config: dict[str, Any], dtype: str, ranks: int = 1) -> int:
+    """Bytes of keys and values that one token needs in all layers, on each of `ranks` that share the model.
+
+    Raises CheckpointError (a ValueError) for a field that is missing or no size.
+    """
+    heads = positive_int(config, "num_attention_heads")
+    kv_heads = part_of_heads(positive_int(config, "num_key_value_heads", heads), ranks)
+    head_dim = positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads)
+    return 2 * positive_int(config, "num_hidden_layers") * kv_heads * head_dim * ELEMENT_BYTES[dtype]

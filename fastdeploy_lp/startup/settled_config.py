@@ -1,0 +1,161 @@
+"""The structured configuration that an engine's flat options come to on a model and a platform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
+from fastdeploy_lp.config import (
+    CacheConfig,
+    ChatConfig,
+    FDConfig,
+    GuidedDecodingConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    StructuredOutputsConfig,
+    SupervisionConfig,
+)
+from fastdeploy_lp.config.tensor_parallel import require_divisible
+from fastdeploy_lp.platforms import Platform, current_platform
+from fastdeploy_lp.startup.cache_size import settle_num_blocks
+
+if TYPE_CHECKING:
+    from fastdeploy_lp.startup.engine_args import EngineArgs
+
+DEFAULT_MAX_MODEL_LEN = 2048
+
+
+def settled_config(args: EngineArgs, *, show_progress: bool = True) -> FDConfig:
+    """See `EngineArgs.create_fd_config`."""
+    files = resolve_model(args.model, show_progress=show_progress, need_tokenizer=not args.skip_tokenizer_init)
+    settled = settled_by(current_platform(), _fd_config(args, files))
+    require_divisible(settled.model_config.hf_config, settled.parallel_config.tensor_parallel_size)
+    return replace(settled, cache_config=_with_blocks(args, files, settled))
+
+
+def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
+    """The configuration that `check_and_update_config` of the platform makes of this one, under the platform's name.
+
+    Raises ValueError when it gives no configuration back.
+    """
+    settled = platform.check_and_update_config(fd_config)
+    if not isinstance(settled, FDConfig):
+        given = type(settled).__name__
+        raise ValueError(
+            f"platform {platform.name}: check_and_update_config returned {given}; it must return the FDConfig"
+        )
+    return replace(settled, device_config=replace(settled.device_config, platform=platform.name))
+
+
+def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
+    limits = read_limits(files)
+    max_model_len = _max_model_len(args, limits.max_model_len)
+    return FDConfig(
+        model_config=ModelConfig(
+            model=args.model,
+            directory=str(files.directory),
+            served_model_name=args.served_model_name or args.model,
+            vocab_size=limits.vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=limits.eos_token_ids,
+            dtype=current_platform().model_dtype,
+            quantization=args.quantization,
+            hf_config=files.config,
+            logprobs_mode=args.logprobs_mode,
+            pooling_type=args.pooling_type,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_waiting_requests=args.max_waiting_requests,
+            prompt_step_seconds=args.prompt_step_seconds,
+        ),
+        cache_config=CacheConfig(
+            args.block_size or current_platform().default_block_size,
+            num_blocks=0,
+            cache_queue_port=args.cache_queue_port,
+            dtype=_kv_cache_dtype(args),
+            enable_prefix_caching=args.enable_prefix_caching,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+        ),
+        parallel_config=ParallelConfig(
+            args.engine_worker_queue_port, args.tensor_parallel_size, args.data_parallel_size
+        ),
+        structured_outputs_config=StructuredOutputsConfig(
+            logits_processors=tuple(args.processor_specs),
+            on_error=args.logits_processors_on_error,
+            max_faults=args.logits_processors_max_faults,
+            time_budget=args.logits_processors_time_budget,
+            memory_budget=args.logits_processors_memory_budget,
+            code_timeout=args.logits_processors_code_timeout,
+            vllm_compat=args.vllm_compat,
+            fastdeploy_compat=args.fastdeploy_compat,
+            shadow=tuple(dict.fromkeys(args.shadow)),
+            mandatory=tuple(dict.fromkeys(args.mandatory)),
+            max_trace_tokens=args.max_trace_tokens,
+        ),
+        chat_config=ChatConfig(
+            chat_template=_read_chat_template(args.chat_template),
+            trust_request_chat_template=args.trust_request_chat_template,
+            tool_call_parser=args.tool_call_parser,
+            enable_auto_tool_choice=args.enable_auto_tool_choice,
+            reasoning_parser=args.reasoning_parser,
+        ),
+        guided_decoding_config=GuidedDecodingConfig(
+            any_whitespace=not args.guided_decoding_disable_any_whitespace,
+            max_bytes=args.guided_decoding_max_bytes,
+            timeout=args.guided_decoding_timeout,
+            cache_size=args.guided_decoding_cache_size,
+        ),
+        supervision_config=SupervisionConfig(
+            restart=args.on_worker_failure == "restart",
+            step_timeout=args.step_timeout,
+            max_restarts=args.max_worker_restarts,
+        ),
+        observability_config=ObservabilityConfig(args.log_stats_interval),
+    )
+
+
+def _with_blocks(args: EngineArgs, files: ModelFiles, settled: FDConfig) -> CacheConfig:
+    cache = settled.cache_config
+    num_blocks = settle_num_blocks(
+        files,
+        block_size=cache.block_size,
+        max_model_len=settled.model_config.max_model_len,
+        max_num_seqs=settled.scheduler_config.max_num_seqs,
+        dtype=cache.dtype,
+        override=cache.num_blocks or args.num_gpu_blocks_override,
+        memory_share=args.gpu_memory_utilization,
+        ranks=settled.parallel_config.tensor_parallel_size,
+        workers=settled.parallel_config.data_parallel_size,
+    )
+    return replace(cache, num_blocks=num_blocks)
+
+
+def _kv_cache_dtype(args: EngineArgs) -> str:
+    if args.kv_cache_dtype != "auto":
+        return args.kv_cache_dtype
+    return current_platform().kv_cache_dtype(args.quantization)
+
+
+def _max_model_len(args: EngineArgs, model_limit: int) -> int:
+    if args.max_model_len is None:
+        return min(model_limit, DEFAULT_MAX_MODEL_LEN)
+    if args.max_model_len > model_limit:
+        raise ValueError(f"max_model_len: {args.max_model_len} is more than the model's own {model_limit}")
+    return args.max_model_len
+
+
+def _read_chat_template(given: str | None) -> str | None:
+    """What a file holds; text that can be no path is a template itself, as in vLLM."""
+    if given is None or any(character in given for character in "{}\n"):
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template: cannot read {given}: {error}") from None

@@ -1,0 +1,131 @@
+"""Calls of processors' code in threads: outcomes, time limits, and one processor's calls beside another's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fastdeploy_lp.logits_processor.chain import author_threads
+from fastdeploy_lp.logits_processor.chain.author_threads import (
+    MAX_LOST,
+    AuthorCall,
+    AuthorThreads,
+    NotInTimeError,
+    Outcome,
+)
+
+TIMEOUT = 0.05
+FAR = 60.0
+
+
+class Asked:
+    """Waits for the outcome of a call."""
+
+    def __init__(self, threads: AuthorThreads, work: Callable[[], Any], processor: str = "X") -> None:
+        self._ended = threading.Event()
+        self._outcomes: list[Outcome] = []
+        self.pending = threads.submit(AuthorCall(processor, work), self._take)
+
+    def _take(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._ended.set()
+
+    def outcome(self) -> Outcome:
+        assert self._ended.wait(FAR)
+        assert len(self._outcomes) == 1
+        return self._outcomes[0]
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    """What calls wait for; set when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_calls_return_values_in_order() -> None:
+    threads = AuthorThreads(FAR)
+    asked = [Asked(threads, lambda number=number: number) for number in range(50)]
+    assert [each.outcome().result() for each in asked] == list(range(50))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), GeneratorExit()]
+)
+def test_any_exception_is_an_outcome_and_the_thread_serves_on(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    threads = AuthorThreads(FAR)
+    assert Asked(threads, fail).outcome().error is error
+    assert Asked(threads, lambda: 1).outcome().value == 1
+
+
+def test_a_call_that_does_not_return_ends_with_the_processors_name(held: threading.Event) -> None:
+    threads = AuthorThreads(TIMEOUT)
+    error = Asked(threads, held.wait, "Slow").outcome().error
+    assert isinstance(error, NotInTimeError)
+    assert str(error) == "logits processor Slow: its own code took longer than 0.05 s"
+
+
+def test_lost_calls_of_one_processor_take_no_thread_of_another(held: threading.Event) -> None:
+    threads = AuthorThreads(TIMEOUT)
+    lost = [Asked(threads, held.wait, "Slow") for _ in range(2 * MAX_LOST)]
+    assert all(isinstance(each.outcome().error, NotInTimeError) for each in lost)
+    refused = Asked(threads, lambda: 1, "Slow").outcome().error
+    assert "earlier calls of its code have not returned" in str(refused)
+    assert Asked(threads, lambda: 1, "Quick").outcome().value == 1
+
+
+def test_a_processor_serves_again_once_its_lost_calls_have_returned(held: threading.Event) -> None:
+    threads, returned = AuthorThreads(TIMEOUT), threading.Semaphore(0)
+
+    def work() -> None:
+        held.wait()
+        returned.release()
+
+    for asked in [Asked(threads, work) for _ in range(MAX_LOST)]:
+        asked.outcome()
+    held.set()
+    for _ in range(MAX_LOST):
+        assert returned.acquire(timeout=FAR)
+    # The threads count themselves as returned right after `work`.
+    while isinstance(Asked(threads, lambda: 1).outcome().error, NotInTimeError):
+        pass
+    assert Asked(threads, lambda: 1).outcome().value == 1
+
+
+def test_without_a_limit_nothing_is_lost(held: threading.Event) -> None:
+    threads = AuthorThreads(0.0)
+    asked = Asked(threads, held.wait)
+    assert Asked(threads, lambda: 1).outcome().value == 1
+    held.set()
+    assert asked.outcome().value is True
+
+
+def test_a_call_that_is_cancelled_before_it_begins_never_runs(held: threading.Event) -> None:
+    threads = AuthorThreads(FAR)
+    ran: list[int] = []
+    running = [Asked(threads, held.wait) for _ in range(4)]
+    queued = [Asked(threads, lambda number=number: ran.append(number)) for number in range(3)]
+    queued[1].pending.cancel()
+    held.set()
+    for each in [*running, queued[0], queued[2]]:
+        each.outcome()
+    assert sorted(ran) == [0, 2]
+
+
+def test_threads_end_that_have_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(author_threads, "IDLE_SECONDS", 0.05)
+    before = set(threading.enumerate())
+    threads = AuthorThreads(TIMEOUT)
+    assert Asked(threads, lambda: 1).outcome().value == 1
+    for started in set(threading.enumerate()) - before:
+        started.join(FAR)
+        assert not started.is_alive()
+    assert Asked(threads, lambda: 2).outcome().value == 2

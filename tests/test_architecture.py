@@ -29,10 +29,10 @@ FORBIDDEN = {
     "entrypoints": ["worker", "model_executor"],
     "guided_decoding": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
     "messages.py": ["engine", "worker", "entrypoints", "model_executor"],
-    "config.py": ["engine", "worker", "entrypoints", "model_executor"],
-    "sampling_params.py": ["engine", "worker", "entrypoints", "model_executor", "logits_processor"],
+    "config": ["engine", "worker", "entrypoints", "model_executor", "platforms", "startup"],
+    "startup": ["engine", "worker", "entrypoints", "model_executor"],
+    "request": ["engine", "worker", "entrypoints", "model_executor", "logits_processor", "config"],
     "stats.py": ["engine", "worker", "entrypoints", "model_executor"],
-    "outputs.py": ["engine", "worker", "entrypoints", "model_executor"],
 }
 # What may be named all the same, and from where.
 EXCEPTIONS = {
@@ -47,10 +47,10 @@ EXCEPTIONS = {
 
 # Parts that run without Paddle: what they import while they are imported is looked at.
 WITHOUT_PADDLE = (
-    "config.py",
+    "config",
+    "startup",
+    "request",
     "messages.py",
-    "sampling_params.py",
-    "outputs.py",
     "stats.py",
     "engine",
     "entrypoints",

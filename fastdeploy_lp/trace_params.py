@@ -9,11 +9,11 @@ DEFAULT_TRACE_TOP_K = 8
 
 
 class TraceParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How much of a request's tokens is told of the way from the model's logits to the token.
+    """Extent of a request's trace, which shows how each token was chosen from the model's logits.
 
-    top_k: 1 to 20; so many most likely tokens at each stage.
-    max_tokens: 1 or more; the first so many tokens of each completion are traced. None traces all that the request may
-        have, or as many as the server traces if the request leaves its length open.
+    top_k: number of most likely tokens reported at each stage, 1 to 20.
+    max_tokens: number of traced tokens of each completion, from the first, 1 or more. None traces all tokens of the
+        request, or the server's limit if the request has no length limit.
 
     Raises ValueError naming the field.
     """
@@ -28,7 +28,7 @@ class TraceParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     @classmethod
     def of(cls, given: object) -> TraceParams | None:
-        """What `logits_processors_trace` may hold: True, False, None, a dict of the fields, or an instance."""
+        """Converts a value of `logits_processors_trace`: True, False, None, a dict of the fields, or an instance."""
         if given is None or given is False:
             return None
         if given is True:

@@ -165,7 +165,7 @@ def _check(options: ChatOptions, messages: Sequence[Mapping[str, Any]]) -> None:
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox that refuses access to Python internals, changes of its inputs, and unbounded work."""
 
-    # These call `call_binop`. Without the entry, Jinja computes constant ones, unbounded, when it compiles the template.
+    # These call `call_binop`. Without the entry, Jinja computes constant ones, unbounded, while it compiles a template.
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

@@ -1,4 +1,4 @@
-"""Everything the API process and the worker say to each other: msgpack on a ZeroMQ socket, never pickle."""
+"""Messages between the API process and the worker: msgpack on a ZeroMQ socket, never pickle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fastdeploy_lp.stats import SchedulerStats
 
 
 class WorkerStart(msgspec.Struct, tag=True):
-    """The first message, sent once through the worker's standard input, which no one else can write to.
+    """The first message, sent once through the worker's standard input, to which no other process can write.
 
     `pickled_processors` maps the SPEC of a class that was given as an object to its cloudpickle. `running_calls_fd` is
-    the inherited file descriptor of the memory in which the worker records the processors that run, and `quarantine`
-    what the last worker left.
+    the inherited file descriptor of the memory in which the worker records running processors. `quarantine` is the
+    quarantine of the previous worker.
     """
 
     fd_config: FDConfig
@@ -31,11 +31,11 @@ class WorkerStart(msgspec.Struct, tag=True):
 
 
 class AddRequest(msgspec.Struct, tag=True):
-    """Run one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
+    """Runs one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
 
-    grammar: what the output has to match, which compiles; None for anything. client: the API key or address it came
-    from, "" where there is none. pooling: for a prompt that is pooled; then nothing is sampled, and `params`,
-    `selection` and `grammar` are the defaults.
+    grammar: the grammar of the output, which is known to compile; None for any output. client: the API key or address
+    of the sender, "" without one. pooling: set for a prompt to pool; nothing is sampled then, and `params`, `selection`
+    and `grammar` are the defaults.
     """
 
     request_id: str
@@ -48,25 +48,25 @@ class AddRequest(msgspec.Struct, tag=True):
 
 
 class AbortRequests(msgspec.Struct, tag=True):
-    """Drop these requests wherever they are; unknown ids are requests that ended meanwhile."""
+    """Drops these requests; unknown ids are requests that ended meanwhile."""
 
     request_ids: list[str]
 
 
 class ResetProcessor(msgspec.Struct, tag=True):
-    """Put a quarantined logits processor back into service."""
+    """Returns a quarantined logits processor to service."""
 
     name: str
 
 
 class Shutdown(msgspec.Struct, tag=True):
-    """End the worker process."""
+    """Ends the worker process."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """The model is loaded; the worker takes requests.
+    """The model is loaded; the worker accepts requests.
 
-    `argmax_invariant` is what each logits processor says of itself.
+    `argmax_invariant` has the declaration of each logits processor by name.
     """
 
     load_seconds: float
@@ -74,15 +74,15 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, tag=True):
-    """The worker cannot start or go on, and why in one line."""
+    """The worker cannot start or continue; `message` is the reason in one line."""
 
     message: str
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Log probabilities at one position: the token that stands there first, then the most likely ones in order.
+    """Log probabilities at one position: the actual token first, then the most likely tokens in order.
 
-    rank: 1 plus the number of tokens more likely than the one that stands there.
+    rank: 1 plus the number of tokens more likely than the actual one.
     """
 
     token_ids: list[int]
@@ -91,7 +91,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class PackedLogprobs(msgspec.Struct, array_like=True):
-    """`TokenLogprobs` of several positions in little-endian arrays, of which no step makes objects.
+    """`TokenLogprobs` of several positions in little-endian arrays, so that no step creates objects for them.
 
     width: tokens of each position. token_ids: int32 [positions, width]. logprobs: float32 of the same shape. ranks:
     int32 [positions].
@@ -104,10 +104,10 @@ class PackedLogprobs(msgspec.Struct, array_like=True):
 
 
 class StageNumbers(msgspec.Struct, array_like=True):
-    """A row's distribution behind one stage: `token_ids` and `logits` are the most likely ones, in order.
+    """A row's distribution after one stage: `token_ids` and `logits` are the most likely tokens, in order.
 
     log_sum: logarithm of the sum of exp(logit). moved: total variation distance from the last stage that ran.
-    most_likely: the token with the greatest logit. logit, rank: of the token that was sampled in the end.
+    most_likely: the token with the greatest logit. logit, rank: of the sampled token.
     """
 
     token_ids: list[int]
@@ -131,22 +131,20 @@ class StageTrace(msgspec.Struct, array_like=True):
 
 
 ShadowTokens = dict[str, int | None]
-"""By processor in shadow, the token that there would have been: -1 for none, None if the processor failed."""
+"""By processor in shadow, the token that it would have led to: -1 for none, None if the processor failed."""
 
 
 class SequenceStep(msgspec.Struct, array_like=True):
     """Result of one step for one sequence.
 
-    `error` is set when the sequence ended because it could not go on, `unavailable` when that is because it asked for
-    something out of service, and `by_request` when what it asks for cannot be done.
-    `num_cached_tokens` comes with the first token: so many
-    tokens of the prompt were found in the prefix cache. `logprobs` is one entry a token, when asked for;
-    `prompt_logprobs`, with a position for each prompt token but the first, comes with the first output token, and so
-    does `scheduled_at`: when the sequence was first given a slot, on the machine's monotonic clock.
-    `trace` is one list of stages a token, while the request is traced; `shadows` one entry a token, while processors
-    run in shadow for it.
-    A pooled prompt gets one step, with `pooled`, its vector [hidden_size] as little-endian float32, and both of these;
-    `pooled` has a vector for each token, [tokens, hidden_size], if it asked for "all".
+    `error` is set when the sequence failed; then `unavailable` is set if it uses something out of service, and
+    `by_request` if its request is impossible. The first token's step has `num_cached_tokens`, the number of prompt
+    tokens found in the prefix cache, `scheduled_at`, the time of the first slot on the host's monotonic clock, and
+    `prompt_logprobs`, if requested, with a position for each prompt token but the first. `logprobs` has one entry a
+    token, if requested; `trace` one list of stages a token, while the request is traced; `shadows` one entry a token,
+    while processors run in shadow for it.
+    A pooled prompt has one step, with `num_cached_tokens`, `scheduled_at` and `pooled`, its vector [hidden_size] as
+    little-endian float32, or one vector per token, [tokens, hidden_size], for the task "token_embed".
     """
 
     request_id: str
@@ -168,8 +166,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
 class StepOutputs(msgspec.Struct, tag=True):
     """One step of the whole batch, with the worker's counters after it.
 
-    `scheduler_stats` has no `processors` here: these are sent apart, and only when something but their seconds has
-    changed.
+    `scheduler_stats.processors` is empty here. `processors` has the counters of the logits processors; it is sent only
+    when more than their seconds has changed.
     """
 
     steps: list[SequenceStep]
@@ -182,10 +180,10 @@ FromWorker = WorkerReady | WorkerFailed | StepOutputs
 
 
 def encode(message: WorkerStart | ToWorker | FromWorker) -> bytes:
-    """The message as msgpack bytes."""
+    """Returns the message as msgpack bytes."""
     return msgspec.msgpack.encode(message)
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A reusable typed decoder for `WorkerStart`, `ToWorker` or `FromWorker`; raises msgspec.ValidationError."""
+    """Returns a reusable decoder for `WorkerStart`, `ToWorker` or `FromWorker`; it raises msgspec.ValidationError."""
     return msgspec.msgpack.Decoder(kind)

@@ -1,6 +1,6 @@
-"""What stat loggers get to see: of the scheduler, of one iteration, and of a completion that is over.
+"""Statistics for stat loggers: of the scheduler, of one iteration, and of an ended completion.
 
-Times are in seconds; moments are on the monotonic clock that all processes of a machine share.
+Times are in seconds; timestamps are on the monotonic clock that all processes of a host share.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class ProcessorStats(msgspec.Struct):
 class SchedulerStats:
     """The worker's counters after a step, as the worker sends them; all of them count since the worker started.
 
-    num_running_reqs, num_waiting_reqs: sequences in slots, and those that wait for one.
-    kv_cache_blocks_used, kv_cache_blocks_total: blocks that running sequences hold, and how many there are.
-    prefix_cache_queries, prefix_cache_hits: prompt tokens looked up in the prefix cache, and those found there.
-    num_preemptions: times that a running sequence gave up its blocks.
-    step_time: seconds that the worker took for the step; 0 when it reports its load without one.
-    processors: each logits processor's uses, seconds, faults and state, in the order of execution.
+    num_running_reqs, num_waiting_reqs: sequences in slots, and sequences waiting for one.
+    kv_cache_blocks_used, kv_cache_blocks_total: blocks that running sequences hold, and all blocks.
+    prefix_cache_queries, prefix_cache_hits: prompt tokens looked up in the prefix cache, and tokens found there.
+    num_preemptions: number of times that a running sequence gave up its blocks.
+    step_time: duration of the step; 0 when the worker reports its load without a step.
+    processors: each logits processor's uses, seconds, faults and state, in execution order.
     """
 
     num_running_reqs: int = 0
@@ -93,7 +93,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedRequestStats:
-    """A request that was taken in; max_tokens: of each completion, None for a prompt that is pooled."""
+    """An admitted request; max_tokens: limit of each completion, None for a pooled prompt."""
 
     num_prompt_tokens: int
     n: int
@@ -102,14 +102,14 @@ class ArrivedRequestStats:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
-    """A completion, or a prompt that was pooled, that is over; a request for n completions gives n of these.
+    """An ended completion or pooled prompt; a request for n completions has n of these.
 
-    request_id: the engine's; `index` is the completion's place in its request.
-    finish_reason: "stop" and "length" for what ended by itself, "abort" for what somebody ended, "error" for what could
-    not go on. Times are None for what has not come to that: time_to_first_token, e2e_latency (from arrival to the last
-    token, or to a vector), queued_time (from arrival to a slot), prefill_time (from there to the first token),
-    decode_time (from there to the last token), inference_time (the latter two) and mean_time_per_output_token.
-    processors: the logits processors that the request used, in the order of execution.
+    request_id: the engine's id; `index`: the completion's index in its request.
+    finish_reason: "stop" and "length" for a normal end, "abort" for an aborted request, "error" for a failure.
+    Times are None if the sequence ended before: time_to_first_token, e2e_latency (from arrival to the last token, or to
+    the vector), queued_time (from arrival to a slot), prefill_time (from there to the first token), decode_time (from
+    there to the last token), inference_time (the latter two) and mean_time_per_output_token.
+    processors: the logits processors that the request used, in execution order.
     """
 
     request_id: str
@@ -133,10 +133,10 @@ class FinishedRequestStats:
 class IterationStats:
     """Statistics of one worker message, or of the time between two messages.
 
-    iteration_timestamp: when. num_generation_tokens: tokens sampled, those behind a stop string included.
-    num_preempted_reqs: sequences that gave up their blocks in this step.
-    time_to_first_tokens_iter, inter_token_latencies_iter: one entry for each token that came, the latter for each but
-    the first of a sequence. arrived_requests, finished_requests: one entry each.
+    iteration_timestamp: time of the message. num_generation_tokens: sampled tokens, including tokens after a stop
+    string. num_preempted_reqs: sequences that gave up their blocks in this step.
+    time_to_first_tokens_iter, inter_token_latencies_iter: one entry for the first token of a sequence, and one for each
+    further token. arrived_requests, finished_requests: one entry each.
     """
 
     iteration_timestamp: float
@@ -149,10 +149,10 @@ class IterationStats:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts that were taken in."""
+        """Tokens of the admitted prompts."""
         return sum(request.num_prompt_tokens for request in self.arrived_requests)
 
 
 def share(part: int, whole: int) -> float:
-    """`part / whole`, and nothing of nothing is 0."""
+    """Returns `part / whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0

@@ -153,7 +153,7 @@ class EngineRequests:
         self._outbox.close()
 
     def begin_again(self, loss: WorkerLoss) -> None:
-        """Resets the requests of a lost worker for the next one; ends those that may have caused the loss."""
+        """Resets the requests of a lost worker for the next one; ends requests that may have caused the loss."""
         ended: list[FinishedRequestStats] = []
         for work, error in ended_by(loss, self._sequences.works, self._may_have_run()):
             ended += self._forget(work, ERROR)

@@ -1,4 +1,4 @@
-"""What one request for vectors asks for; the same class over HTTP and offline."""
+"""Pooling parameters of a request; the same class over HTTP and offline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TOKEN_POOLING = "all"
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How the hidden states of a prompt become one vector, or one a token.
+    """Parameters for turning the hidden states of a prompt into one vector, or one per token.
 
-    task: "embed" gives one vector, "token_embed" one for each token of the prompt.
-    pooling: "mean" over all tokens or "last" token; None for what the operator chose with `--pooling-type`. Not with
+    task: "embed" returns one vector, "token_embed" one for each token of the prompt.
+    pooling: "mean" over all tokens or "last" token; None for the operator's choice, `--pooling-type`. Not with
         "token_embed".
-    dimensions: keep so many of the first numbers, at least 1; None keeps all `hidden_size`.
+    dimensions: number of leading values to keep, at least 1; None keeps all `hidden_size`.
     normalize: divide each vector by its Euclidean length, after `dimensions`.
 
-    Raises ValueError naming the field and what is allowed.
+    Raises ValueError naming the field and the allowed values.
     """
 
     pooling: str | None = None

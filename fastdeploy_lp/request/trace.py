@@ -11,11 +11,11 @@ DEFAULT_TRACE_TOP_K = 8
 
 
 class TraceParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How much of a request's tokens is told of the way from the model's logits to the token.
+    """Extent of a request's trace, which shows how each token was chosen from the model's logits.
 
-    top_k: 1 to 20; so many most likely tokens at each stage.
-    max_tokens: 1 or more; the first so many tokens of each completion are traced. None traces all that the request may
-        have, or as many as the server traces if the request leaves its length open.
+    top_k: number of most likely tokens reported at each stage, 1 to 20.
+    max_tokens: number of traced tokens of each completion, from the first, 1 or more. None traces all tokens of the
+        request, or the server's limit if the request has no length limit.
 
     Raises ValueError naming the field.
     """
@@ -30,7 +30,7 @@ class TraceParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     @classmethod
     def of(cls, given: object) -> TraceParams | None:
-        """What `logits_processors_trace` may hold: True, False, None, a dict of the fields, or an instance."""
+        """Converts a value of `logits_processors_trace`: True, False, None, a dict of the fields, or an instance."""
         if given is None or given is False:
             return None
         if given is True:
@@ -57,10 +57,10 @@ MODEL, MASK, PROCESSOR, PENALTIES, SAMPLING = "model", "mask", "processor", "pen
 
 @dataclass(slots=True, frozen=True)
 class TracedToken:
-    """A token with what a stage made of it.
+    """A token at one stage.
 
-    logit: -inf if it is ruled out. probability: its share of the stage's distribution. rank: 1 plus the number of
-    tokens with a greater logit. decoded_token: what it reads as; token_bytes are exact where that shows U+FFFD.
+    logit: -inf if the token is excluded. probability: in the stage's distribution. rank: 1 plus the number of tokens
+    with a greater logit. decoded_token: its text; `token_bytes` is exact where the text shows U+FFFD.
     """
 
     token_id: int
@@ -73,18 +73,18 @@ class TracedToken:
 
 @dataclass(slots=True, frozen=True)
 class TraceStage:
-    """The distribution of one token behind one stage.
+    """The distribution of one token after one stage.
 
     name: "raw", "guided_decoding", the declared name of a processor, "penalties" or "final".
     kind: "model", "mask", "processor", "penalties" or "sampling".
-    status: "ran"; "skipped" for a processor that can not change the most likely token while every row is greedy;
-        "failed" for one that was left out of the step. Such a stage has no numbers: they are those of the stage before.
-    seconds: what the stage took in this step, for all rows together.
-    top: the most likely tokens, without those that are ruled out.
-    sampled: the token that was sampled in the end.
+    status: "ran"; "skipped" for a processor that cannot change the most likely token while every row is greedy;
+        "failed" for one that was left out of the step. A stage that did not run has no numbers.
+    seconds: duration of the stage in this step, for all rows together.
+    top: the most likely tokens, without excluded ones.
+    sampled: the sampled token.
     entropy: of the distribution, in nats.
     mass_moved: total variation distance from the last stage that ran, 0 to 1.
-    flipped: whether another token is the most likely one than before.
+    flipped: True if the most likely token has changed.
     """
 
     name: str
@@ -102,7 +102,7 @@ class TraceStage:
 class ShadowToken:
     """The token that a shadow processor in the chain would have led to.
 
-    token_id: None if it would have left none, or if it failed. changed: whether that is another token.
+    token_id: None if no token was left, or if the processor failed. changed: True if it is another token.
     """
 
     token_id: int | None
@@ -115,7 +115,7 @@ class ShadowToken:
 class TokenTrace:
     """One output token: its stages in the order in which they ran, the model's raw logits first, "final" last.
 
-    `shadows` has what processors in shadow would have made of it, by name.
+    `shadows` has the tokens that processors in shadow would have led to, by name.
     """
 
     token_id: int
@@ -129,7 +129,7 @@ class TokenTrace:
 class ShadowReport:
     """Counts of a completion's tokens that a shadow processor would have changed.
 
-    tokens: those that it was tried on. changed: those that would have been others. faults: those on which it failed.
+    tokens: tokens on which it ran. changed: tokens that it would have changed. faults: tokens on which it failed.
     """
 
     tokens: int = 0

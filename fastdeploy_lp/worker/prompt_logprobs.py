@@ -15,7 +15,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import RowLogprobs, RowOps
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
-# Bytes of logits computed at a time: those of a long chunk would not fit beside the model.
+# Bytes of logits computed at a time: the logits of a long chunk would not fit beside the model.
 PIECE_BYTES = 32 << 20
 
 

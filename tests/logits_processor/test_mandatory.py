@@ -25,7 +25,7 @@ from fastdeploy_lp.logits_processor import (
 from fastdeploy_lp.logits_processor.testing.slots import Occupant, Slots
 from fastdeploy_lp.sampling_params import SamplingParams
 
-SELECTIONS, SEED = 10_000, 20261122
+SELECTIONS, SEED = 4_000, 20261122
 VOCAB_SIZE, SLOTS = 512, 64
 BIAS = "LogitBiasLogitsProcessor"
 DECLARED = load_processors(CHAIN, mandatory=MANDATORY)

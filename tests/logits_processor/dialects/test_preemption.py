@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import support.hash_bias as hash_bias
 from support.hash_bias import Native, RequestThree, RequestTwo, Vllm
-from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_ins
+from support.hash_bias_torch import HuggingFace, torch_vllm_classes
 from support.sequences import request, run_to_end
+from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine_args import spec_of

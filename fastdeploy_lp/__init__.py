@@ -45,20 +45,20 @@ __all__ = [
 
 _HOMES = {
     "LLM": "entrypoints.llm",
-    "AsyncEngineArgs": "engine_args",
+    "AsyncEngineArgs": "startup.engine_args",
     "AsyncLLM": "entrypoints.async_llm",
-    "EngineArgs": "engine_args",
+    "EngineArgs": "startup.engine_args",
     "FDConfig": "config",
-    "GuidedDecodingParams": "guided_decoding.params",
+    "GuidedDecodingParams": "request.guided_decoding",
     "IOProcessor": "plugins.io_processor",
     "LogitsProcessor": "logits_processor",
     "ModelRegistry": "model_executor.models.registry",
-    "PoolingParams": "pooling_params",
-    "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "SamplingParams": "sampling_params",
+    "PoolingParams": "request.pooling_params",
+    "RequestOutput": "request.outputs",
+    "RequestOutputKind": "request.sampling_params",
+    "SamplingParams": "request.sampling_params",
     "StatLoggerBase": "plugins.stat_logger",
-    "TraceParams": "trace_params",
+    "TraceParams": "request.trace",
 }
 
 

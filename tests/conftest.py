@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,11 +35,21 @@ with warnings.catch_warnings():
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
+# By default httpx gives up after 5 seconds, which any answer may take on a busy machine.
+PATIENCE: httpx.Timeout = inspect.signature(httpx.request).parameters["timeout"].default
+PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = 120.0
+
 # Where a shell starts the tests in the background, SIGINT is ignored, here and in every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).parent / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Has collections pass over what was imported: half a second each time that a test collects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

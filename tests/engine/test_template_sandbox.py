@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat import SLOW_TEMPLATE
 from support.server import server_environment
 
 from fastdeploy_lp.engine import template_sandbox
@@ -20,7 +21,6 @@ from fastdeploy_lp.engine.template_sandbox import TemplateSandbox
 from fastdeploy_lp.request.limits import REQUEST_TEMPLATE_SECONDS
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Grüße \U0001f600"}]
-SLOW = "{% set a = [1] * 4000000 %}{% for _ in range(99999) %}{% if 2 in a %}{% endif %}{% endfor %}"
 TOKENS = {"bos_token": "<s>"}
 
 
@@ -69,14 +69,14 @@ def test_what_is_refused_of_the_options_names_them() -> None:
 def test_a_template_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "REQUEST_TEMPLATE_SECONDS", 0.5)
     with pytest.raises(InvalidRequestError, match=r"takes more than 0\.5 seconds"):
-        rendered(SLOW)
+        rendered(SLOW_TEMPLATE)
     assert not renderers()
 
 
 def test_a_request_that_is_given_up_takes_its_process_along() -> None:
     async def main() -> None:
         sandbox = TemplateSandbox(TOKENS)
-        task = asyncio.create_task(sandbox.render(MESSAGES, ChatOptions(chat_template=SLOW)))
+        task = asyncio.create_task(sandbox.render(MESSAGES, ChatOptions(chat_template=SLOW_TEMPLATE)))
         while not renderers():
             await asyncio.sleep(0.01)
         task.cancel()
@@ -112,7 +112,7 @@ def test_the_servers_environment_stays_here(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[bytes] = []
 
     async def main() -> None:
-        task = asyncio.create_task(TemplateSandbox(TOKENS).render(MESSAGES, ChatOptions(chat_template=SLOW)))
+        task = asyncio.create_task(TemplateSandbox(TOKENS).render(MESSAGES, ChatOptions(chat_template=SLOW_TEMPLATE)))
         while not seen or not seen[-1]:
             await asyncio.sleep(0.01)
             seen.extend(Path(f"/proc/{pid}/environ").read_bytes() for pid in renderers())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import distributions
 from support.declared import MODULE, names, refusal
-from support.hash_bias_torch import vllm_stand_ins
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.logits_processor import LogitsProcessorSpecError, load_processors
 from fastdeploy_lp.logits_processor.registry import load_processor

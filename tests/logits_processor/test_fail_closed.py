@@ -12,9 +12,9 @@ import pytest
 import support.faulty as faulty
 from support.faulty import PLUGIN, Fault
 from support.faulty_torch import HuggingFace, torch_vllm_class
-from support.hash_bias_torch import vllm_stand_ins
 from support.outcomes import Outcome, engine_with, naming, run
 from support.sequences import request
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, Selection

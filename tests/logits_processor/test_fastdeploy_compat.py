@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from support.declared import refusal
-from support.fastdeploy_modules import WRITTEN_FOR_FASTDEPLOY, fastdeploy_stand_ins
+from support.fastdeploy_modules import WRITTEN_FOR_FASTDEPLOY
 from support.sequences import Ran, request, run_to_end, tiny_fd_config
+from support.stand_ins import fastdeploy_stand_ins
 
 from fastdeploy_lp.logits_processor import (
     LogitsProcessorChain,

@@ -25,7 +25,7 @@ from fastdeploy_lp.logits_processor.testing.harness import Occupant, Slots
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
-SELECTIONS, SEED = 10_000, 20261122
+SELECTIONS, SEED = 4_000, 20261122
 VOCAB_SIZE, SLOTS = 512, 64
 BIAS = "LogitBiasLogitsProcessor"
 DECLARED = load_processors(CHAIN, mandatory=MANDATORY)

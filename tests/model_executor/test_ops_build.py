@@ -71,6 +71,8 @@ def test_sources_that_do_not_compile_are_quoted(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(quick_compiler(tmp_path / "bin")))
+    for source in build.SOURCE_DIRECTORY.glob("*.cpp"):
+        source.unlink()
     (build.SOURCE_DIRECTORY / "decoder.cpp").write_text("int broken = no_such_name;\n")
     with pytest.raises(build.BuildError, match="no_such_name"):
         build.compile_library(tmp_path / "out")

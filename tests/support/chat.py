@@ -24,6 +24,9 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello!"}]
 # Far more than a test waits for: it ends because something ends it.
 ENDLESS: dict[str, Any] = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
+# A chat template that takes very long and needs no memory that grows.
+SLOW_TEMPLATE = "{% set a = [1] * 4000000 %}{% for _ in range(99999) %}{% if 2 in a %}{% endif %}{% endfor %}"
+
 
 def chat_url(server: ServerProcess) -> str:
     """Where chat completions are posted."""

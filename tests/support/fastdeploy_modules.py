@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from fastdeploy_lp.logits_processor import fastdeploy_compat
-
-PACKAGES = ("fastdeploy", "paddleformers")
-
 WRITTEN_FOR_FASTDEPLOY = '''
 import paddle
 from paddleformers.utils.log import logger
@@ -146,14 +138,3 @@ class ThinkingBudgetLogitsProcessor(NumbersSlots):
     def update_state(self, share_inputs: dict) -> None:
         self.seen += [dict(args) for args in share_inputs["logits_processors_args"]]
 '''
-
-
-@contextmanager
-def fastdeploy_stand_ins() -> Iterator[None]:
-    """FastDeploy's module names lead to stand-ins, as with --fastdeploy-compat."""
-    fastdeploy_compat.install()
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
-            del sys.modules[name]

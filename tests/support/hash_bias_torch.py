@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
-from fastdeploy_lp.logits_processor import vllm_compat
 from support.hash_bias import VllmState, place
 
 
@@ -23,18 +19,6 @@ class HuggingFace(LogitsProcessor):
         changed = scores.clone()
         changed[0, place(self._token, input_ids[0].tolist())] += self._value
         return changed
-
-
-@contextmanager
-def vllm_stand_ins() -> Iterator[None]:
-    """vLLM's module names lead to stand-ins, as with --vllm-compat."""
-    assert "vllm" not in sys.modules
-    vllm_compat.install()
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-            del sys.modules[name]
 
 
 def torch_vllm_classes() -> list[type]:

@@ -37,14 +37,17 @@ def kill_worker(server: ServerProcess, number: int = signal.SIGKILL) -> int:
     return pid
 
 
-def wait_for_new_worker(server: ServerProcess, old: int) -> int:
-    """Wait until another worker takes requests; gives its id."""
+def wait_for_new_worker(server: ServerProcess, old: int = 0, *, ready: bool = True) -> int:
+    """Wait for a worker besides `old`, until it takes requests if it has to be `ready`; gives its id."""
+    found: list[int] = []
 
     def is_there() -> bool:
         try:
-            return server.worker_pid != old and health(server.url) == 200
-        except (RuntimeError, OSError):
+            # From one look: at the next, this worker may have ended and another have come.
+            found[:] = server.worker_pids - {old}
+            return len(found) == 1 and (not ready or health(server.url) == 200)
+        except OSError:
             return False
 
     wait_until(is_there, BACK_SECONDS, lambda: server.log)
-    return server.worker_pid
+    return found[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.distributions import import_folder, install
-from support.hash_bias_torch import vllm_stand_ins
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.entrypoints.cli.plugins import main
 from fastdeploy_lp.plugins import PluginGroup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.hash_bias_torch import vllm_stand_ins
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.entrypoints.cli.processors import main
 

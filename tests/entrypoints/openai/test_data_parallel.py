@@ -48,7 +48,8 @@ def ports() -> tuple[int, int]:
 def server(tmp_path_factory: pytest.TempPathFactory, ports: tuple[int, int]) -> Iterator[ServerProcess]:
     options = ["--data-parallel-size", "2", "--logits-processors", *CHAIN, "--logits-processors-max-faults", "1"]
     options += ["--cache-queue-port", str(ports[0]), "--engine-worker-queue-port", str(ports[1])]
-    with supervised_server(tmp_path_factory.mktemp("s"), *options, "--max-worker-restarts", "100") as running:
+    options += ["--max-worker-restarts", "100"]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options, every_core=True) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat import SLOW_TEMPLATE
 from support.idle_engine import Client, Idle, idle
 
 from fastdeploy_lp.config import SchedulerConfig
@@ -212,9 +213,6 @@ def test_what_depends_on_the_body_alone_is_done_once(tmp_path: Path) -> None:
     run(scenario())
 
 
-SLOW = "{% set a = [1] * 4000000 %}{% for _ in range(99999) %}{% if 2 in a %}{% endif %}{% endfor %}"
-
-
 def templated(template: str, **fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "a"}], "chat_template": template, **fields}).encode()
 
@@ -227,7 +225,7 @@ def test_templates_that_nobody_waits_for_leave_the_queue(tmp_path: Path, leaves:
         async with idle(tmp_path) as running:
             templates, path = running.engine.request_templates, "/v1/chat/completions"
             fields = {} if leaves else {"timeout": 0.3}
-            clients = [Client(running.app, path, templated(SLOW, **fields)) for _ in range(30)]
+            clients = [Client(running.app, path, templated(SLOW_TEMPLATE, **fields)) for _ in range(30)]
             if leaves:
                 while templates.num_waiting < 28:
                     await asyncio.sleep(0)

@@ -9,26 +9,30 @@ from typing import Any
 
 import openai
 import pytest
-from support.chat import ENDLESS, HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
+from support.chat import HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
 from support.server import ServerProcess, wait_until
+from support.supervised import LONG, supervised_server
 
 SHORT = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["nobody waits", "one waits"])
-def full_at(request: pytest.FixtureRequest) -> Iterator[tuple[ServerProcess, int]]:
+def full_at(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, int]]:
     """A server with one slot, and how many sequences it takes."""
     waiting: int = request.param
-    with ServerProcess("--max-num-seqs", "1", "--max-waiting-requests", str(waiting)) as server:
+    options = ["--max-num-seqs", "1", "--max-waiting-requests", str(waiting)]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as server:
         yield server, 1 + waiting
 
 
 def test_past_the_queue_requests_are_refused_until_somebody_leaves(full_at: tuple[ServerProcess, int]) -> None:
     server, room = full_at
-    with opened_stream(server, ENDLESS) as first:
+    with opened_stream(server, LONG) as first:
         wait_for_text(first)
         if room == 2:
-            with opened_stream(server, ENDLESS):
+            with opened_stream(server, LONG):
                 wait_until(lambda: metric(server, "num_requests_waiting") == 1, 30)
                 check_refused(server)
             # The one that waited has left.
@@ -62,7 +66,7 @@ def test_many_prompts_are_taken_together_or_not_at_all(full_at: tuple[ServerProc
     with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as client:
         prompts = [[1, 2], [3, 4], [5, 6]]
         assert len(client.completions.create(model="default", prompt=prompts, max_tokens=1).choices) == 3
-        with opened_stream(server, ENDLESS) as running:
+        with opened_stream(server, LONG) as running:
             wait_for_text(running)
             counted = metric(server, "prompt_tokens_total")
             with pytest.raises(openai.RateLimitError):
@@ -76,7 +80,7 @@ def test_embeddings_find_the_queue_full_as_well(full_at: tuple[ServerProcess, in
     with openai.Client(base_url=f"{server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as client:
         inputs = [[index + 1] for index in range(room + 3)]
         assert len(client.embeddings.create(model="default", input=inputs).data) == room + 3
-        with opened_stream(server, ENDLESS) as running:
+        with opened_stream(server, LONG) as running:
             wait_for_text(running)
             counted = metric(server, "prompt_tokens_total")
             with pytest.raises(openai.RateLimitError) as refused:
@@ -103,7 +107,7 @@ def test_the_official_client_comes_back_by_itself(full_at: tuple[ServerProcess, 
         ) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        with opened_stream(server, {**ENDLESS, "n": room}) as running:
+        with opened_stream(server, {**LONG, "n": room}) as running:
             wait_for_text(running)
             answer = pool.submit(client.chat.completions.create, model="default", messages=HELLO, max_tokens=1)  # type: ignore[arg-type]
             assert refused.wait(60)

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.chat import SLOW_TEMPLATE
 from support.errors import check_error
 from support.server import REPOSITORY, ServerProcess
 
@@ -250,9 +251,7 @@ BOMBS = {
     "a list repeated": "{% set x = [1] * (10 ** 10) %}",
     "a message repeated": "{{ messages[0].content * (10 ** 10) }}",
     "a power": "{{ 9 ** (9 ** 9) }}",
-    "a search in each step": (
-        "{% set a = [1] * 4000000 %}{% for _ in range(99999) %}{% if 2 in a %}{% endif %}{% endfor %}"
-    ),
+    "a search in each step": SLOW_TEMPLATE,
     "a padded number": "{{ '%1000000000d' % 1 }}",
     "a centered text": "{{ 'x'|center(1000000000) }}",
     "a loop in loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",

@@ -65,14 +65,6 @@ def read_to_the_end(payloads: Iterator[str]) -> list[str]:
     return rest
 
 
-def has_worker(server: ServerProcess) -> bool:
-    """Whether the worker process runs."""
-    try:
-        return server.worker_pid > 0
-    except RuntimeError:
-        return False
-
-
 def test_sigterm_lets_a_running_stream_finish(folder: Path, shared_memory: set[str]) -> None:
     """Meanwhile the server says that it is not ready, and sends others elsewhere."""
     with serving(folder, "--timeout-graceful-shutdown", "60") as server:
@@ -166,8 +158,7 @@ def test_second_signal_ends_a_stream_at_once(
 def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[str]) -> None:
     server = serving(folder).launch()
     try:
-        wait_until(lambda: has_worker(server), PROCESS_SECONDS, lambda: server.log)
-        worker_pid = server.worker_pid
+        worker_pid = wait_for_new_worker(server, ready=False)
         assert server.stop(seconds=PROCESS_SECONDS) in (143, *ENDED_BY_SIGTERM)
         assert "Traceback" not in server.log
         assert "ready" not in server.log
@@ -179,8 +170,7 @@ def test_sigterm_while_the_model_loads_ends_it(folder: Path, shared_memory: set[
 def test_sigterm_while_a_worker_is_replaced_ends_both(folder: Path, shared_memory: set[str]) -> None:
     with serving(folder) as server:
         old = kill_worker(server)
-        wait_until(lambda: has_worker(server) and server.worker_pid != old, PROCESS_SECONDS, lambda: server.log)
-        new = server.worker_pid
+        new = wait_for_new_worker(server, old, ready=False)
         assert server.stop(seconds=PROCESS_SECONDS) in ENDED_BY_SIGTERM
         assert "Traceback" not in server.log
         for worker_pid in (old, new):

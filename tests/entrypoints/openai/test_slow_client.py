@@ -21,9 +21,10 @@ LONG_NAME = "m" * 100_000
 
 
 @pytest.fixture(scope="module")
-def wordy_server() -> Iterator[ServerProcess]:
+def wordy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Its chunks are large."""
-    with ServerProcess("--served-model-name", LONG_NAME, "--max-num-seqs", str(CHOICES)) as running:
+    options = ["--served-model-name", LONG_NAME, "--max-num-seqs", str(CHOICES)]
+    with supervised_server(tmp_path_factory.mktemp("s"), *options) as running:
         yield running
 
 

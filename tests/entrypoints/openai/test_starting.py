@@ -13,6 +13,7 @@ import pytest
 from support.chat import HELLO, post
 from support.errors import check_error
 from support.server import ServerProcess, health, process_exists, wait_until
+from support.supervised import wait_for_new_worker
 
 SECONDS = 60.0
 PROCESSOR = """
@@ -89,15 +90,7 @@ def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path, tiny_checkpo
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_start(tmp_path: Path, tiny_checkpoint: Path, number: int, status: int) -> None:
     with starting_server(tmp_path, tiny_checkpoint) as (server, _):
-        wait_until(lambda: has_worker(server), SECONDS)
-        worker = server.worker_pid
+        worker = wait_for_new_worker(server, ready=False)
         assert server.stop(number, SECONDS) == status
         wait_until(lambda: not process_exists(worker), SECONDS)
         assert "Traceback" not in server.log
-
-
-def has_worker(server: ServerProcess) -> bool:
-    try:
-        return server.worker_pid > 0
-    except RuntimeError:
-        return False

@@ -16,9 +16,9 @@ import support.faulty as faulty
 from paddle import Tensor
 from support.faulty import FAULT_STEP, PLUGIN, Fault
 from support.faulty_torch import PROMPT_LEN, HuggingFace, torch_vllm_class
-from support.hash_bias_torch import vllm_stand_ins
 from support.outcomes import NUM_REQUESTS, Outcome, engine_with, naming, run
 from support.sequences import request
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import ChainAbortedError, LogitsProcessor, Selection

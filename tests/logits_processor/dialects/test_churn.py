@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import support.hash_bias as hash_bias
 from support.hash_bias import PLUGIN, Native, RequestThree, RequestTwo, Vllm, reference
-from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_ins
+from support.hash_bias_torch import HuggingFace, torch_vllm_classes
 from support.installed_vllm import Adapted, RowState, installed_vllm
 from support.recording import After, Before, forget
 from support.sequences import Ran, request
+from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors

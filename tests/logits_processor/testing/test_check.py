@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import support.hash_bias as hash_bias
 import support.wrong as wrong
-from support.hash_bias_torch import HuggingFace, torch_vllm_classes, vllm_stand_ins
+from support.hash_bias_torch import HuggingFace, torch_vllm_classes
+from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor import BUILTIN

@@ -13,7 +13,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 from support.declared import refusal
-from support.hash_bias_torch import vllm_stand_ins
+from support.stand_ins import vllm_stand_ins
 
 from fastdeploy_lp.logits_processor import vllm_compat
 from fastdeploy_lp.logits_processor.vllm_compat.installation import CONTENTS

@@ -10,8 +10,8 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from support.hash_bias_torch import vllm_stand_ins
 from support.sequences import request, run_to_end, tiny_engine
+from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import ServedParams

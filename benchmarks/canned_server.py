@@ -9,8 +9,8 @@ import sys
 import uvicorn
 import uvloop
 
-from fastdeploy_lp.engine.engine_client import EngineClient
-from fastdeploy_lp.engine.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.engine_client import EngineClient
+from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs

@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.engine.input_processor import InputProcessor
+from fastdeploy_lp.engine.prepare.input_processor import InputProcessor
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.bench.http_client import Client, HTTPClientError
 from fastdeploy_lp.entrypoints.bench.load import SSEDecoder, percentile

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
 from fastdeploy_lp.entrypoints.batch.runner import exchange
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app

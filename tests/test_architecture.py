@@ -39,7 +39,7 @@ EXCEPTIONS = {
     # The builtin processors edit rows with the sampler's operators.
     "logits_processor/builtin": "model_executor.ops",
     # Programs that run in another process.
-    "engine/worker_handle.py": "worker",
+    "engine/client/worker_handle.py": "worker",
     "entrypoints/cli/collect_env.py": "model_executor.ops",
     # The names that the modules of vLLM provide: authors' files import them, never the package.
     "logits_processor/vllm_compat/installation.py": "entrypoints.vllm_engine",

@@ -11,13 +11,13 @@ from typing import Any
 from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
+from fastdeploy_lp.engine.client.work import Work
 from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError
-from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
-from fastdeploy_lp.engine.pooling import Pooling
-from fastdeploy_lp.engine.processor_states import ProcessorInfo
-from fastdeploy_lp.engine.work import Work
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.prompts import ChatKeywords, Conversation, PromptInput, read_prompt

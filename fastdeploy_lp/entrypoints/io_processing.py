@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.engine.errors import EngineDeadError, InvalidRequestError, IOProcessorError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import EngineRequest, InputProcessor, Prompt, Settled
-from fastdeploy_lp.engine.merge import merged
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.prepare.merge import merged
 from fastdeploy_lp.entrypoints.prompts import PromptInput, listed, read_prompt
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor, in_thread
 from fastdeploy_lp.request.outputs import PoolingRequestOutput

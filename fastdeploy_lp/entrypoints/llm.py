@@ -15,17 +15,17 @@ from tqdm import tqdm
 from typing_extensions import Unpack
 
 from fastdeploy_lp.engine.chat_template import ChatOptions
-from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
     ProcessorUnavailableError,
     RequestFailedError,
     WorkerLostError,
 )
-from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
-from fastdeploy_lp.engine.merge import merged
-from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
+from fastdeploy_lp.engine.prepare.merge import merged
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.io_processing import DATA, IOProcessing, data_processing, require_one_vector
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread

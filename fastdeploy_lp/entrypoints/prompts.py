@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
 
 # A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, as in upstream and vLLM.
 PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]

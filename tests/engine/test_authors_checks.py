@@ -15,8 +15,8 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
-from fastdeploy_lp.engine.preparation import RequestPreparation
+from fastdeploy_lp.engine.prepare.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import load_processors
 from fastdeploy_lp.request.sampling_params import SamplingParams
 

@@ -21,9 +21,9 @@ from support.server import free_port, server_environment, wait_until
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
-from fastdeploy_lp.engine import worker_handle
-from fastdeploy_lp.engine.worker_handle import WorkerHandle
-from fastdeploy_lp.engine.worker_socket import HandshakeWatch
+from fastdeploy_lp.engine.client import worker_handle
+from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
+from fastdeploy_lp.engine.client.worker_socket import HandshakeWatch
 from fastdeploy_lp.messages import AddRequest, StepOutputs, WorkerReady, encode
 from fastdeploy_lp.request.sampling_params import SamplingParams
 

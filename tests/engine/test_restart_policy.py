@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.supervisor import LONGEST_DELAY, MAX_FAILED_STARTS, WINDOW_SECONDS, RestartPolicy
+from fastdeploy_lp.engine.client.supervisor import LONGEST_DELAY, MAX_FAILED_STARTS, WINDOW_SECONDS, RestartPolicy
 
 
 class Clock:

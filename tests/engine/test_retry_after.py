@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_lp.engine.admission import DEFAULT_SECONDS, LONGEST_SECONDS, RetryAfter
+from fastdeploy_lp.engine.client.admission import DEFAULT_SECONDS, LONGEST_SECONDS, RetryAfter
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_lp.engine.work import SequenceTimes
+from fastdeploy_lp.engine.client.work import SequenceTimes
 
 
 def test_parts_add_up() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.server import server_environment
 
-from fastdeploy_lp.engine.worker_socket import PREFIX, SocketFolder
+from fastdeploy_lp.engine.client.worker_socket import PREFIX, SocketFolder
 
 KILLED = """
 import os, signal
-from fastdeploy_lp.engine.worker_socket import SocketFolder
+from fastdeploy_lp.engine.client.worker_socket import SocketFolder
 folder = SocketFolder()
 folder.socket.write_text("")
 print(folder.socket, flush=True)

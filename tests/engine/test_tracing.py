@@ -7,7 +7,7 @@ import math
 import pytest
 from support.tiny import write_tiny_checkpoint
 
-from fastdeploy_lp.engine.token_details import count_shadows, spelled_trace
+from fastdeploy_lp.engine.client.token_details import count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.request.trace import ShadowReport, ShadowToken

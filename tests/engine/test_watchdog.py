@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.engine.supervisor import Watchdog
+from fastdeploy_lp.engine.client.supervisor import Watchdog
 
 
 class Clock:

@@ -10,8 +10,8 @@ from support.faulty import Fault
 from support.outcomes import engine_with, run
 from support.sequences import request
 
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
-from fastdeploy_lp.engine.processor_states import ProcessorStates
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats
 from fastdeploy_lp.startup.engine_args import spec_of

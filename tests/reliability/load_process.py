@@ -25,8 +25,8 @@ from reliability.fuzz_files import REFUSED, SERVED
 import fastdeploy_lp.checkpoint.convert  # noqa: F401 - loaded here, once for all
 from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.input_processor import InputProcessor, Prompt
-from fastdeploy_lp.engine.preparation import RequestPreparation
+from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
+from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams

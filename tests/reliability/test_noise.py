@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.noise import FIXED, Changes, changed, changes, json_values
 
-from fastdeploy_lp.engine.logged_request import LogFormatError, read_line
+from fastdeploy_lp.engine.client.logged_request import LogFormatError, read_line
 from fastdeploy_lp.logits_processor import RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.arguments.values import require_sendable
 from fastdeploy_lp.messages import AbortRequests, AddRequest, FromWorker, StepOutputs, ToWorker, decoder, encode

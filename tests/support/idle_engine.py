@@ -13,9 +13,9 @@ from typing import Any, cast
 from starlette.types import ASGIApp, Message
 
 from fastdeploy_lp.config import ChatConfig, SchedulerConfig
-from fastdeploy_lp.engine.engine_client import EngineClient
+from fastdeploy_lp.engine.client.engine_client import EngineClient
+from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.engine.worker_handle import WorkerHandle
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.logits_processor.chain.calls import Culprit

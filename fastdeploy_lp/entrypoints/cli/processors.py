@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastdeploy_lp.engine.processor_states import ProcessorInfo, ProcessorStates
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo, ProcessorStates
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 
 _PLURALS = {"integer": "integers", "number": "numbers", "string": "strings", "boolean": "booleans", "array": "lists"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.config import API_KEY_VARIABLE
-from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
+from fastdeploy_lp.engine.client.logged_request import LoggedEngine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
-from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.entrypoints.api_keys import key_of_environment
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.options import OptionsParser

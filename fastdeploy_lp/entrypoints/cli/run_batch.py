@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
 from fastdeploy_lp.entrypoints.batch.files import OutputFile
 from fastdeploy_lp.entrypoints.batch.runner import BatchRunner, Tally, numbered

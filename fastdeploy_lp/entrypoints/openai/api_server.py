@@ -25,12 +25,12 @@ from starlette.types import ASGIApp
 from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
-from fastdeploy_lp.engine.data_parallel import make_engine
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.logged_request import LoggedEngine
+from fastdeploy_lp.engine.client.request_log import RequestLog
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
-from fastdeploy_lp.engine.logged_request import LoggedEngine
 from fastdeploy_lp.engine.metrics import PREFIX
-from fastdeploy_lp.engine.request_log import RequestLog
 from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.app import build_app

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.entrypoints.openai import errors
 from fastdeploy_lp.entrypoints.openai.body.extra_fields import ExtraFields
 from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from fastdeploy_lp.engine.processor_states import ProcessorStates
+from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionChunk
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.host_threads import Run, run_here
-from fastdeploy_lp.engine.input_processor import Prompt, Settled
+from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
+from fastdeploy_lp.engine.prepare.input_processor import Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.disconnect import while_connected
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from fastdeploy_lp.engine.routing import GivenPrefixes, chain_of, cost_of
+from fastdeploy_lp.engine.client.routing import GivenPrefixes, chain_of, cost_of
 
 # Approximately the number of tokens in a block of the KV cache.
 BLOCK_CHARACTERS = 64
@@ -69,7 +69,7 @@ DEFAULT_CAPACITY = 100_000
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """The rule of `engine/routing.py` for a changing set of replicas; each ingress process has its own router.
+    """The rule of `engine/client/routing.py` for a changing set of replicas; each ingress process has its own router.
 
     slots: requests that a replica runs concurrently. capacity: blocks to remember per replica.
     """

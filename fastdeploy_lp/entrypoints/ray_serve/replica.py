@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
-from fastdeploy_lp.engine.data_parallel import make_engine
+from fastdeploy_lp.engine.client.data_parallel import make_engine
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs

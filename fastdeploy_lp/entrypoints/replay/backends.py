@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
-from fastdeploy_lp.engine.input_processor import EngineRequest
-from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
 from fastdeploy_lp.request.sampling_params import SamplingParams

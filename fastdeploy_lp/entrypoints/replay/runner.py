@@ -8,7 +8,13 @@ from typing import Protocol
 
 import msgspec
 
-from fastdeploy_lp.engine.logged_request import LogFormatError, LoggedEngine, LoggedOutput, LoggedRequest, read_line
+from fastdeploy_lp.engine.client.logged_request import (
+    LogFormatError,
+    LoggedEngine,
+    LoggedOutput,
+    LoggedRequest,
+    read_line,
+)
 from fastdeploy_lp.entrypoints.concurrently import for_each
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from fastdeploy_lp.engine.client.pooling import Pooling
 from fastdeploy_lp.engine.errors import RequestFailedError
-from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt, Settled
-from fastdeploy_lp.engine.pooling import Pooling
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.entrypoints.openai.disconnect import _all_results
 from fastdeploy_lp.request.pooling_params import PoolingParams
 

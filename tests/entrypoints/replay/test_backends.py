@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp.engine.logged_request import LoggedOutput, LoggedRequest
+from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.entrypoints.replay.backends import ServerReplay
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
 from fastdeploy_lp.request.sampling_params import SamplingParams

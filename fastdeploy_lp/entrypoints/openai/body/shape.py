@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints import stepped_json, strict_json
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, while_connected

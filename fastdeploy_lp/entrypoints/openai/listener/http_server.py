@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import EngineDeadError
 from fastdeploy_lp.entrypoints.openai.listener.bounds import ConnectionBounds, files_are_left
 

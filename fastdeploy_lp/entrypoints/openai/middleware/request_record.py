@@ -13,9 +13,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy_lp.config.log_format import REQUEST_ID
+from fastdeploy_lp.engine.client.work import SequenceTimes
 from fastdeploy_lp.engine.errors import QueueFullError
-from fastdeploy_lp.engine.input_processor import Prompt
-from fastdeploy_lp.engine.work import SequenceTimes
+from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
 from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
 

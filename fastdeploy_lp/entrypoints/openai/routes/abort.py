@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.entrypoints.openai.body.shape import bounded_route
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (

@@ -7,14 +7,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.host_threads import Run
-from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.helpers.host_threads import Run
 from fastdeploy_lp.engine.message_parser import CallableTool, MessageParsers, ToolGrammar
+from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs_pieces

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from fastdeploy_lp.engine.answer_size import prompt_logprobs_bytes
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import EngineRequest, Prompt
-from fastdeploy_lp.engine.merge import merged
+from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
+from fastdeploy_lp.engine.prepare.merge import merged
 from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (

@@ -8,9 +8,9 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from fastdeploy_lp.engine.engine import Engine
-from fastdeploy_lp.engine.input_processor import EngineRequest
-from fastdeploy_lp.engine.pooling import Pooling
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of

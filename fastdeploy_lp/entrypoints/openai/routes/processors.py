@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request
 
-from fastdeploy_lp.engine.engine import Engine
-from fastdeploy_lp.engine.processor_states import ProcessorInfo
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import require_operator
 from fastdeploy_lp.entrypoints.openai.openapi import failures

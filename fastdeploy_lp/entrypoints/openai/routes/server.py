@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from fastdeploy_lp.engine.engine import Engine
+from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fastdeploy_lp.engine.engine import Engine
-from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.message_parser import Message, MessageDelta
 from fastdeploy_lp.engine.tokenizer import TokenEnds
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces

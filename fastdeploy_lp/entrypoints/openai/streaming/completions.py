@@ -9,8 +9,8 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.client.generation import Generation
+from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.logprobs import (

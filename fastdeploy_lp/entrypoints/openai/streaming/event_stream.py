@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fastdeploy_lp.engine.generation import Generation
+from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.entrypoints.openai.disconnect import unless_disconnected
 from fastdeploy_lp.entrypoints.openai.listener.connections import ABORT_EXTENSION
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 from fastdeploy_lp.entrypoints.openai.streaming.completions import CompletionReader

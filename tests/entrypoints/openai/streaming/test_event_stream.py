@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from fastdeploy_lp.engine.generation import Generation
-from fastdeploy_lp.engine.input_processor import Prompt
+from fastdeploy_lp.engine.client.generation import Generation
+from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, TextEvent, server_sent_event
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams

@@ -1,0 +1,212 @@
+"""One completion in the API process: detokenizes its tokens and checks stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastdeploy_lp.engine.client.token_details import SpelledLogprobs, count_shadows, spelled_trace
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
+from fastdeploy_lp.request.outputs import CompletionDelta
+from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.trace import ShadowReport, TokenTrace
+
+
+class ReplayError(Exception):
+    """A restarted request did not repeat the tokens already sent to its caller."""
+
+    def __init__(self) -> None:
+        super().__init__("the worker ended in the middle of this answer, and the answer of the next one differs")
+
+
+class Completion:
+    """Collects the tokens of one of a request's `n` completions and returns them as deltas.
+
+    Text that may be the beginning of a stop string is held back. A stop string that ends before the `min_tokens`-th
+    token does is ordinary text. `logprobs` adds the log probabilities of each token; `trace` adds the traces that the
+    worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache. The stop
+    string or the text of the stop token at the end of the output is cut off unless `include_stop`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        logprobs: bool = False,
+        trace: bool = False,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self.index = index
+        self.num_cached_tokens = 0
+        self.tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._stop_strings = list(stop_strings)
+        self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
+        self._min_tokens = min_tokens
+        self._wants_logprobs = logprobs
+        self._wants_trace = trace
+        self._sent_text = 0
+        self._sent_tokens = 0
+        self._told_token_ids: list[int] = []
+        self._begin()
+
+    def begin_again(self) -> None:
+        """Resets to the state before the first token: another worker computes the completion again.
+
+        Tokens already sent in deltas must repeat exactly; they are not sent again.
+        """
+        if len(self._token_ids) >= self._sent_tokens:
+            self._told_token_ids = self._token_ids[: self._sent_tokens]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = self.tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = [] if self._wants_logprobs else None
+        self._text_offsets: list[int] = []
+        self._trace: list[TokenTrace] | None = [] if self._wants_trace else None
+        self._shadows: dict[str, ShadowReport] = {}
+        self._text = ""
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens received so far."""
+        return len(self._token_ids)
+
+    @property
+    def num_told_tokens(self) -> int:
+        """Tokens sent in deltas."""
+        return self._sent_tokens
+
+    @property
+    def num_untold_tokens(self) -> int:
+        """Tokens not yet sent in a delta."""
+        return max(len(self._token_ids) - self._sent_tokens, 0)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """A copy of the tokens received so far."""
+        return list(self._token_ids)
+
+    def feed(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None,
+        stop_reason: int | None,
+        logprobs: Sequence[TokenLogprobs] | None = None,
+        *,
+        trace: Sequence[Sequence[StageTrace]] | None = None,
+        shadows: Sequence[ShadowTokens] | None = None,
+    ) -> None:
+        """Adds the tokens that a step sampled; tokens after a stop string are dropped.
+
+        The other sequences have one entry per token. Raises ReplayError if a restarted completion does not repeat the
+        tokens already sent.
+        """
+        self._take(token_ids, finish_reason, stop_reason, logprobs, trace, shadows)
+        if self.finish_reason is not None and len(self._token_ids) < len(self._told_token_ids):
+            raise ReplayError
+
+    def _take(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None,
+        stop_reason: int | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        trace: Sequence[Sequence[StageTrace]] | None,
+        shadows: Sequence[ShadowTokens] | None,
+    ) -> None:
+        for place, token_id in enumerate(token_ids):
+            if self.finish_reason is not None:
+                return
+            self._require_as_told(token_id)
+            self._token_ids.append(token_id)
+            if self._logprobs is not None and logprobs is not None:
+                self._logprobs.append(logprobs[place])
+                self._text_offsets.append(len(self._text))
+            if shadows is not None:
+                count_shadows(self._shadows, token_id, shadows[place])
+            if self._trace is not None and trace is not None:
+                shadow = None if shadows is None else shadows[place]
+                self._trace.append(spelled_trace(token_id, trace[place], shadow, self.tokenizer))
+            # The stop reason applies to the last token only.
+            if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
+                self._extend_text(self._decoder.push(token_id))
+        if self.finish_reason is None and finish_reason is not None:
+            self._flush_text(self._token_ids if stop_reason is None or self._include_stop else self._token_ids[:-1])
+            # The flushed rest may complete a stop string; otherwise the worker's reason applies.
+            if self.finish_reason is None:
+                self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    def take_delta(self) -> CompletionDelta | None:
+        """Returns what is new since the last call, or None if there is nothing to send yet."""
+        finished = self.finish_reason is not None
+        end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
+        text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
+        # Tokens wait for their text, unless there is no tokenizer.
+        if not finished and not text and (self.tokenizer.handles_text or not token_ids):
+            return None
+        delta = CompletionDelta(self.index, text, token_ids, self.finish_reason, self.stop_reason)
+        if self._logprobs is not None:
+            new = self._logprobs[self._sent_tokens :]
+            delta.logprobs = SpelledLogprobs(new, self.tokenizer)
+            delta.gained_logprob = sum(position.logprobs[0] for position in new)
+            # A token after the beginning of a stop string gets the end of the remaining text as its offset.
+            delta.text_offsets = [min(offset, len(self._text)) for offset in self._text_offsets[self._sent_tokens :]]
+        if self._trace is not None:
+            delta.logits_processors_trace = self._trace[self._sent_tokens :]
+        if self._shadows:
+            delta.logits_processors_shadow = {name: replace(report) for name, report in self._shadows.items()}
+        self._sent_text, self._sent_tokens = end, len(self._token_ids)
+        return delta
+
+    def _require_as_told(self, token_id: int) -> None:
+        place = len(self._token_ids)
+        if place < len(self._told_token_ids) and self._told_token_ids[place] != token_id:
+            raise ReplayError
+
+    def _extend_text(self, piece: str) -> None:
+        if not piece:
+            return
+        before = len(self._text)
+        self._text += piece
+        if len(self._token_ids) <= self._min_tokens:
+            return
+        # A match must end in the new text.
+        hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]
+        found = min(((at, stop) for at, stop in hits if at >= 0), default=None)
+        if found is not None:
+            at, stop = found
+            self._text = self._text[: at + len(stop) if self._include_stop else at]
+            self.finish_reason, self.stop_reason = "stop", stop
+
+    def _flush_text(self, token_ids: Sequence[int]) -> None:
+        """Adds characters that stayed incomplete, as the tokenizer decodes them."""
+        whole = self.tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        if whole.startswith(self._text):
+            self._extend_text(whole[len(self._text) :])
+
+
+def completions_of(params: SamplingParams, tokenizer: Tokenizer) -> list[Completion]:
+    """Returns the `n` completions of one prompt."""
+    return [
+        Completion(
+            index,
+            tokenizer,
+            params.stop_strings,
+            min_tokens=params.min_tokens,
+            logprobs=params.logprobs is not None,
+            trace=params.trace is not None,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        for index in range(params.n)
+    ]

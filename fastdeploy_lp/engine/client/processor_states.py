@@ -1,0 +1,138 @@
+"""The declared logits processors in the API process: descriptions, and state in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
+from fastdeploy_lp.engine.errors import ProcessorUnavailableError
+from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
+from fastdeploy_lp.logits_processor.chain.calls import CallKind
+from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, Quarantine, ShadowStats
+
+
+@dataclass(frozen=True)
+class ProcessorInfo:
+    """One declared processor, as listed by `GET /v1/logits_processors` and `LLM.logits_processors`.
+
+    order: its position in the chain, from 0. parameters: JSON Schema of its arguments, None if unknown.
+    argmax_invariant: None until the worker has built it. mandatory: no request can leave it out.
+    """
+
+    name: str
+    dialect: str
+    source: str
+    spec: str
+    order: int
+    argmax_invariant: bool | None
+    parameters: dict[str, Any] | None
+    description: str
+    stats: ProcessorStats
+    mandatory: bool = False
+
+
+class ProcessorStates:
+    """The declared processors in chain order, with the latest counters from the worker."""
+
+    def __init__(self, declared: Sequence[DeclaredProcessor]) -> None:
+        self._declared = list(declared)
+        self._stats = {processor.name: ProcessorStats(processor.name) for processor in declared}
+        self._argmax_invariant: dict[str, bool] = {}
+
+    @property
+    def stats(self) -> list[ProcessorStats]:
+        """Counters in chain order."""
+        return list(self._stats.values())
+
+    def update(self, stats: Sequence[ProcessorStats]) -> None:
+        """Stores newer counters."""
+        self._stats |= {each.name: each for each in stats}
+
+    def restart(self, loss: WorkerLoss) -> None:
+        """Resets the counters after a worker's end; the quarantine stays, and the culprits join it."""
+        quarantine = Quarantine.of(self.stats)
+        self._stats = {processor.name: ProcessorStats(processor.name) for processor in self._declared}
+        for culprit in loss.culprits:
+            named = quarantine.shadow if culprit.kind is CallKind.SHADOW else quarantine.chain
+            named[culprit.name] = f"logits processor {culprit.name} ended the worker: {loss.cause}"
+        quarantine.apply_to(self._stats)
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The processors that are out of service."""
+        return Quarantine.of(self.stats)
+
+    def set_argmax_invariant(self, by_name: dict[str, bool]) -> None:
+        """Stores the `argmax_invariant` of each processor that the worker built; some in quarantine are not built."""
+        self._argmax_invariant |= by_name
+
+    def describe(self) -> list[ProcessorInfo]:
+        """Describes all processors, in chain order."""
+        return [
+            ProcessorInfo(
+                name=processor.name,
+                dialect=processor.dialect.name,
+                source=processor.source,
+                spec=processor.spec,
+                order=order,
+                argmax_invariant=self._argmax_invariant.get(processor.name),
+                parameters=processor.params_model.model_json_schema() if processor.params_model else None,
+                description=processor.description,
+                stats=self._stats[processor.name],
+                mandatory=processor.mandatory,
+            )
+            for order, processor in enumerate(self._declared)
+        ]
+
+    def used_by(self, selection: Selection) -> list[str]:
+        """Returns the names of the processors that a request uses, mandatory ones included, in chain order."""
+        return [processor.name for processor in self._declared if processor.is_used_by(selection)]
+
+    def require_in_service(self, selection: Selection) -> None:
+        """Raises ProcessorUnavailableError if the request uses a processor that is in quarantine."""
+        for processor in self._declared:
+            stats = self._stats[processor.name]
+            if stats.state == QUARANTINED and processor.is_used_by(selection):
+                reason = f"is in quarantine until an operator resets it: {stats.last_error}"
+                raise ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
+
+    def reset(self, name: str) -> None:
+        """Marks a processor as in service; raises KeyError for a name that is not declared."""
+        self._stats[name].state = OK
+        self._stats[name].shadow.state = OK
+
+
+class ProcessorStatesOfAll(ProcessorStates):
+    """States of several workers as one: adds up counters; a processor is in quarantine if any worker has it there."""
+
+    def __init__(self, declared: Sequence[DeclaredProcessor], parts: Sequence[ProcessorStates]) -> None:
+        super().__init__(declared)
+        self._parts = list(parts)
+
+    @property
+    def stats(self) -> list[ProcessorStats]:
+        """Counters in chain order."""
+        return [_added_up(each) for each in zip(*(part.stats for part in self._parts), strict=True)]
+
+    def describe(self) -> list[ProcessorInfo]:
+        """Describes all processors, in chain order."""
+        self.update(self.stats)
+        for part in self._parts:
+            self._argmax_invariant |= part._argmax_invariant
+        return super().describe()
+
+
+def _added_up(stats: Sequence[ProcessorStats]) -> ProcessorStats:
+    shadow = ShadowStats(**_sums([each.shadow for each in stats]))
+    return ProcessorStats(name=stats[0].name, shadow=shadow, **_sums(stats))
+
+
+def _sums(stats: Sequence[ProcessorStats | ShadowStats]) -> dict[str, Any]:
+    """Returns the sum of every number, the worst state, and a last error if there is one."""
+    numbers = [name for name in stats[0].__struct_fields__ if isinstance(getattr(stats[0], name), (int, float))]
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in stats) for name in numbers}
+    worst = next((each for each in stats if each.state != OK), stats[0])
+    error = next((each.last_error for each in (worst, *stats) if each.last_error is not None), None)
+    return sums | {"state": worst.state, "last_error": error}

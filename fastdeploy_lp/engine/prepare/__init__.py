@@ -1,0 +1,1 @@
+"""From a request to sequences for the worker: limits, prompts, parameters, grammars."""

@@ -1,0 +1,170 @@
+"""Requests are checked by authors' code in processes that may end, crash or hang without harm to anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.engine.helpers.trials import SLOW_PROCESSES_EACH, Trials, UnsendableError
+from fastdeploy_lp.logits_processor import RequestArgsError, load_processors
+from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
+from fastdeploy_lp.request.sampling_params import SamplingParams
+
+SPECS = ["deadly=support.tried_deadly:PLUGIN", "other=support.tried_deadly:PLUGIN"]
+PATIENT = 120.0
+
+
+@asynccontextmanager
+async def trials(timeout: float = PATIENT) -> AsyncIterator[Trials]:
+    config = tiny_fd_config()
+    config = replace(config, model_config=replace(config.model_config, skip_tokenizer_init=True))
+    made = Trials(config, load_processors(SPECS), timeout)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+async def refusal(of: Trials, name: str = "deadly", **args: str) -> Exception | None:
+    """The error that refuses a request which names one processor; None if it is accepted with what it says."""
+    try:
+        selection = await of.selection(SamplingParams(logits_processors={name: args}), [name])
+    except (RequestArgsError, NotInTimeError) as error:
+        return error
+    assert selection.named == {name: args}
+    return None
+
+
+def test_a_trial_that_ends_its_process_is_that_requests_error_and_the_next_one_goes_on() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            for mode, status in (("exit", "status 7"), ("segfault", "status -11")):
+                error = await refusal(made, mode=mode, when="call" if mode == "exit" else "build")
+                assert isinstance(error, RequestArgsError)
+                assert error.path == "logits_processors.deadly"
+                assert error.reason.startswith("deadly: ")
+                assert status in error.reason
+            assert await refusal(made) is None
+            assert "these arguments do not fit" in str(await refusal(made, mode="refuse"))
+            assert await refusal(made, mode="refuse", when="call") is not None
+            assert "mode" in str(await refusal(made, mode="dance"))
+
+    run(scenario)
+
+
+def test_a_crash_in_a_params_model_is_its_requests_error() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            error = await refusal(made, mode="segfault", when="read")
+            assert isinstance(error, RequestArgsError)
+            assert "status -11" in error.reason
+
+    run(scenario)
+
+
+def test_trials_that_hang_end_in_time_and_leave_room_for_others() -> None:
+    async def scenario() -> None:
+        async with trials(timeout=1.0) as made:
+            hanging = [refusal(made, mode="hang") for _ in range(SLOW_PROCESSES_EACH + 1)]
+            *errors, harmless = await asyncio.gather(*hanging, refusal(made))
+            assert all(isinstance(error, NotInTimeError) for error in errors)
+            assert "deadly" in str(errors[0])
+            # It waits for a turn, which hanging ones leave, and needs a process of its own.
+            assert harmless is None
+
+    run(scenario)
+
+
+def test_held_checks_of_one_processor_hold_up_no_other() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            held = [asyncio.create_task(refusal(made, mode="hang")) for _ in range(SLOW_PROCESSES_EACH)]
+            deadline = time.monotonic() + PATIENT
+            while made._pool._slow_places.num_taken < SLOW_PROCESSES_EACH:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            assert await refusal(made, "other") is None
+            assert not any(each.done() for each in held)
+            for each in held:
+                each.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+            assert await refusal(made) is None
+
+    run(scenario)
+
+
+def test_no_process_is_left() -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+    async def scenario() -> None:
+        before = children()
+        async with trials() as made:
+            await refusal(made)
+            assert len(children() - before) == 1
+            asked = asyncio.create_task(refusal(made, mode="hang"))
+            await refusal(made)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        assert children() == before
+
+    run(scenario)
+
+
+def test_a_process_that_ended_between_requests_is_replaced() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            assert await refusal(made) is None
+            (process,) = made._pool.idle
+            os.kill(process.pid, 9)
+            await process.status()
+            assert await refusal(made) is None
+
+    run(scenario)
+
+
+def test_values_that_no_message_can_hold_are_told_apart() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            with pytest.raises(UnsendableError):
+                await made.selection(SamplingParams(logits_processors={"deadly": {"mode": object()}}), ["deadly"])
+
+    run(scenario)
+
+
+def test_a_process_is_there_before_the_first_request() -> None:
+    async def scenario() -> None:
+        async with trials() as made:
+            made.start()
+            assert made._first is not None
+            await made._first
+            (first,) = made._pool.idle
+            assert await refusal(made) is None
+            assert made._pool.idle == (first,)
+
+    run(scenario)
+
+
+def test_a_process_that_cannot_start_makes_the_processors_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdeploy_lp.engine.helpers.trials.MODULE", "no.such.module")
+
+    async def scenario() -> None:
+        async with trials() as made:
+            made.start()
+            assert isinstance(await refusal(made), NotInTimeError)
+
+    run(scenario)

@@ -79,7 +79,7 @@ def test_a_request_uses_it_over_http(serving: ServerProcess, name: str) -> None:
     def ask(params: object) -> httpx.Response:
         body = {"prompt": "the dog", "max_tokens": 4, "temperature": 0, "return_token_ids": True}
         chosen = {"logits_processors": {name: params}}
-        return httpx.post(f"{serving.url}/v1/completions", json=body | chosen, timeout=60)
+        return httpx.post(f"{serving.url}/v1/completions", json=body | chosen, timeout=300)
 
     answer = ask({"token_id": TOKEN, "boost": 1000})
     assert answer.status_code == 200, answer.text

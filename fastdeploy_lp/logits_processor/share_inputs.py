@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs, ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.platforms import current_platform, to_device
-from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams, Slot
 
 
 class SlotSequence(Protocol):
@@ -69,6 +69,13 @@ class ListField:
     value: Callable[[SlotSequence], Any]
 
 
+def _sampling_array(name: str, slot: Slot) -> ArrayField:
+    """Returns the slot array that a sampling field declares."""
+    return ArrayField(
+        name, slot.dtype, slot.empty, lambda s: slot.of(getattr(s.params, name)), host=True, device=slot.device
+    )
+
+
 # The only list of fields: allocation, writing, clearing and resetting all use it.
 ARRAY_FIELDS = (
     ArrayField("stop_flags", "bool", True, lambda _: True, host=True),
@@ -91,11 +98,7 @@ ARRAY_FIELDS = (
         host=True,
         device=True,
     ),
-    ArrayField("temperature", "float32", 0.0, lambda s: s.params.temperature, host=True, device=True),
-    ArrayField("top_p", "float32", 1.0, lambda s: s.params.top_p, host=True, device=True),
-    ArrayField("top_k", "int64", 0, lambda s: max(s.params.top_k, 0), host=True, device=True),
-    ArrayField("min_p", "float32", 0.0, lambda s: s.params.min_p, host=True, device=True),
-    ArrayField("seed", "uint64", 0, lambda s: s.params.seed or 0, host=True),
+    *(_sampling_array(name, slot) for name, field in SAMPLING_FIELDS.items() if (slot := field.declared.slot)),
 )
 LIST_FIELDS = (
     ListField("req_ids", str, lambda s: s.request_id),

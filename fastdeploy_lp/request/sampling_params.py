@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import enum
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from typing_extensions import Self
@@ -44,100 +46,217 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling and stopping options of one request.
+@dataclass(frozen=True)
+class Slot:
+    """Array of a field in `share_inputs`, with one entry per slot.
 
-    Fields and lists may be as large as `request_limits` says.
-
-    n: completions to generate, each with a seed of its own derived from `seed`.
-    temperature: 0 (or anything below 1e-5) picks the most likely token; above, logits are divided by it.
-    top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
-    top_k: keep this many most likely tokens; 0 or -1 keeps all.
-    min_p: leave out tokens less likely than this share of the most likely one, in [0, 1].
-    repetition_penalty: 1e-6 to 1e6; divides positive logits, and multiplies others, of the tokens of prompt and output.
-    presence_penalty: -2 to 2; taken off the logits of tokens that the output holds.
-    frequency_penalty: -2 to 2; taken off the logit of a token for each time that the output holds it.
-    bad_words: strings that are not generated, at the beginning of a word or with a space before it.
-    bad_words_token_ids: the same as token ids: the last token of a list is ruled out behind the others.
-    allowed_token_ids: only these tokens are generated.
-    min_tokens: no end-of-sequence token, stop token or stop string ends the output before it has so many tokens.
-    logprobs: 0 to 20; give the log probability of each output token and of so many most likely ones. None for none.
-    prompt_logprobs: 0 to 20; the same for the tokens of the prompt.
-    seed: -2**63 to 2**64 - 1; the same seed gives the same tokens whatever else is in the batch. None draws one, and so
-        does -1, as in vLLM.
-    max_tokens: output tokens at most; None goes on until the context is full.
-    stop: strings that end the output and are cut off from it.
-    stop_token_ids: tokens that end the output, besides the model's own end-of-sequence tokens; their text is cut off.
-    include_stop_str_in_output: leave the stop string, or the text of the stop token, in the output.
-    skip_special_tokens: leave special tokens out of the text.
-    ignore_eos: go on past the model's end-of-sequence tokens; for measuring.
-    logits_processors_args: arguments that all declared logits processors see, `{"logit_bias": {42: 5.0}}`.
-    extra_args: the same, under vLLM's name (`vllm_xargs` over HTTP).
-    logit_bias: the same for the builtin of OpenAI's own field, `{42: 5.0}`.
-    logits_processors: processors by name, each with arguments of its own; only these see the request. A dict
-        `{"name": {…}}`, or a list `[{"name": …, "params": {…}}]` whose order is the order of execution. An entry of the
-        list with `"shadow": True` runs in shadow.
-    logits_processors_shadow: names of processors that run in shadow: on a copy, to tell how often they would change a
-        token.
-    logits_processors_trace: `TraceParams(top_k=8)`, the same as a dict, or True: tell how each token came about.
-    guided_decoding: the form that the output has to have, such as `GuidedDecodingParams(regex="[0-9]+")`.
-    output_kind: what each output of an offline stream holds; over HTTP every piece holds what is new.
-
-    Raises ValueError naming the field and what is allowed.
+    empty: entry of a slot without a request, or of a request whose field is None. device: True for a copy on the
+    device. entry: the entry for a value.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    bad_words: list[str] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    allowed_token_ids: list[int] | None = None
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: list[str] | str | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    ignore_eos: bool = False
-    logits_processors_args: dict[str, Any] | None = None
-    extra_args: dict[str, Any] | None = None
-    logit_bias: dict[int | str, float] | None = None
-    logits_processors: dict[str, Any] | list[Any] | None = None
-    logits_processors_shadow: list[str] | None = None
-    logits_processors_trace: TraceParams | bool | None = None
-    guided_decoding: GuidedDecodingParams | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    dtype: str
+    empty: float
+    device: bool = True
+    entry: Callable[[Any], float] | None = None
+
+    def of(self, value: Any) -> Any:
+        """Returns the entry for a field's value."""
+        if value is None:
+            return self.empty
+        return value if self.entry is None else self.entry(value)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Declaration of a sampling field: its check, body field, slot and control in the playground all follow from it.
+
+    low, high: inclusive bounds of a number; None for other types. above: exclude `low`. slot: for fields that the draw
+    reads. control: show the field in the playground.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+    slot: Slot | None = None
+    control: bool = False
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sampling and stopping options of one request; `request.limits` has the limits of lists.
+
+    Raises ValueError naming the field and the allowed values.
+    """
+
+    n: Annotated[
+        int, Declared("completions to generate, each with a separate seed derived from `seed`", low=1, high=MAX_N)
+    ] = 1
+    temperature: Annotated[
+        float,
+        Declared(
+            "divides the logits; below 1e-5 the most likely token is taken",
+            low=0.0,
+            high=100.0,
+            slot=Slot("float32", 0.0),
+            control=True,
+        ),
+    ] = 1.0
+    max_tokens: Annotated[
+        int | None,
+        Declared(
+            "maximum number of output tokens; without one, until the context is full",
+            low=1,
+            high=MAX_INTEGER,
+            control=True,
+        ),
+    ] = None
+    top_p: Annotated[
+        float,
+        Declared(
+            "keeps the fewest most likely tokens whose probabilities sum to at least this",
+            low=0.0,
+            high=1.0,
+            above=True,
+            slot=Slot("float32", 1.0),
+            control=True,
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Declared(
+            "keeps this many most likely tokens; 0 and -1 keep all",
+            low=-1,
+            high=MAX_INTEGER,
+            slot=Slot("int64", 0, entry=lambda top_k: max(top_k, 0)),
+            control=True,
+        ),
+    ] = 0
+    min_p: Annotated[
+        float,
+        Declared(
+            "excludes tokens less likely than this share of the most likely one",
+            low=0.0,
+            high=1.0,
+            slot=Slot("float32", 0.0),
+            control=True,
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        Declared(
+            "the same seed gives the same tokens in any batch; without one, or with -1, it is drawn",
+            low=MIN_SEED,
+            high=MAX_SEED,
+            slot=Slot("uint64", 0, device=False),
+            control=True,
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        Declared(
+            "divides positive logits, and multiplies others, of tokens of the prompt and output",
+            low=1 / MAX_REPETITION_PENALTY,
+            high=MAX_REPETITION_PENALTY,
+            control=True,
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Declared("is subtracted from the logits of tokens in the output", low=-2.0, high=2.0, control=True)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Declared(
+            "is subtracted from the logit of a token for each occurrence in the output",
+            low=-2.0,
+            high=2.0,
+            control=True,
+        ),
+    ] = 0.0
+    bad_words: Annotated[
+        list[str] | None, Declared("strings that are banned, at the beginning of a word and after a space")
+    ] = None
+    bad_words_token_ids: Annotated[
+        list[list[int]] | None, Declared("lists of token ids; the last token of a list is banned after the others")
+    ] = None
+    allowed_token_ids: Annotated[list[int] | None, Declared("the only tokens that are generated")] = None
+    min_tokens: Annotated[
+        int,
+        Declared(
+            "no end-of-sequence token, stop token or stop string ends the output before this many tokens",
+            low=0,
+            high=MAX_INTEGER,
+        ),
+    ] = 0
+    logprobs: Annotated[
+        int | None,
+        Declared(
+            "reports the log probability of each output token and of this many most likely ones",
+            low=0,
+            high=MAX_LOGPROBS,
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, Declared("the same for the tokens of the prompt; not with `stream`", low=0, high=MAX_LOGPROBS)
+    ] = None
+    stop: Annotated[
+        list[str] | str | None, Declared("strings that end the output and are cut off from it", control=True)
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None,
+        Declared("tokens that end the output, besides the model's end-of-sequence tokens; their text is cut off"),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool, Declared("keeps the stop string, or the text of the stop token, in the output")
+    ] = False
+    skip_special_tokens: Annotated[bool, Declared("omits special tokens from the text")] = True
+    ignore_eos: Annotated[bool, Declared("continues after the model's end-of-sequence tokens; for measuring")] = False
+    logits_processors_args: Annotated[
+        dict[str, Any] | None,
+        Declared('arguments that all declared logits processors see, `{"logit_bias": {42: 5.0}}`'),
+    ] = None
+    extra_args: Annotated[dict[str, Any] | None, Declared("the same under vLLM's name; `vllm_xargs` over HTTP")] = None
+    logit_bias: Annotated[
+        dict[int | str, float] | None, Declared("the same for the builtin of OpenAI's field, `{42: 5.0}`")
+    ] = None
+    logits_processors: Annotated[
+        dict[str, Any] | list[Any] | None,
+        Declared(
+            'processors by name, each with its arguments: an object `{"name": {…}}`, or a list `[{"name": '
+            '…, "params": {…}}]` in the order of execution, where `"shadow": true` runs an entry in shadow; '
+            "only these processors see the request"
+        ),
+    ] = None
+    logits_processors_shadow: Annotated[
+        list[str] | None,
+        Declared("names of processors to run in shadow: on a copy, counting how often they would change a token"),
+    ] = None
+    logits_processors_trace: Annotated[
+        TraceParams | bool | None,
+        Declared("explains how each token was chosen: `TraceParams(top_k=8)`, the same as an object, or true"),
+    ] = None
+    guided_decoding: Annotated[
+        GuidedDecodingParams | None,
+        Declared('the required form of the output, such as `GuidedDecodingParams(regex="[0-9]+")`'),
+    ] = None
+    output_kind: Annotated[
+        RequestOutputKind,
+        Declared("content of each output of an offline stream; over HTTP every piece has only what is new"),
+    ] = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
 
     def _check_numbers(self) -> None:
-        _check_integer("n", self.n, 1, MAX_N)
-        _check_number("temperature", self.temperature, 0.0, 100.0)
-        self.temperature = float(self.temperature) if self.temperature >= GREEDY_BELOW else 0.0
-        _check_number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise ValueError("top_p: must be above 0 and at most 1")
-        self.top_p = max(float(self.top_p), SMALLEST_TOP_P)
-        _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
-        self._check_penalties()
+        for field in NUMBERS:
+            setattr(self, field.name, field.checked(getattr(self, field.name)))
+        self.temperature = self.temperature if self.temperature >= GREEDY_BELOW else 0.0
+        self.top_p = max(self.top_p, SMALLEST_TOP_P)
         if self.seed is not None:
-            _check_integer("seed", self.seed, MIN_SEED, MAX_SEED)
             # A negative one has the bits that it has as a signed integer.
             self.seed = None if self.seed == DRAWS_SEED else self.seed & MAX_SEED
-        self._check_lengths()
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens: must be at most max_tokens, which is {self.max_tokens}")
 
     def _check_lists(self) -> None:
         """Of any size, and what has a form."""
@@ -157,25 +276,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise ValueError(f"guided_decoding: must be GuidedDecodingParams, not {self.guided_decoding!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(f"output_kind: must be a RequestOutputKind, not {self.output_kind!r}")
-
-    def _check_penalties(self) -> None:
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
-        if self.repetition_penalty < 1 / MAX_REPETITION_PENALTY:
-            low, high = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
-            raise ValueError(f"repetition_penalty: must be from {low:g} to {high:g}, not {self.repetition_penalty:g}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name), -2.0, 2.0)
-        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            setattr(self, name, float(getattr(self, name)))
-
-    def _check_lengths(self) -> None:
-        _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
-        if self.max_tokens is None:
-            return
-        _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens: must be at most max_tokens, which is {self.max_tokens}")
 
     def _check_token_lists(self) -> None:
         _check_token_ids("stop_token_ids", self.stop_token_ids)
@@ -247,6 +347,55 @@ class SettledParams(SamplingParams):
     def __post_init__(self) -> None:
         """Check numbers alone."""
         self._check_numbers()
+
+
+@dataclass(frozen=True)
+class SamplingField:
+    """A field of SamplingParams; `kind` is its type without None."""
+
+    name: str
+    kind: Any
+    optional: bool
+    default: Any
+    declared: Declared
+
+    @property
+    def is_number(self) -> bool:
+        """True if the field has bounds."""
+        return self.declared.low is not None
+
+    def checked(self, value: Any) -> Any:
+        """Returns a number as its type; raises ValueError if it is out of bounds."""
+        low, high = self.declared.low, self.declared.high
+        if low is None or high is None or (value is None and self.optional):
+            return value
+        if self.kind is int:
+            _check_integer(self.name, value, int(low), int(high))
+            return value
+        _check_number(self.name, value, low, high)
+        if self.declared.above and value == low:
+            raise ValueError(f"{self.name}: must be above {low:g} and at most {high:g}")
+        return float(value)
+
+
+def _sampling_fields() -> dict[str, SamplingField]:
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(SamplingParams):
+        annotation, declared = get_args(hints[field.name])
+        kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+        optional = type(None) in get_args(annotation)
+        kind = kinds[0] if len(kinds) == 1 else annotation
+        found[field.name] = SamplingField(field.name, kind, optional, field.default, declared)
+    return found
+
+
+SAMPLING_FIELDS = _sampling_fields()
+NUMBERS = tuple(field for field in SAMPLING_FIELDS.values() if field.is_number)
+# help() and editors show the declarations.
+SamplingParams.__doc__ = (SamplingParams.__doc__ or "") + "\n    ".join(
+    ["", *(f"{field.name}: {field.declared.help}." for field in SAMPLING_FIELDS.values()), ""]
+)
 
 
 def _check_kind(name: str, value: object, kinds: type | tuple[type, ...]) -> None:

@@ -34,8 +34,8 @@ class CompletionRequest(GuidedRequest):
 
     prompt_token_ids: TokenIds | EachOf[TokenIds] | None = None
     prompt: str | TokenIds | Texts | EachOf[TokenIds] = Field(min_length=1)
-    # OpenAI's default for completions; a chat runs to its end by default.
-    max_tokens: int | None = 16
+    # OpenAI's default for completions; a chat runs to its end by default. 0 only echoes.
+    max_tokens: int | None = Field(16, json_schema_extra={"minimum": 0})
     logprobs: int | None = None
     echo: bool = False
     best_of: int | None = None

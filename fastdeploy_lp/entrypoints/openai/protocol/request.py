@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -10,6 +10,7 @@ from pydantic import (
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -22,14 +23,14 @@ from fastdeploy_lp.request.limits import (
     MAX_METADATA_VALUE,
     MAX_OBJECT_FIELDS,
 )
-from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParams
 from fastdeploy_lp.request.trace import TraceParams
 
 Entry = TypeVar("Entry")
 # Reports only the first invalid entry, since a list may have a million of them.
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
 # Fields of SamplingParams that a body passes on as they are; bodies have other forms of the rest.
-OF_THE_SAME_NAME = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "logits_processors_trace"}
+OF_THE_SAME_NAME = frozenset(SAMPLING_FIELDS) - {"max_tokens", "logprobs", "logits_processors_trace"}
 # Entries per validation step, during which no other thread runs.
 STEP = 4096
 
@@ -120,8 +121,48 @@ class TraceOptions(RequestModel):
         return TraceParams(**self.model_dump(exclude_none=True))
 
 
-class GenerationRequest(RequestModel):
-    """Common fields of chat and text completions; `SamplingParams` defines the limits of sampling fields."""
+if TYPE_CHECKING:
+
+    class SamplingRequest(RequestModel):
+        """Numbers and flags of SamplingParams that a body has under the same name, all optional."""
+
+        # Those that other modules read.
+        min_tokens: int | None
+        skip_special_tokens: bool | None
+
+else:
+    SamplingRequest = create_model(
+        "SamplingRequest",
+        __base__=RequestModel,
+        __module__=__name__,
+        **{
+            name: (field.kind | None, None)
+            for name, field in SAMPLING_FIELDS.items()
+            if name in OF_THE_SAME_NAME and field.kind in (int, float, bool)
+        },
+    )
+
+
+def _describe_sampling(schema: dict[str, Any]) -> None:
+    """Adds help, bounds and `x-control` (a place in the playground) of sampling fields to a body's JSON Schema."""
+    for name, described in schema["properties"].items():
+        field = SAMPLING_FIELDS.get(name)
+        # A chat's `logprobs` is a flag with another meaning.
+        if field is None or (field.is_number and {"type": "boolean"} in described.get("anyOf", ())):
+            continue
+        declared = field.declared
+        described.setdefault("description", declared.help)
+        if declared.low is not None:
+            described.setdefault("exclusiveMinimum" if declared.above else "minimum", declared.low)
+            described.setdefault("maximum", declared.high)
+        if declared.control:
+            described["x-control"] = True
+
+
+class GenerationRequest(SamplingRequest):
+    """Common fields of chat and text completions; `SamplingParams` declares the sampling fields."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_sampling)
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
         "store": (False,),
@@ -139,24 +180,12 @@ class GenerationRequest(RequestModel):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     bad_words: Texts | None = None
     bad_words_token_ids: EachOf[TokenIds] | None = None
     allowed_token_ids: TokenIds | None = None
-    min_tokens: int | None = None
     prompt_logprobs: int | None = None
-    seed: int | None = None
     stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors_args: dict[str, Any] | None = None
     logits_processors: dict[str, Any] | list[Any] | None = None

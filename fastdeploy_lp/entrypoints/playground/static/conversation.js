@@ -97,7 +97,8 @@ export class Conversation {
 
   /** Asks a question; false if the server refused it, which leaves the chat unchanged. */
   async _run(question, body, before) {
-    const seed = body.seed ?? Math.floor(Math.random() * SEEDS);
+    // -1 draws a seed too; both answers need the same one.
+    const seed = (body.seed ?? -1) === -1 ? Math.floor(Math.random() * SEEDS) : body.seed;
     const answers = this._answers(seed);
     const turn = { question, answer: answers[0], element: this._turn(question, answers) };
     this._showError("");

@@ -85,9 +85,14 @@ new PresetPanel(
 
 async function connect() {
   showStatus("connecting …", "waiting");
-  const found = await connection.open(async () => ({ processors: await server.processors(), model: await server.model() }));
+  const found = await connection.open(async () => ({
+    processors: await server.processors(),
+    model: await server.model(),
+    schema: await server.schema(),
+  }));
   if (!found) return;
   showStatus(`${found.model.id} is ready`, "good");
+  sampling.show(found.schema.components.schemas.ChatCompletionRequest, found.schema);
   chain.show(found.processors);
   inspector.bias = chain.canBias
     ? (token, value) => {

@@ -2,46 +2,47 @@
 
 import { h } from "./element.js";
 import { NumberField, TextField } from "./scalar_fields.js";
+import { alternatives } from "./schema.js";
 
-const FIELDS = [
-  { name: "temperature", schema: { type: "number", minimum: 0, maximum: 2 }, value: 0, hint: "0 takes the most likely token" },
-  { name: "max_tokens", schema: { type: "integer", minimum: 1 }, value: 64, hint: "tokens of the answer" },
-  { name: "top_p", schema: { type: "number", exclusiveMinimum: 0, maximum: 1 }, hint: "above 0 to 1" },
-  { name: "top_k", schema: { type: "integer" }, hint: "0 keeps all" },
-  { name: "min_p", schema: { type: "number", minimum: 0, maximum: 1 }, hint: "0 to 1" },
-  { name: "seed", schema: { type: "integer", minimum: 0 }, hint: "drawn anew if empty" },
-  { name: "repetition_penalty", schema: { type: "number", exclusiveMinimum: 0 }, hint: "above 1 for less" },
-  { name: "presence_penalty", schema: { type: "number", minimum: -2, maximum: 2 }, hint: "-2 to 2" },
-  { name: "frequency_penalty", schema: { type: "number", minimum: -2, maximum: 2 }, hint: "-2 to 2" },
-];
-const STOP = { name: "stop", schema: {}, hint: "one text a line; the answer ends before it" };
+// Values that a new conversation starts with; the server's defaults apply to the other fields.
+const INITIAL = { temperature: 0, max_tokens: 64 };
 const TOP_K = { name: "top_k of the trace", schema: { type: "integer", minimum: 1, maximum: 20 }, value: 8, hint: "1 to 20 at each stage" };
 const TRACE = "logits_processors_trace";
 
 export class SamplingPanel {
   constructor(place) {
-    this.usual = Object.fromEntries([...FIELDS, STOP].map(({ name, value }) => [name, value]));
-    this.fields = new Map(FIELDS.map((spec) => [spec.name, new NumberField(labelled(spec))]));
-    this.fields.set(STOP.name, new TextField(labelled(STOP)));
+    this.fields = new Map();
     this.topK = new NumberField({ ...labelled(TOP_K), label: "Tokens shown" });
     this.trace = h("input", { type: "checkbox", id: "trace", checked: true });
     this.compare = h("input", { type: "checkbox", id: "compare" });
-    this.settings = { fields: this.usual, trace: true, topK: TOP_K.value, compare: false };
+    this.columns = h("div", { class: "columns" });
     const check = (input, text) => h("div", { class: "check" }, input, h("label", { for: input.id }, text));
     place.append(
       check(this.compare, "Answer a second time with the chain off, side by side"),
       check(this.trace, "Trace the tokens"),
       this.topK.element,
-      h("div", { class: "columns" }, [...this.fields.values()].map((field) => field.element)),
+      this.columns,
     );
+    this.reset();
+  }
+
+  /** Builds the controls of the fields that a body's JSON Schema declares for them, and keeps what was entered. */
+  show(schema, root) {
+    const { settings } = this;
+    const declared = Object.entries(schema.properties).filter(([, property]) => property["x-control"]);
+    this.fields = new Map(declared.map(([name, property]) => [name, fieldOf(name, property, root)]));
+    this.columns.replaceChildren(...[...this.fields.values()].map((field) => field.element));
+    this.settings = settings;
   }
 
   get settings() {
-    const fields = Object.fromEntries([...this.fields].map(([name, field]) => [name, field.value]));
-    return { fields, trace: this.trace.checked, topK: this.topK.value, compare: this.compare.checked };
+    const shown = Object.fromEntries([...this.fields].map(([name, field]) => [name, field.value]));
+    return { fields: { ...this.kept, ...shown }, trace: this.trace.checked, topK: this.topK.value, compare: this.compare.checked };
   }
 
   set settings({ fields, trace, topK, compare }) {
+    // Values of fields that are not shown yet.
+    this.kept = fields ?? {};
     for (const [name, field] of this.fields) field.value = fields?.[name];
     this.trace.checked = Boolean(trace);
     this.compare.checked = Boolean(compare);
@@ -50,7 +51,7 @@ export class SamplingPanel {
   }
 
   reset() {
-    this.settings = { fields: this.usual, trace: true, topK: TOP_K.value, compare: false };
+    this.settings = { fields: INITIAL, trace: true, topK: TOP_K.value, compare: false };
   }
 
   /** The fields of a request's body. */
@@ -83,6 +84,15 @@ export class SamplingPanel {
   _all() {
     return [...this.fields.values(), this.topK];
   }
+}
+
+/** Returns the control of a body's property: for a number, or for texts. */
+function fieldOf(name, property, root) {
+  const { anyOf, ...bounds } = property;
+  const number = alternatives({ anyOf: anyOf ?? [property] }, root).find(({ type }) => type === "number" || type === "integer");
+  const hint = property.description;
+  if (number) return new NumberField(labelled({ name, hint, schema: { ...bounds, type: number.type } }));
+  return new TextField(labelled({ name, hint: `${hint}; one a line`, schema: property }));
 }
 
 function labelled(spec) {

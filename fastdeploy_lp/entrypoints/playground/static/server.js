@@ -47,6 +47,11 @@ export class Server {
     return (await this._json("v1/models")).data[0];
   }
 
+  /** Returns the OpenAPI description, whose bodies declare the sampling fields. */
+  async schema() {
+    return this._json("openapi.json");
+  }
+
   async metrics() {
     return (await this._request("metrics")).text();
   }

@@ -65,7 +65,7 @@ FAULTS = (
         "hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]",
         "hits = [(self._text.find(stop, before), stop) for stop in self._stop_strings]",
         "engine: a stop string that two tokens spell ends the output",
-        ("engine/test_completion.py",),
+        ("engine/client/test_completion.py",),
     ),
     Fault(
         "values-per-sequence",
@@ -146,10 +146,10 @@ FAULTS = (
     ),
     Fault(
         "one-token-too-many",
-        "if len(self._output) >= self._min_tokens:",
-        "if len(self._output) > self._min_tokens:",
+        "short = missing > 0",
+        "short = missing >= 0",
         "sampler: stop tokens are allowed from min_tokens on",
-        ("worker/sampler/test_row_edits.py", "worker/sampler/test_sampler.py"),
+        ("worker/sampler/test_chain_tail.py", "worker/sampler/test_sampler.py"),
     ),
     Fault(
         "frequency-without-count",
@@ -177,28 +177,32 @@ FAULTS = (
         "self._refused.pop(slot, None)",
         "self._refused.get(slot)",
         "chain: a request does not inherit the failure of the one before it in its slot",
-        ("logits_processor/test_chain.py", "logits_processor/test_order.py", "logits_processor/test_chain_faults.py"),
+        (
+            "logits_processor/chain/test_chain.py",
+            "logits_processor/test_order.py",
+            "logits_processor/chain/test_faults.py",
+        ),
     ),
     Fault(
         "one-fault-more",
         "if count.total >= self._policy.max_faults:",
         "if count.total > self._policy.max_faults:",
         "chain: the max_faults-th fault puts a processor into quarantine",
-        ("logits_processor/test_chain_faults.py", "logits_processor/test_guard.py"),
+        ("logits_processor/chain/test_faults.py", "logits_processor/test_guard.py"),
     ),
     Fault(
         "ngram-one-longer",
         "if len(self._tail) < self._size - 1:",
         "if len(self._tail) < self._size:",
         "builtins: no_repeat_ngram_size bans a token that completes a run",
-        ("logits_processor/builtin/test_no_repeat_ngram.py",),
+        ("logits_processor/builtin/test_repetitions.py",),
     ),
     Fault(
         "sentence-beyond-budget",
         "self._free = max(0, budget - len(self._sentence))",
         "self._free = max(0, budget)",
         "builtins: the stop sentence counts toward the thinking budget",
-        ("logits_processor/builtin/test_thinking_budget.py",),
+        ("logits_processor/builtin/test_forcing.py",),
     ),
     Fault(
         "move-backwards",
@@ -216,10 +220,10 @@ FAULTS = (
     ),
     Fault(
         "min-equals-max",
-        "if self.min_tokens > self.max_tokens:",
-        "if self.min_tokens >= self.max_tokens:",
+        "if self.max_tokens is not None and self.min_tokens > self.max_tokens:",
+        "if self.max_tokens is not None and self.min_tokens >= self.max_tokens:",
         "protocol: min_tokens may equal max_tokens",
-        ("test_sampling_params.py", "entrypoints/openai/test_sampling_fields.py"),
+        ("request/test_sampling_params.py", "entrypoints/openai/test_sampling_fields.py"),
     ),
     Fault(
         "chat-with-special-tokens",
@@ -261,7 +265,7 @@ FAULTS = (
         "wanted = 1 + max_num_seqs * per_sequence",
         "wanted = max_num_seqs * per_sequence",
         "config: the null block comes on top of the blocks of all slots",
-        ("test_cache_size.py",),
+        ("startup/test_cache_size.py",),
     ),
     Fault(
         "page-as-a-file",

@@ -12,7 +12,7 @@ from support.sequences import chain_of, sequence
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain
+from fastdeploy_lp.logits_processor import LogitsProcessor, LogitsProcessorChain, Selection
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 
 CONFIG = tiny_fd_config()
@@ -136,3 +136,30 @@ def test_an_empty_chain_gives_the_same_tensor_back() -> None:
     chain = chain_of([], CONFIG)
     logits = paddle.zeros([1, 3])
     assert step(chain, logits, {}) is logits
+
+
+class BuiltOnce(Diary):
+    """Its first instance serves the declared order; no order of a request gets one."""
+
+    built: ClassVar[list[bool]] = []
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        super().__init__(fd_config)
+        if self.built:
+            raise ValueError("no second instance")
+        self.built.append(True)
+
+
+def test_a_slot_forgets_the_failure_of_the_request_before() -> None:
+    BuiltOnce.built.clear()
+    chain, _ = diaries(BuiltOnce, Second)
+    share_inputs = ShareInputs(CONFIG.scheduler_config.max_num_seqs, 8)
+    share_inputs.assign(sequence([1], slot=0))
+    share_inputs.set_active(np.array([0]))
+    chain.enter(0, Selection(named={"Second": {}, "BuiltOnce": {}}, order=("Second", "BuiltOnce")))
+    chain.update_state(share_inputs)
+    assert "no second instance" in str(chain.failures[0])
+    chain.leave(0)
+    chain.enter(0, Selection(named={}))
+    chain.update_state(share_inputs)
+    assert chain.failures == {}

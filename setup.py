@@ -37,7 +37,7 @@ RUNTIME = [
 EXTRAS = {
     "cpu": ["paddlepaddle>=3.3.1,<3.4"],
     # Found on PaddlePaddle's own package index; the public one stops at 2.6.2.
-    "gpu": ["paddlepaddle-gpu>=3.3.1,<3.4"],
+    "gpu": ["nvidia-ml-py>=12.535", "paddlepaddle-gpu>=3.3.1,<3.4"],
     # Replicas on a cluster: `serve run configs/ray-serve.yaml`.
     "ray": ["ray[serve]>=2.50"],
     # For processors written for torch: vLLM's, or Hugging Face's.

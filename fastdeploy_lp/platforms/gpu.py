@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
-from collections.abc import Callable, Sequence
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,7 +16,6 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.platforms.base import Platform
-from fastdeploy_lp.platforms.nvml import Nvml, visible_devices
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -72,6 +74,8 @@ class PinnedRing:
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CUDA_BUILD = "paddlepaddle-gpu"
+NVML_PACKAGE = "nvidia-ml-py"
+NVML_MISSING = f"the package {NVML_PACKAGE} is not installed; the extra fastdeploy-lp[gpu] has it"
 BLOCK_SIZES = (32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
 # Several times the bytes that a step sends to the device.
@@ -107,7 +111,9 @@ class GpuPlatform(Platform):
         """Returns the reason why this machine or installation cannot serve on it; None if it can."""
         if not _cuda_build_is_installed():
             return f"the package {CUDA_BUILD} is not installed"
-        return None if Nvml.device_count() > 0 else "NVIDIA's driver shows no device"
+        if importlib.util.find_spec("pynvml") is None:
+            return NVML_MISSING
+        return None if device_count() > 0 else "NVIDIA's driver shows no device"
 
     def device_of_rank(self, rank: int) -> str:
         """Assigns the visible GPUs to ranks in order."""
@@ -120,7 +126,7 @@ class GpuPlatform(Platform):
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
         """Assigns one visible device to each worker; raises ValueError if there are fewer devices than workers."""
         named = visible_devices()
-        devices = [str(index) for index in range(Nvml.device_count())] if named is None else named
+        devices = [str(index) for index in range(device_count())] if named is None else named
         if len(devices) < size:
             raise ValueError(f"data_parallel_size: {size} workers need as many GPUs, and {len(devices)} are visible")
         return {DEVICES_VARIABLE: devices[rank]}
@@ -128,9 +134,9 @@ class GpuPlatform(Platform):
     def free_memory(self) -> int:
         """Returns the free bytes of the first visible device, read from the driver without a CUDA context.
 
-        Raises RuntimeError if the driver's library does not respond.
+        Raises RuntimeError if nvidia-ml-py is missing or the driver does not respond.
         """
-        return Nvml.free_memory()
+        return device_free_memory()
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Returns zeros in device memory."""
@@ -190,7 +196,7 @@ class GpuPlatform(Platform):
             raise ValueError(f"kv_cache_dtype: {cache.dtype} is not allowed on a GPU; allowed is auto")
         if quantization == "w8a8":
             raise ValueError("quantization: w8a8 is not allowed on a GPU; allowed is w8a16 (8-bit weights)")
-        ranks, devices = fd_config.parallel_config.tensor_parallel_size, Nvml.device_count()
+        ranks, devices = fd_config.parallel_config.tensor_parallel_size, device_count()
         if ranks > max(1, devices):
             raise ValueError(f"tensor_parallel_size: {ranks} is not allowed with {devices} GPUs, one a rank")
         head_dim = _head_dim(fd_config.model_config.hf_config)
@@ -198,6 +204,55 @@ class GpuPlatform(Platform):
             allowed = ", ".join(map(str, HEAD_DIMS))
             raise ValueError(f"config.json: head_dim {head_dim} is not supported on a GPU; supported are {allowed}")
         return fd_config
+
+
+def visible_devices() -> list[str] | None:
+    """Returns the indices or UUIDs in `CUDA_VISIBLE_DEVICES`; None if it is not set and every device is visible."""
+    value = os.environ.get(DEVICES_VARIABLE)
+    if value is None:
+        return None
+    return [device.strip() for device in value.split(",") if device.strip() not in ("", "-1")]
+
+
+def device_count() -> int:
+    """Returns the number of devices visible to this process; 0 without a driver or without nvidia-ml-py."""
+    visible = visible_devices()
+    try:
+        with _nvml() as nvml:
+            present = int(nvml.nvmlDeviceGetCount())
+    except RuntimeError:
+        return 0
+    return present if visible is None else min(present, len(visible))
+
+
+def device_free_memory() -> int:
+    """Returns the free bytes of the first visible device, without a CUDA context; raises RuntimeError if unknown."""
+    visible = visible_devices()
+    device = visible[0] if visible else "0"
+    try:
+        with _nvml() as nvml:
+            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+            handle = by_index(int(device)) if device.isdigit() else by_uuid(device)
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except RuntimeError as error:
+        raise RuntimeError(f"the GPU's free memory is not known: {error}") from None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """Yields the module `pynvml`, initialized; raises RuntimeError if it is not installed or a query fails."""
+    try:
+        import pynvml
+    except ImportError:
+        raise RuntimeError(NVML_MISSING) from None
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise RuntimeError(f"NVIDIA's driver reports: {error}") from None
 
 
 def _head_dim(hf_config: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ model or the platform. `settled_config.py` makes the structured form of them. Im
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.config.fd_config import (
@@ -104,10 +104,10 @@ class EngineArgs:
         def __getattr__(self, option: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        self.model = _text_of_path(self.model)
-        self.chat_template = _text_of_path(self.chat_template)
+        given = vars(self)
+        given.update({name: _text_of_path(given[name]) for name in ("model", "chat_template")})
         check_options(self)
-        self.logits_processors = list(self.logits_processors)
+        given["logits_processors"] = list(self.logits_processors)
         for name in ("engine_worker_queue_port", "cache_queue_port"):
             require_port(name, getattr(self, name), self.data_parallel_size)
         self._require_what_goes_together()
@@ -126,6 +126,11 @@ class EngineArgs:
     def processor_specs(self) -> list[str]:
         """The SPECs of the declared logits processors."""
         return [spec_of(given) for given in self.logits_processors]
+
+    def of_a_server(self) -> EngineArgs:
+        """Returns the options with a server's default for `on_worker_failure`: restart."""
+        changes: dict[str, Any] = {"on_worker_failure": self.on_worker_failure or "restart"}
+        return replace(self, **changes)
 
     def create_fd_config(self, *, show_progress: bool = True) -> FDConfig:
         """Find the model (converting a GGUF file once) and settle every open default, the platform's wishes included.

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import not_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fastdeploy_lp.config.option_values import (
+    Given,
+    at_least,
+    option,
+    require_names,
+    require_processors,
+    require_seconds,
+    require_share,
+    require_some_seconds,
+    spec_of,
+)
+from fastdeploy_lp.request.pooling_params import POOLING_TYPES
 
 if TYPE_CHECKING:
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
@@ -24,6 +39,35 @@ DEFAULT_MAX_TRACE_TOKENS = 1024
 DEFAULT_LOG_STATS_INTERVAL = 10.0
 DEFAULT_STEP_TIMEOUT = 120.0
 DEFAULT_MAX_WORKER_RESTARTS = 5
+ON_ERROR = ("fail", "skip", "abort")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+QUANTIZATIONS = ("w8a8", "w8a16")
+ON_WORKER_FAILURE = ("restart", "exit")
+
+
+def chat_template_text(given: str | None) -> str | None:
+    """Returns the content of a template file; text that cannot be a path is a template itself, as in vLLM.
+
+    Raises ValueError for a file that cannot be read.
+    """
+    if given is None or any(character in given for character in "{}\n"):
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template: cannot read {given}: {error}") from None
+
+
+def _specs(given: list[str | type]) -> tuple[str, ...]:
+    return tuple(map(spec_of, given))
+
+
+def _unique(given: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(given))
+
+
+def _restarts(given: str | None) -> bool:
+    return given == "restart"
 
 
 @dataclass(frozen=True)
@@ -43,11 +87,30 @@ class ModelConfig:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     dtype: str = "float32"
-    quantization: str | None = None
+    quantization: str | None = option(
+        None,
+        group="Model",
+        help="w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
+        choices=QUANTIZATIONS,
+    )
     hf_config: dict[str, Any] = field(default_factory=dict)
-    logprobs_mode: str = "raw_logprobs"
-    pooling_type: str = DEFAULT_POOLING_TYPE
-    skip_tokenizer_init: bool = False
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        group="Logits processors",
+        help="what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
+        choices=LOGPROBS_MODES,
+    )
+    pooling_type: str = option(
+        DEFAULT_POOLING_TYPE,
+        group="Model",
+        help="what an embedding is made of: the mean of all hidden states of the prompt, or the last one",
+        choices=POOLING_TYPES,
+    )
+    skip_tokenizer_init: bool = option(
+        False,
+        group="Model",
+        help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+    )
 
 
 @dataclass(frozen=True)
@@ -58,10 +121,26 @@ class SchedulerConfig:
     fair_queue: clients share what a step computes of prompts.
     """
 
-    max_num_seqs: int
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
-    max_waiting_requests: int = DEFAULT_MAX_WAITING_REQUESTS
-    prompt_step_seconds: float = 0.0
+    max_num_seqs: int = option(32, group="Scheduling", help="requests that run at once (slots)", check=at_least(1))
+    max_num_batched_tokens: int = option(
+        DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        group="Scheduling",
+        help="tokens that one step computes: one a running request, the rest for prompts, cut as needed",
+        check=at_least(1),
+    )
+    max_waiting_requests: int = option(
+        DEFAULT_MAX_WAITING_REQUESTS,
+        group="Scheduling",
+        help="requests that may wait for a slot before further ones are refused with status 429",
+        check=at_least(0),
+    )
+    prompt_step_seconds: float = option(
+        0.0,
+        given=Given(default=DEFAULT_PROMPT_STEP_SECONDS),
+        group="Scheduling",
+        help="seconds that prompts may add to a step in which other requests generate; 0 for no limit",
+        check=require_seconds,
+    )
     fair_queue: bool = False
 
 
@@ -77,10 +156,19 @@ class CacheConfig:
 
     block_size: int
     num_blocks: int
-    cache_queue_port: int | None = None
+    cache_queue_port: int | None = option(
+        None, group="KV cache", help="loopback TCP port on which KV-cache events are published (ZeroMQ PUB)"
+    )
     dtype: str = "float32"
-    enable_prefix_caching: bool = True
-    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = option(
+        True, group="KV cache", help="let requests that begin alike share what was computed of their prompts"
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        group="KV cache",
+        help="share of the device's free memory (on the CPU: main memory) for weights and KV cache",
+        check=require_share,
+    )
 
 
 @dataclass(frozen=True)
@@ -91,9 +179,23 @@ class ParallelConfig:
     of this host the configuration is for.
     """
 
-    engine_worker_queue_port: int | None = None
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
+    engine_worker_queue_port: int | None = option(
+        None,
+        group="Processes",
+        help="loopback TCP port between API process and worker (default, and safer: a private unix socket)",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        group="Processes",
+        help="processes that share the model's weights and KV cache, one a device",
+        check=at_least(1),
+    )
+    data_parallel_size: int = option(
+        1,
+        group="Processes",
+        help="workers on this host, each with the whole model and its share of the cores or a GPU of its own",
+        check=at_least(1),
+    )
     data_parallel_rank: int = 0
 
 
@@ -128,17 +230,80 @@ class StructuredOutputsConfig:
     fastdeploy_compat: provide stand-ins for FastDeploy's modules.
     """
 
-    logits_processors: tuple[str, ...] = ()
-    on_error: str = "fail"
-    max_faults: int = 5
-    time_budget: float = 1.0
-    vllm_compat: bool = False
-    shadow: tuple[str, ...] = ()
-    max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS
-    memory_budget: int = DEFAULT_MEMORY_BUDGET
-    mandatory: tuple[str, ...] = ()
-    fastdeploy_compat: bool = False
-    code_timeout: float = 10.0
+    logits_processors: tuple[str, ...] = option(
+        (),
+        given=Given(type="list[str | type]", default=[], settle=_specs),
+        group="Logits processors",
+        help="logits processors in execution order: builtin class name or module.path:ClassName",
+        check=require_processors,
+    )
+    on_error: str = option(
+        "fail",
+        given=Given("logits_processors_on_error"),
+        group="Logits processors",
+        help="when a logits processor raises: fail the requests that use it, skip it for the step, or abort",
+        choices=ON_ERROR,
+    )
+    max_faults: int = option(
+        5,
+        given=Given("logits_processors_max_faults"),
+        group="Logits processors",
+        help="faults that put a logits processor into quarantine; 0 for never",
+        check=at_least(0),
+    )
+    time_budget: float = option(
+        1.0,
+        given=Given("logits_processors_time_budget"),
+        group="Logits processors",
+        help="seconds of a step that one logits processor may take; 0 for no limit",
+        check=require_seconds,
+    )
+    vllm_compat: bool = option(
+        False,
+        group="Logits processors",
+        help="let packages written for vLLM run without it, and load vLLM's entry points",
+    )
+    shadow: tuple[str, ...] = option(
+        (),
+        given=Given(type="list[str]", default=[], settle=_unique),
+        group="Logits processors",
+        help="declared logits processors that run on copies only, to count how often they would change a token",
+        check=require_names,
+        metavar="NAME",
+    )
+    max_trace_tokens: int = option(
+        DEFAULT_MAX_TRACE_TOKENS,
+        group="Logits processors",
+        help="tokens of one request that may be traced; 0 refuses traces",
+        check=at_least(0),
+    )
+    memory_budget: int = option(
+        DEFAULT_MEMORY_BUDGET,
+        given=Given("logits_processors_memory_budget"),
+        group="Logits processors",
+        help="MiB of main memory that a logits processor may take, else it goes into quarantine; 0 for no limit",
+        check=at_least(0),
+    )
+    mandatory: tuple[str, ...] = option(
+        (),
+        given=Given(type="list[str]", default=[], settle=_unique),
+        group="Logits processors",
+        help="declared logits processors that no request can leave out, reorder or shadow; they fail closed",
+        check=require_names,
+        metavar="NAME",
+    )
+    fastdeploy_compat: bool = option(
+        False,
+        group="Logits processors",
+        help="let packages that import fastdeploy's logits-processor modules run without FastDeploy",
+    )
+    code_timeout: float = option(
+        10.0,
+        given=Given("logits_processors_code_timeout"),
+        group="Logits processors",
+        help="seconds that a processor's constructor or check of a request's arguments may take; 0 for no limit",
+        check=require_seconds,
+    )
     first_calls: float = 60.0
 
 
@@ -146,7 +311,12 @@ class StructuredOutputsConfig:
 class ObservabilityConfig:
     """Every how many seconds the engine's load is written into the log, and `log` of stat loggers called; 0: never."""
 
-    log_stats_interval: float = DEFAULT_LOG_STATS_INTERVAL
+    log_stats_interval: float = option(
+        DEFAULT_LOG_STATS_INTERVAL,
+        group="Plugins",
+        help="seconds between two lines of the log on the engine's load; 0 for none",
+        check=require_seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -158,10 +328,33 @@ class GuidedDecodingConfig:
     grammars, that are kept.
     """
 
-    any_whitespace: bool = True
-    max_bytes: int = DEFAULT_GUIDED_MAX_BYTES
-    timeout: float = DEFAULT_GUIDED_TIMEOUT
-    cache_size: int = DEFAULT_GUIDED_CACHE_SIZE
+    any_whitespace: bool = option(
+        True,
+        given=Given("guided_decoding_disable_any_whitespace", default=False, settle=not_),
+        group="Guided decoding",
+        help="JSON has no whitespace between its parts",
+    )
+    max_bytes: int = option(
+        DEFAULT_GUIDED_MAX_BYTES,
+        given=Given("guided_decoding_max_bytes"),
+        group="Guided decoding",
+        help="bytes that a request's schema or grammar may have",
+        check=at_least(1),
+    )
+    timeout: float = option(
+        DEFAULT_GUIDED_TIMEOUT,
+        given=Given("guided_decoding_timeout"),
+        group="Guided decoding",
+        help="seconds of processor time that compiling a request's grammar may take",
+        check=require_some_seconds,
+    )
+    cache_size: int = option(
+        DEFAULT_GUIDED_CACHE_SIZE,
+        given=Given("guided_decoding_cache_size"),
+        group="Guided decoding",
+        help="compiled grammars that are kept for further requests",
+        check=at_least(1),
+    )
 
 
 @dataclass(frozen=True)
@@ -173,11 +366,26 @@ class ChatConfig:
     leaves calls unread, so that no request may send tools. reasoning_parser: reads reasoning; None for nothing.
     """
 
-    chat_template: str | None = None
-    trust_request_chat_template: bool = False
-    tool_call_parser: str | None = None
-    enable_auto_tool_choice: bool = True
-    reasoning_parser: str | None = None
+    chat_template: str | None = option(
+        None,
+        given=Given(settle=chat_template_text),
+        group="Chat",
+        help="file with a jinja chat template, or the template itself, for the model's own",
+    )
+    trust_request_chat_template: bool = option(
+        False, group="Chat", help="let requests send a chat template of their own, which runs in a sandbox"
+    )
+    tool_call_parser: str | None = option(
+        None, group="Chat", help="how tool calls are read: hermes (default: what the chat template shows)"
+    )
+    enable_auto_tool_choice: bool = option(
+        True, group="Chat", help="let the model decide whether to call the tools that a chat request sends"
+    )
+    reasoning_parser: str | None = option(
+        None,
+        group="Chat",
+        help="tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
+    )
 
 
 @dataclass(frozen=True)
@@ -189,9 +397,26 @@ class SupervisionConfig:
     ends all the same.
     """
 
-    restart: bool = False
-    step_timeout: float = DEFAULT_STEP_TIMEOUT
-    max_restarts: int = DEFAULT_MAX_WORKER_RESTARTS
+    restart: bool = option(
+        False,
+        given=Given("on_worker_failure", type="str | None", default=None, settle=_restarts),
+        group="Processes",
+        help="when the worker ends or hangs: restart it, or exit (default: restart; exit in LLM and run-batch)",
+        choices=ON_WORKER_FAILURE,
+    )
+    step_timeout: float = option(
+        DEFAULT_STEP_TIMEOUT,
+        group="Processes",
+        help="seconds that one step may take before the worker counts as hung; 0 for no limit",
+        check=require_seconds,
+    )
+    max_restarts: int = option(
+        DEFAULT_MAX_WORKER_RESTARTS,
+        given=Given("max_worker_restarts"),
+        group="Processes",
+        help="restarts of the worker within a minute before the server ends",
+        check=at_least(0),
+    )
 
 
 @dataclass(frozen=True)

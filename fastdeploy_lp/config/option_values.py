@@ -1,22 +1,114 @@
-"""What options may be set to: checks that raise ValueError naming the option and what is allowed."""
+"""Options: their declaration as a field of a dataclass, and the checks of values, which name what is allowed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 KINDS = {bool: "true or false", str: "a text"}
+OPTION = "option"
+AS_FIELD: Any = object()
+Check = Callable[[str, Any], None]
+T = TypeVar("T")
 
 
-def require_types(options: Any) -> None:
-    """Raise ValueError unless every field of a dataclass that is to be a bool or a str is one, or None where it may."""
+@dataclass(frozen=True)
+class Given:
+    """Form in which an option is given, where it differs from the field of the configuration.
+
+    name: the option's name. type: its annotation. default: its default. settle: converts the given value to the
+    field's. Everything left out is as in the field.
+    """
+
+    name: str | None = None
+    type: str | None = None
+    default: Any = AS_FIELD
+    settle: Callable[[Any], Any] | None = None
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,  # noqa: A002
+    group: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    check: Check | None = None,
+    metavar: str | None = None,
+    secret: bool = False,
+    given: Given = Given(),
+) -> Any:
+    """Declares a field of a dataclass as an option: from it come the flag, the YAML key, the keyword, help and check.
+
+    default: the field's default; a list is copied, a function is called for each object. choices: allowed values.
+    check: raises ValueError naming the option for a value that is not allowed; called for every value but None, where
+    the field may be None. group: title on the help page. secret: errors do not show the value.
+    """
+    wanted = {"choices": choices, "check": check, "metavar": metavar, "secret": secret or None, "group": group}
+    metadata = {key: value for key, value in wanted.items() if value is not None}
+    return _field(default, {"help": help, OPTION: given, **metadata})
+
+
+def _field(default: Any, metadata: dict[str, Any]) -> Any:
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def with_options_of(*parts: type[Any]) -> Callable[[type[T]], type[T]]:
+    """Returns a class decorator, to be applied before `dataclass`: adds the options that the fields of `parts` declare.
+
+    They follow the first field of the class, which needs no default, and precede its others.
+    """
+
+    def add(cls: type[T]) -> type[T]:
+        first, *others = cls.__annotations__.items()
+        declared = {}
+        for part in parts:
+            for field in options_of(part):
+                given: Given = field.metadata[OPTION]
+                name, default = given.name or field.name, field.default if given.default is AS_FIELD else given.default
+                declared[name] = given.type or field.type
+                setattr(cls, name, _field(default, dict(field.metadata)))
+        cls.__annotations__ = dict([first, *declared.items(), *others])
+        return cls
+
+    return add
+
+
+def options_of(part: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Returns the fields of a dataclass that are declared as options."""
+    return [field for field in dataclasses.fields(part) if OPTION in field.metadata]
+
+
+def settle_part(part: type[T], options: Any, **others: Any) -> T:
+    """Returns a part of the configuration: the options that it declares as given in `options`, and the other fields."""
+    values = {}
+    for field in options_of(part):
+        given: Given = field.metadata[OPTION]
+        value = getattr(options, given.name or field.name)
+        values[field.name] = value if given.settle is None else given.settle(value)
+    return part(**values, **others)
+
+
+def check_options(options: Any) -> None:
+    """Raises ValueError naming the first field of a dataclass of options whose value is not allowed."""
     hints = get_type_hints(type(options))
     for field in dataclasses.fields(options):
-        kind, value = without_none(hints[field.name]), getattr(options, field.name)
-        if kind not in KINDS or isinstance(value, kind) or (value is None and kind != hints[field.name]):
+        value, hint = getattr(options, field.name), hints[field.name]
+        kind = without_none(hint)
+        if value is None and kind != hint:
             continue
-        raise ValueError(f"{field.name}: {value!r} is not allowed; it must be {KINDS[kind]}")
+        if (choices := field.metadata.get("choices")) is not None:
+            require_one_of(field.name, value, choices)
+        elif kind in KINDS and not isinstance(value, kind):
+            raise ValueError(f"{field.name}: {value!r} is not allowed; it must be {KINDS[kind]}")
+        if (check := field.metadata.get("check")) is not None:
+            check(field.name, value)
 
 
 def without_none(hint: Any) -> Any:
@@ -31,11 +123,21 @@ def require_at_least(least: int, name: str, value: object) -> None:
         raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
 
 
+def at_least(least: int) -> Check:
+    """Returns a check for whole numbers from `least` on."""
+    return lambda name, value: require_at_least(least, name, value)
+
+
 def require_seconds(name: str, value: object, *, above_zero: bool = False) -> None:
     """Raise ValueError unless `value` is a finite number from 0 on, or above it."""
     if not is_number(value) or not 0 <= value < math.inf or (above_zero and value == 0):
         allowed = "above 0 seconds" if above_zero else "0 or more seconds"
         raise ValueError(f"{name}: {value!r} is not allowed; it must be {allowed}")
+
+
+def require_some_seconds(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a finite number above 0."""
+    require_seconds(name, value, above_zero=True)
 
 
 def require_share(name: str, value: object) -> None:
@@ -56,6 +158,26 @@ def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise ValueError unless `value` is one of these."""
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}")
+
+
+def require_names(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a list or tuple of texts."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"{name}: must be a list of names, not {value!r}")
+
+
+def require_processors(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a list or tuple of SPECs and classes."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{name}: must be a list, not {value!r}")
+    for index, spec in enumerate(value):
+        if not isinstance(spec, (str, type)):
+            raise ValueError(f"{name}.{index}: {spec!r} is neither a name nor a class")
+
+
+def spec_of(given: str | type) -> str:
+    """Returns the SPEC of a declared logits processor: itself, or for a class the path under which it is declared."""
+    return given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -44,7 +44,7 @@ def declare(
 ) -> DeclaredEngine:
     """Runs all checks that do not require a loaded model; raises ValueError naming the option."""
     try:
-        args = EngineArgs(model=model, logits_processors=logits_processors, **options)  # type: ignore[arg-type]
+        args = EngineArgs(model=model, logits_processors=logits_processors, **options)
     except TypeError as error:
         known = ", ".join(sorted(EngineArgs.__dataclass_fields__))
         raise ValueError(f"{str(error).split('() ')[-1]}; options are {known}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
@@ -19,6 +18,7 @@ from fastdeploy_lp.config import (
     StructuredOutputsConfig,
     SupervisionConfig,
 )
+from fastdeploy_lp.config.option_values import settle_part
 from fastdeploy_lp.config.tensor_parallel import require_divisible
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.startup.cache_size import settle_num_blocks
@@ -53,71 +53,33 @@ def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
 
 def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
     limits = read_limits(files)
-    max_model_len = _max_model_len(args, limits.max_model_len)
     return FDConfig(
-        model_config=ModelConfig(
+        model_config=settle_part(
+            ModelConfig,
+            args,
             model=args.model,
             directory=str(files.directory),
             served_model_name=args.served_model_name or args.model,
             vocab_size=limits.vocab_size,
-            max_model_len=max_model_len,
+            max_model_len=_max_model_len(args, limits.max_model_len),
             eos_token_ids=limits.eos_token_ids,
             dtype=current_platform().model_dtype,
-            quantization=args.quantization,
             hf_config=files.config,
-            logprobs_mode=args.logprobs_mode,
-            pooling_type=args.pooling_type,
-            skip_tokenizer_init=args.skip_tokenizer_init,
         ),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_waiting_requests=args.max_waiting_requests,
-            prompt_step_seconds=args.prompt_step_seconds,
-        ),
-        cache_config=CacheConfig(
-            args.block_size or current_platform().default_block_size,
+        scheduler_config=settle_part(SchedulerConfig, args),
+        cache_config=settle_part(
+            CacheConfig,
+            args,
+            block_size=args.block_size or current_platform().default_block_size,
             num_blocks=0,
-            cache_queue_port=args.cache_queue_port,
             dtype=_kv_cache_dtype(args),
-            enable_prefix_caching=args.enable_prefix_caching,
-            gpu_memory_utilization=args.gpu_memory_utilization,
         ),
-        parallel_config=ParallelConfig(
-            args.engine_worker_queue_port, args.tensor_parallel_size, args.data_parallel_size
-        ),
-        structured_outputs_config=StructuredOutputsConfig(
-            logits_processors=tuple(args.processor_specs),
-            on_error=args.logits_processors_on_error,
-            max_faults=args.logits_processors_max_faults,
-            time_budget=args.logits_processors_time_budget,
-            memory_budget=args.logits_processors_memory_budget,
-            code_timeout=args.logits_processors_code_timeout,
-            vllm_compat=args.vllm_compat,
-            fastdeploy_compat=args.fastdeploy_compat,
-            shadow=tuple(dict.fromkeys(args.shadow)),
-            mandatory=tuple(dict.fromkeys(args.mandatory)),
-            max_trace_tokens=args.max_trace_tokens,
-        ),
-        chat_config=ChatConfig(
-            chat_template=_read_chat_template(args.chat_template),
-            trust_request_chat_template=args.trust_request_chat_template,
-            tool_call_parser=args.tool_call_parser,
-            enable_auto_tool_choice=args.enable_auto_tool_choice,
-            reasoning_parser=args.reasoning_parser,
-        ),
-        guided_decoding_config=GuidedDecodingConfig(
-            any_whitespace=not args.guided_decoding_disable_any_whitespace,
-            max_bytes=args.guided_decoding_max_bytes,
-            timeout=args.guided_decoding_timeout,
-            cache_size=args.guided_decoding_cache_size,
-        ),
-        supervision_config=SupervisionConfig(
-            restart=args.on_worker_failure == "restart",
-            step_timeout=args.step_timeout,
-            max_restarts=args.max_worker_restarts,
-        ),
-        observability_config=ObservabilityConfig(args.log_stats_interval),
+        parallel_config=settle_part(ParallelConfig, args),
+        structured_outputs_config=settle_part(StructuredOutputsConfig, args),
+        chat_config=settle_part(ChatConfig, args),
+        guided_decoding_config=settle_part(GuidedDecodingConfig, args),
+        supervision_config=settle_part(SupervisionConfig, args),
+        observability_config=settle_part(ObservabilityConfig, args),
     )
 
 
@@ -149,13 +111,3 @@ def _max_model_len(args: EngineArgs, model_limit: int) -> int:
     if args.max_model_len > model_limit:
         raise ValueError(f"max_model_len: {args.max_model_len} is more than the model's own {model_limit}")
     return args.max_model_len
-
-
-def _read_chat_template(given: str | None) -> str | None:
-    """What a file holds; text that can be no path is a template itself, as in vLLM."""
-    if given is None or any(character in given for character in "{}\n"):
-        return given
-    try:
-        return Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template: cannot read {given}: {error}") from None

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     try:
         with ExitStack() as stack:
             listeners = _Listeners.of(server_args, stack)
-            setup = declare_engine(_restarting(engine_args), progress=sys.stderr.isatty())
+            setup = declare_engine(engine_args.of_a_server(), progress=sys.stderr.isatty())
             uvloop.run(_serve(setup, server_args, listeners))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error), MISUSED)
@@ -110,11 +110,6 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
         _exit_with(f"the engine is down: {error}", FAILED)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-
-
-def _restarting(engine_args: EngineArgs) -> EngineArgs:
-    """Sets the server's default for `on_worker_failure`: restart."""
-    return dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
 
 
 async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners) -> None:

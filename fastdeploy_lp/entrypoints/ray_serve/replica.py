@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
@@ -24,8 +23,7 @@ class EngineReplica:
     """A replica that answers requests as the HTTP server does; Ray Serve calls its methods."""
 
     async def __init__(self, engine_args: EngineArgs, server_args: ServerArgs) -> None:  # type: ignore[misc]
-        restarting = dataclasses.replace(engine_args, on_worker_failure=engine_args.on_worker_failure or "restart")
-        setup = await asyncio.to_thread(declare_engine, restarting, progress=False)
+        setup = await asyncio.to_thread(declare_engine, engine_args.of_a_server(), progress=False)
         self._engine = make_engine(
             setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=server_args.fair_queue
         )

@@ -89,7 +89,7 @@ def test_a_request_that_is_given_up_takes_its_process_along() -> None:
 def test_the_process_has_no_environment_no_files_and_bounded_memory() -> None:
     program = (
         "import os, resource, json\n"
-        "from fastdeploy_lp.engine import template_process as t\n"
+        "from fastdeploy_lp.engine.helpers import template_process as t\n"
         "t._load_what_is_loaded_late(); t._give_up_resources(3.0)\n"
         "names = ('RLIMIT_AS', 'RLIMIT_NOFILE', 'RLIMIT_FSIZE', 'RLIMIT_CPU')\n"
         "print(json.dumps([resource.getrlimit(getattr(resource, name)) for name in names]))\n"

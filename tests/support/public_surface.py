@@ -46,7 +46,7 @@ PROMISED = (
     f"{PACKAGE}.logits_processor.testing",
     f"{PACKAGE}.openai.logits_processor",
     f"{PACKAGE}.pytest_plugin",
-    f"{PACKAGE}.trace",
+    f"{PACKAGE}.request.trace",
 )
 # Names of further modules that a document lists without printing their import.
 LISTED = {

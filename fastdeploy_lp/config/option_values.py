@@ -190,5 +190,5 @@ def spec_of(given: str | type) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float; a bool is none."""
+    """Returns True for an int or a float; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ from support.server import REPOSITORY
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
 from fastdeploy_lp.version import __version__
 
-BENCH = ("http_client", "load", "results", "serving")
+BENCH = ("http_client", "load", "serving")
 COMMAND = str(Path(sys.executable).with_name("fastdeploy-lp"))
 
 

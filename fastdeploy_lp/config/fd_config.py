@@ -115,7 +115,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How many sequences run at once (the slots in `share_inputs`), how many may wait, and how much a step computes.
+    """Limits on running sequences (the slots in `share_inputs`), waiting ones, and the work of a step.
 
     prompt_step_seconds: what prompts may add to a step in which sequences generate; 0 for any time.
     fair_queue: clients share what a step computes of prompts.
@@ -173,7 +173,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many processes compute, and how they reach each other: without a port by private unix sockets.
+    """Numbers of processes that compute, and their connection: without a port, private unix sockets.
 
     tensor_parallel_size: the ranks that share one model. data_parallel_rank: which of the `data_parallel_size` workers
     of this host the configuration is for.

@@ -44,7 +44,7 @@ def option(
 
     default: the field's default; a list is copied, a function is called for each object. choices: allowed values.
     check: raises ValueError naming the option for a value that is not allowed; called for every value but None, where
-    the field may be None. group: title on the help page. secret: errors do not show the value.
+    the field may be None. group: title on the help page. secret: neither errors nor `repr` show the value.
     """
     wanted = {"choices": choices, "check": check, "metavar": metavar, "secret": secret or None, "group": group}
     metadata = {key: value for key, value in wanted.items() if value is not None}
@@ -52,11 +52,12 @@ def option(
 
 
 def _field(default: Any, metadata: dict[str, Any]) -> Any:
+    shown = not metadata.get("secret")
     if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+        return dataclasses.field(default_factory=default.copy, metadata=metadata, repr=shown)
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=shown)
+    return dataclasses.field(default=default, metadata=metadata, repr=shown)
 
 
 def with_options_of(*parts: type[Any]) -> Callable[[type[T]], type[T]]:
@@ -100,15 +101,23 @@ def check_options(options: Any) -> None:
     hints = get_type_hints(type(options))
     for field in dataclasses.fields(options):
         value, hint = getattr(options, field.name), hints[field.name]
-        kind = without_none(hint)
-        if value is None and kind != hint:
+        if value is None and without_none(hint) != hint:
             continue
-        if (choices := field.metadata.get("choices")) is not None:
-            require_one_of(field.name, value, choices)
-        elif kind in KINDS and not isinstance(value, kind):
-            raise ValueError(f"{field.name}: {value!r} is not allowed; it must be {KINDS[kind]}")
-        if (check := field.metadata.get("check")) is not None:
-            check(field.name, value)
+        try:
+            _check_value(field, without_none(hint), value)
+        except ValueError:
+            if field.metadata.get("secret"):
+                raise ValueError(f"{field.name}: its value is not allowed") from None
+            raise
+
+
+def _check_value(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:
+    if (choices := field.metadata.get("choices")) is not None:
+        require_one_of(field.name, value, choices)
+    elif kind in KINDS and not isinstance(value, kind):
+        raise ValueError(f"{field.name}: {value!r} is not allowed; it must be {KINDS[kind]}")
+    if (check := field.metadata.get("check")) is not None:
+        check(field.name, value)
 
 
 def without_none(hint: Any) -> Any:
@@ -117,15 +126,15 @@ def without_none(hint: Any) -> Any:
     return kinds[0] if get_origin(hint) is Union or type(hint).__name__ == "UnionType" else hint
 
 
-def require_at_least(least: int, name: str, value: object) -> None:
+def require_at_least(least: int, name: str, value: object, unit: str = "") -> None:
     """Raise ValueError unless `value` is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}")
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be an integer of at least {least}{unit}")
 
 
-def at_least(least: int) -> Check:
-    """Returns a check for whole numbers from `least` on."""
-    return lambda name, value: require_at_least(least, name, value)
+def at_least(least: int, unit: str = "") -> Check:
+    """Returns a check for whole numbers from `least` on; `unit` ends its message."""
+    return lambda name, value: require_at_least(least, name, value, unit)
 
 
 def require_seconds(name: str, value: object, *, above_zero: bool = False) -> None:
@@ -181,5 +190,5 @@ def spec_of(given: str | type) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float; a bool is none."""
+    """Returns True for an int or a float; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_lp import LLM
-from fastdeploy_lp.config.option_values import without_none
-from fastdeploy_lp.startup.engine_args import EngineArgs
+from fastdeploy_lp import LLM, FDConfig
+from fastdeploy_lp.config import fd_config
+from fastdeploy_lp.config.option_values import settle_part, without_none
+from fastdeploy_lp.startup.engine_args import EngineArgs, spec_of
 
 # For each kind of option, what is near to it and is none.
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -53,3 +54,46 @@ def test_paths_are_taken_where_files_are_named() -> None:
 @pytest.mark.parametrize(("hint", "expected"), [(int | None, int), (int, int), (list[str], list[str])])
 def test_without_none(hint: Any, expected: Any) -> None:
     assert without_none(hint) == expected
+
+
+# What an option becomes that has another name, type or value in the configuration.
+CONVERTED: list[tuple[str, Any, str, Any]] = [
+    ("logits_processors", ["A", LLM], "structured_outputs_config.logits_processors", ("A", spec_of(LLM))),
+    ("logits_processors_on_error", "skip", "structured_outputs_config.on_error", "skip"),
+    ("logits_processors_max_faults", 7, "structured_outputs_config.max_faults", 7),
+    ("logits_processors_time_budget", 7.0, "structured_outputs_config.time_budget", 7.0),
+    ("logits_processors_memory_budget", 7, "structured_outputs_config.memory_budget", 7),
+    ("logits_processors_code_timeout", 7.0, "structured_outputs_config.code_timeout", 7.0),
+    ("shadow", ["A", "A"], "structured_outputs_config.shadow", ("A",)),
+    ("mandatory", ["A", "B", "A"], "structured_outputs_config.mandatory", ("A", "B")),
+    ("guided_decoding_disable_any_whitespace", True, "guided_decoding_config.any_whitespace", False),
+    ("guided_decoding_max_bytes", 7, "guided_decoding_config.max_bytes", 7),
+    ("guided_decoding_timeout", 7.0, "guided_decoding_config.timeout", 7.0),
+    ("guided_decoding_cache_size", 7, "guided_decoding_config.cache_size", 7),
+    ("chat_template", "{{ messages }}", "chat_config.chat_template", "{{ messages }}"),
+    ("on_worker_failure", "restart", "supervision_config.restart", True),
+    ("on_worker_failure", "exit", "supervision_config.restart", False),
+    ("max_worker_restarts", 7, "supervision_config.max_restarts", 7),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "place", "expected"), CONVERTED)
+def test_an_option_arrives_in_its_part(name: str, value: Any, place: str, expected: Any) -> None:
+    part, field = place.split(".")
+    kind = {each.name: each.type for each in fields(FDConfig)}[part]
+    settled = settle_part(getattr(fd_config, kind), EngineArgs("m", **{name: value}))
+    assert getattr(settled, field) == expected
+
+
+def test_a_part_built_without_options_has_their_defaults() -> None:
+    args = EngineArgs("m")
+    assert settle_part(fd_config.SchedulerConfig, args) == fd_config.SchedulerConfig(32, prompt_step_seconds=0.05)
+    for part in (
+        fd_config.StructuredOutputsConfig,
+        fd_config.ChatConfig,
+        fd_config.GuidedDecodingConfig,
+        fd_config.ParallelConfig,
+        fd_config.SupervisionConfig,
+        fd_config.ObservabilityConfig,
+    ):
+        assert settle_part(part, args) == part()

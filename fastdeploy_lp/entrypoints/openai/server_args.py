@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastdeploy_lp.config import ADMIN_API_KEY_VARIABLE, API_KEY_VARIABLE
 from fastdeploy_lp.config.log_format import LOG_FORMATS, LOG_LEVELS
-from fastdeploy_lp.config.option_values import require_one_of, require_port
+from fastdeploy_lp.config.option_values import (
+    at_least,
+    check_options,
+    option,
+    require_names,
+    require_port,
+    require_seconds,
+)
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
@@ -23,117 +29,91 @@ CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 class ServerArgs:
     """Options of the HTTP server; raises ValueError naming an invalid option."""
 
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for every interface"})
-    port: int = field(default=8000, metadata={"help": "port of the API"})
-    metrics_port: int | None = field(default=None, metadata={"help": "port of /metrics (default: the API's own port)"})
-    timeout_graceful_shutdown: int = field(
-        default=30, metadata={"help": "seconds that running requests get to finish after SIGTERM"}
+    host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
+    port: int = option(8000, help="port of the API", check=require_port)
+    metrics_port: int | None = option(None, help="port of /metrics (default: the API's own port)", check=require_port)
+    timeout_graceful_shutdown: int = option(
+        30, help="seconds that running requests get to finish after SIGTERM", check=at_least(0, " seconds")
     )
-    api_key: list[str] = field(
-        default_factory=keys_of_environment,
-        repr=False,
-        metadata={
-            "help": f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
-            "metavar": "KEY",
-            "secret": True,
-        },
+    api_key: list[str] = option(
+        keys_of_environment,
+        help=f"clients must send one of these keys (default: those of ${API_KEY_VARIABLE}, separated by commas)",
+        metavar="KEY",
+        secret=True,
+        check=require_names,
     )
-    admin_api_key: list[str] = field(
-        default_factory=admin_keys_of_environment,
-        repr=False,
-        metadata={
-            "help": f"operators' keys: abort_all, resets (default: those of ${ADMIN_API_KEY_VARIABLE}, with commas)",
-            "metavar": "KEY",
-            "secret": True,
-        },
+    admin_api_key: list[str] = option(
+        admin_keys_of_environment,
+        help=f"operators' keys: abort_all, resets (default: those of ${ADMIN_API_KEY_VARIABLE}, with commas)",
+        metavar="KEY",
+        secret=True,
+        check=require_names,
     )
-    playground: bool = field(
-        default=False, metadata={"help": "serve a page at /playground to try processors, and one with metrics"}
+    playground: bool = option(False, help="serve a page at /playground to try processors, and one with metrics")
+    max_body_size: int = option(
+        DEFAULT_MAX_BODY_SIZE, help="bytes that a request's body may have", check=at_least(1, " byte")
     )
-    max_body_size: int = field(default=DEFAULT_MAX_BODY_SIZE, metadata={"help": "bytes that a request's body may have"})
-    max_bodies_size: int | None = field(
-        default=None, metadata={"help": "bytes of bodies that may arrive at once (default: 8 of the largest)"}
+    max_bodies_size: int | None = option(
+        None, help="bytes of bodies that may arrive at once (default: 8 of the largest)"
     )
-    fair_queue: bool = field(
-        default=False, metadata={"help": "let API keys take turns when requests wait, by the tokens each was given"}
+    fair_queue: bool = option(False, help="let API keys take turns when requests wait, by the tokens each was given")
+    stream_timeout: float = option(
+        DEFAULT_STREAM_TIMEOUT,
+        help="seconds that a stream's client may read nothing before its request ends; 0 for no limit",
+        check=require_seconds,
     )
-    stream_timeout: float = field(
-        default=DEFAULT_STREAM_TIMEOUT,
-        metadata={"help": "seconds that a stream's client may read nothing before its request ends; 0 for no limit"},
+    max_unread_tokens: int = option(
+        DEFAULT_MAX_UNREAD_TOKENS,
+        help="tokens that wait for a stream's client to read before its request ends",
+        check=at_least(1),
     )
-    max_unread_tokens: int = field(
-        default=DEFAULT_MAX_UNREAD_TOKENS,
-        metadata={"help": "tokens that wait for a stream's client to read before its request ends"},
+    max_connections: int | None = option(
+        None,
+        help="connections that may stand before idle ones give way (default: as files may be open)",
+        check=at_least(1),
     )
-    max_connections: int | None = field(
-        default=None,
-        metadata={"help": "connections that may stand before idle ones give way (default: as files may be open)"},
+    max_connections_per_client: int | None = option(
+        None, help="connections of one address before its idle ones give way (default: half of all)", check=at_least(1)
     )
-    max_connections_per_client: int | None = field(
-        default=None,
-        metadata={"help": "connections of one address before its idle ones give way (default: half of all)"},
+    allow_extra_fields: bool = option(
+        False, help="ignore unknown fields of bodies, with a warning a name, instead of refusing"
     )
-    allow_extra_fields: bool = field(
-        default=False, metadata={"help": "ignore unknown fields of bodies, with a warning a name, instead of refusing"}
+    root_path: str = option("", help="path under which a proxy shows this server")
+    allowed_origins: list[str] = option(
+        [],
+        help="origins whose web pages may use this server; * for all (default: none)",
+        metavar="ORIGIN",
+        check=require_names,
     )
-    root_path: str = field(default="", metadata={"help": "path under which a proxy shows this server"})
-    allowed_origins: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "origins whose web pages may use this server; * for all (default: none)",
-            "metavar": "ORIGIN",
-        },
+    allowed_methods: list[str] = option(
+        ["*"], help="methods that those pages may use (default: all)", metavar="METHOD", check=require_names
     )
-    allowed_methods: list[str] = field(
-        default_factory=lambda: ["*"],
-        metadata={"help": "methods that those pages may use (default: all)", "metavar": "METHOD"},
+    allowed_headers: list[str] = option(
+        ["*"], help="headers that those pages may send (default: all)", metavar="HEADER", check=require_names
     )
-    allowed_headers: list[str] = field(
-        default_factory=lambda: ["*"],
-        metadata={"help": "headers that those pages may send (default: all)", "metavar": "HEADER"},
+    allow_credentials: bool = option(False, help="let those pages send cookies along")
+    ssl_certfile: str | None = option(None, help="certificate chain (PEM): serve HTTPS")
+    ssl_keyfile: str | None = option(None, help="its private key (default: in the same file)")
+    ssl_ca_certs: str | None = option(None, help="authorities whose client certificates count")
+    ssl_cert_reqs: int = option(int(ssl.CERT_NONE), help="client certificates: 0 none, 1 optional, 2 required")
+    log_level: str = option("info", help="least grave lines of the log", choices=LOG_LEVELS)
+    log_format: str = option("text", help="form of the log's lines", choices=LOG_FORMATS)
+    log_prompts: bool = option(False, help="write prompts into the log")
+    request_log: str | None = option(
+        None, help="file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"
     )
-    allow_credentials: bool = field(default=False, metadata={"help": "let those pages send cookies along"})
-    ssl_certfile: str | None = field(default=None, metadata={"help": "certificate chain (PEM): serve HTTPS"})
-    ssl_keyfile: str | None = field(default=None, metadata={"help": "its private key (default: in the same file)"})
-    ssl_ca_certs: str | None = field(default=None, metadata={"help": "authorities whose client certificates count"})
-    ssl_cert_reqs: int = field(
-        default=int(ssl.CERT_NONE), metadata={"help": "client certificates: 0 none, 1 optional, 2 required"}
-    )
-    log_level: str = field(default="info", metadata={"help": "least grave lines of the log", "choices": LOG_LEVELS})
-    log_format: str = field(default="text", metadata={"help": "form of the log's lines", "choices": LOG_FORMATS})
-    log_prompts: bool = field(default=False, metadata={"help": "write prompts into the log"})
-    request_log: str | None = field(
-        default=None,
-        metadata={"help": "file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"},
-    )
-    request_log_max_bytes: int = field(
-        default=DEFAULT_REQUEST_LOG_BYTES,
-        metadata={"help": "size at which that file is renamed to FILE.1 and a new one begun"},
+    request_log_max_bytes: int = option(
+        DEFAULT_REQUEST_LOG_BYTES,
+        help="size at which that file is renamed to FILE.1 and a new one begun",
+        check=at_least(1, " byte"),
     )
 
     def __post_init__(self) -> None:
-        require_port("port", self.port)
-        require_port("metrics_port", self.metrics_port)
-        if self.timeout_graceful_shutdown < 0:
-            raise ValueError("timeout_graceful_shutdown: must be 0 or more seconds")
-        if self.max_body_size < 1:
-            raise ValueError("max_body_size: must be at least 1 byte")
+        check_options(self)
         if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
             raise ValueError(f"max_bodies_size: must be at least max_body_size, {self.max_body_size} bytes")
-        if not 0 <= self.stream_timeout < math.inf:
-            raise ValueError(f"stream_timeout: {self.stream_timeout!r} is not allowed; it must be 0 or more seconds")
-        if self.max_unread_tokens < 1:
-            raise ValueError("max_unread_tokens: must be at least 1")
-        for name in ("max_connections", "max_connections_per_client"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: must be at least 1")
         if self.fair_queue and not self.api_key:
             raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
-        if self.request_log_max_bytes < 1:
-            raise ValueError("request_log_max_bytes: must be at least 1 byte")
-        require_one_of("log_level", self.log_level, LOG_LEVELS)
-        require_one_of("log_format", self.log_format, LOG_FORMATS)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
         self._check_keys()

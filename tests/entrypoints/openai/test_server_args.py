@@ -18,7 +18,16 @@ CERTIFICATE, KEY = str(TLS / "certificate.pem"), str(TLS / "key.pem")
     ("options", "parts"),
     [
         ({"api_key": [""]}, ["api_key"]),
-        ({"max_body_size": 0}, ["max_body_size", "at least 1"]),
+        ({"max_body_size": 0}, ["max_body_size", "at least 1 byte"]),
+        ({"max_connections": 0}, ["max_connections: 0", "at least 1"]),
+        ({"port": 0}, ["port: 0", "1 to 65535"]),
+        ({"metrics_port": 65536}, ["metrics_port: 65536", "1 to 65535"]),
+        ({"max_unread_tokens": 0}, ["max_unread_tokens: 0", "at least 1"]),
+        ({"max_connections_per_client": 0}, ["max_connections_per_client: 0", "at least 1"]),
+        ({"request_log_max_bytes": 0}, ["request_log_max_bytes: 0", "at least 1 byte"]),
+        ({"timeout_graceful_shutdown": -1}, ["timeout_graceful_shutdown: -1", "at least 0 seconds"]),
+        ({"stream_timeout": -1.0}, ["stream_timeout: -1.0", "0 or more seconds"]),
+        ({"playground": "no"}, ["playground: 'no'", "true or false"]),
         ({"root_path": "models"}, ["root_path", "'models'"]),
         ({"root_path": "/models/"}, ["root_path"]),
         ({"allow_credentials": True}, ["allow_credentials", "allowed_origins"]),
@@ -56,3 +65,10 @@ def test_a_parser_does_not_remember_the_keys_of_the_one_before() -> None:
     OptionsParser(ServerArgs, prog="serve").parse_options(["--api-key", "a"])
     (args,) = OptionsParser(ServerArgs, prog="serve").parse_options([])
     assert args.api_key == []
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_api_key"])
+def test_neither_an_error_nor_the_representation_shows_a_key(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: its value is not allowed$"):
+        ServerArgs(**{name: "sk-secret"})
+    assert "sk-secret" not in repr(ServerArgs(**{name: ["sk-secret"]}))

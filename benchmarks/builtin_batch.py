@@ -14,9 +14,9 @@ from fastdeploy_lp import config
 from fastdeploy_lp.logits_processor import Selection, load_processors
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.stats import ProcessorStats
 from fastdeploy_lp.worker.sequence import Sequence as Running
 
 PROMPT, MAX_MODEL_LEN = 512, 4096

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 from engine_report import FULL, Decode, Job, Measured, Sizes, show
 
+from fastdeploy_lp.config.fd_config import QUANTIZATIONS
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.startup.engine_args import QUANTIZATIONS
 
 SCHEMA_VERSION = 1
 RUNNER = Path(__file__).with_name("engine_run.py")

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fastdeploy_lp.config.fd_config import QUANTIZATIONS
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.request.trace import TraceParams
-from fastdeploy_lp.startup.engine_args import QUANTIZATIONS, EngineArgs
+from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.model_runner import ModelRunner
 from fastdeploy_lp.worker.sequence import Sequence as Running

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import ProcessorStats, Quarantine
 from fastdeploy_lp.request.pooling_params import PoolingParams
 from fastdeploy_lp.request.sampling_params import SettledParams
-from fastdeploy_lp.stats import SchedulerStats
+from fastdeploy_lp.stats import ProcessorStats, SchedulerStats
 
 
 class WorkerStart(msgspec.Struct, tag=True):

@@ -11,7 +11,6 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor import ProcessorStats, Selection
-from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
@@ -35,7 +34,7 @@ from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.pooling_params import PoolingParams
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SettledParams
 from fastdeploy_lp.request.trace import TraceParams
-from fastdeploy_lp.stats import SchedulerStats
+from fastdeploy_lp.stats import SchedulerStats, ShadowStats
 
 names = st.text(st.characters(codec="utf-8"), max_size=10)
 tokens = st.integers(0, 2**31)

@@ -7,10 +7,10 @@ import re
 import pytest
 from support.server import REPOSITORY
 
+from fastdeploy_lp.config.fd_config import LOGPROBS_MODES
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import LOGPROBS_MODES
 
 DOCUMENT = (REPOSITORY / "docs" / "sampling.md").read_text()
 # Told elsewhere: what ends an output, how many there are, and logits processors.

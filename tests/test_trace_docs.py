@@ -17,8 +17,8 @@ from support.server import REPOSITORY, ServerProcess, server_environment
 from fastdeploy_lp.entrypoints.cli import main
 from fastdeploy_lp.entrypoints.cli.explain import ExplainArgs
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody, TraceEntry, TraceStageBody
-from fastdeploy_lp.logits_processor.stats import ShadowStats
 from fastdeploy_lp.request.trace import DEFAULT_TRACE_TOP_K, MAX_TRACE_TOP_K, TraceParams
+from fastdeploy_lp.stats import ShadowStats
 
 DOCUMENT = (REPOSITORY / "docs" / "trace.md").read_text()
 BIAS = "LogitBiasLogitsProcessor"

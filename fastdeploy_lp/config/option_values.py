@@ -51,31 +51,29 @@ def option(
     return _field(default, {"help": help, OPTION: given, **metadata})
 
 
-def _field(default: Any, metadata: dict[str, Any]) -> Any:
+def _field(default: Any, metadata: dict[str, Any], *, kw_only: bool = False) -> Any:
     shown = not metadata.get("secret")
     if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata, repr=shown)
+        return dataclasses.field(default_factory=default.copy, metadata=metadata, repr=shown, kw_only=kw_only)
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata, repr=shown)
-    return dataclasses.field(default=default, metadata=metadata, repr=shown)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=shown, kw_only=kw_only)
+    return dataclasses.field(default=default, metadata=metadata, repr=shown, kw_only=kw_only)
 
 
 def with_options_of(*parts: type[Any]) -> Callable[[type[T]], type[T]]:
     """Returns a class decorator, to be applied before `dataclass`: adds the options that the fields of `parts` declare.
 
-    They follow the first field of the class, which needs no default, and precede its others.
+    They are keyword-only. Raises ValueError for a name that is declared twice.
     """
 
     def add(cls: type[T]) -> type[T]:
-        first, *others = cls.__annotations__.items()
-        declared = {}
-        for part in parts:
-            for field in options_of(part):
-                given: Given = field.metadata[OPTION]
-                name, default = given.name or field.name, field.default if given.default is AS_FIELD else given.default
-                declared[name] = given.type or field.type
-                setattr(cls, name, _field(default, dict(field.metadata)))
-        cls.__annotations__ = dict([first, *declared.items(), *others])
+        for field in (field for part in parts for field in options_of(part)):
+            given: Given = field.metadata[OPTION]
+            name, default = given.name or field.name, field.default if given.default is AS_FIELD else given.default
+            if name in cls.__annotations__:
+                raise ValueError(f"{name}: this option is declared twice")
+            cls.__annotations__[name] = given.type or field.type
+            setattr(cls, name, _field(default, dict(field.metadata), kw_only=True))
         return cls
 
     return add

@@ -12,9 +12,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor.stats import OK
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
-from fastdeploy_lp.stats import ABORT, ERROR, ArrivedRequestStats, FinishedRequestStats, IterationStats, SchedulerStats
+from fastdeploy_lp.stats import (
+    ABORT,
+    ERROR,
+    OK,
+    ArrivedRequestStats,
+    FinishedRequestStats,
+    IterationStats,
+    SchedulerStats,
+)
 
 
 class TokenHistogram(Collector):

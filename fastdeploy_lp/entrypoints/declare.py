@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, load_processors, vllm_compat
@@ -21,7 +22,7 @@ from fastdeploy_lp.plugins.stat_logger import (
     given_stat_loggers,
     installed_stat_loggers,
 )
-from fastdeploy_lp.startup.engine_args import EngineArgs, spec_of
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, Requ
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.logits_processor.token_arguments import TokenId
+from fastdeploy_lp.stats import ProcessorStats
 
 __all__ = [
     "BUILTIN",

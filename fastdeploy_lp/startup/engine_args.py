@@ -11,10 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.config.fd_config import (
-    LOGPROBS_MODES,
-    ON_ERROR,
-    ON_WORKER_FAILURE,
-    QUANTIZATIONS,
     CacheConfig,
     ChatConfig,
     FDConfig,
@@ -35,17 +31,6 @@ from fastdeploy_lp.config.option_values import (
     with_options_of,
 )
 from fastdeploy_lp.startup.settled_config import DEFAULT_MAX_MODEL_LEN, settled_config
-
-__all__ = [
-    "KV_CACHE_DTYPES",
-    "LOGPROBS_MODES",
-    "ON_ERROR",
-    "ON_WORKER_FAILURE",
-    "QUANTIZATIONS",
-    "AsyncEngineArgs",
-    "EngineArgs",
-    "spec_of",
-]
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 

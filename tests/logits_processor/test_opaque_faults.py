@@ -10,11 +10,11 @@ from support.faulty import Fault
 from support.outcomes import engine_with, run
 from support.sequences import request
 
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.logits_processor import Selection, load_processors
-from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats
-from fastdeploy_lp.startup.engine_args import spec_of
+from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
 
 BIASED, VICTIM = {"logit_bias": {7: 2.0}}, {"fail": True}
 

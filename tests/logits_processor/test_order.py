@@ -15,6 +15,7 @@ from support.sequences import request, run_to_end
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import (
     LogitsProcessor,
     LogitsProcessorChain,
@@ -23,7 +24,6 @@ from fastdeploy_lp.logits_processor import (
 )
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import spec_of
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 TOKEN = 9

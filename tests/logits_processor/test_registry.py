@@ -10,9 +10,9 @@ import pytest
 from support.declared import MODULE, names, refusal
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, load_processors
 from fastdeploy_lp.logits_processor.builtin.logit_bias import LogitBiasLogitsProcessor
-from fastdeploy_lp.startup.engine_args import spec_of
 
 # What works
 

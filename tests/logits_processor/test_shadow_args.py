@@ -8,10 +8,11 @@ import pytest
 import support.faulty as faulty
 from support.processors import SetsToFive
 
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.entrypoints.declare import declare_engine
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection, load_processors
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import EngineArgs, spec_of
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 BIAS, SECOND = "LogitBiasLogitsProcessor", "second"
 ARGS = {"logit_bias": {5: 1.0}}

@@ -13,12 +13,12 @@ from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.fd_config import LOGPROBS_MODES
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
 from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.platforms import CpuPlatform
-from fastdeploy_lp.startup.engine_args import LOGPROBS_MODES
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sampler import sampler

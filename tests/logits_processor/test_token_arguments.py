@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from support.chat import decode, encode
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessor, RequestArgsError, RequestArgsValidator, load_processors
 from fastdeploy_lp.logits_processor.token_arguments import Marker, Phrase, PhraseForms, SentenceEnds
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import spec_of
 
 VOCAB_SIZE = 49152
 

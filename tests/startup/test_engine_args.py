@@ -11,8 +11,8 @@ import pytest
 
 from fastdeploy_lp import LLM, FDConfig
 from fastdeploy_lp.config import fd_config
-from fastdeploy_lp.config.option_values import settle_part, without_none
-from fastdeploy_lp.startup.engine_args import EngineArgs, spec_of
+from fastdeploy_lp.config.option_values import settle_part, spec_of, without_none
+from fastdeploy_lp.startup.engine_args import EngineArgs
 
 # For each kind of option, what is near to it and is none.
 WRONG: dict[str, tuple[Any, ...]] = {

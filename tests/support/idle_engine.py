@@ -19,7 +19,7 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.entrypoints.openai.app import build_app
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.logits_processor.chain.calls import Culprit
-from fastdeploy_lp.logits_processor.stats import Quarantine
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.messages import FromWorker, ToWorker, WorkerReady
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 

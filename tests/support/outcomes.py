@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_lp.config import StructuredOutputsConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.startup.engine_args import spec_of
 from fastdeploy_lp.worker.engine_core import EngineCore
 from support.recording import After, Rows, forget
 from support.sequences import request

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import (
     DeclaredProcessor,
     LogitsProcessor,
@@ -17,7 +18,6 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
 )
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import spec_of
 
 VOCAB_SIZE = 100
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, SequenceStep, TokenLogprobs
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, TOKEN_POOLING, PoolingParams
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import spec_of
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 from support.tiny import tiny_fd_config

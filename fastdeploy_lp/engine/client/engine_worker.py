@@ -16,7 +16,7 @@ from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
 from fastdeploy_lp.engine.metrics import ReliabilityMetrics
 from fastdeploy_lp.logits_processor import DeclaredProcessor
-from fastdeploy_lp.logits_processor.stats import Quarantine
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.messages import FromWorker, ResetProcessor, StepOutputs, ToWorker, WorkerReady
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.chain.calls import CallKind
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, Quarantine, ShadowStats
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
+from fastdeploy_lp.stats import OK, QUARANTINED, ShadowStats
 
 
 @dataclass(frozen=True)

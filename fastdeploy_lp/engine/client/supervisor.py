@@ -13,7 +13,7 @@ from fastdeploy_lp.config import SupervisionConfig
 from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
 from fastdeploy_lp.engine.errors import EngineStartError
-from fastdeploy_lp.logits_processor.stats import Quarantine
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.messages import FromWorker, ToWorker, WorkerFailed, WorkerReady
 
 WINDOW_SECONDS = 60.0

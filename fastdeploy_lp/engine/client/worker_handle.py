@@ -17,7 +17,7 @@ from fastdeploy_lp.config.tensor_parallel import RANK_LOST
 from fastdeploy_lp.engine.client.worker_socket import HOST, HandshakeWatch, LoopbackListener, SocketFolder
 from fastdeploy_lp.engine.errors import EngineStartError
 from fastdeploy_lp.logits_processor.chain.calls import Culprit, RunningCalls
-from fastdeploy_lp.logits_processor.stats import Quarantine
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.messages import (
     FromWorker,
     Shutdown,

@@ -19,12 +19,13 @@ from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import QUARANTINED, ProcessorStats, Quarantine
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.platforms.host_memory import in_host_memory
 from fastdeploy_lp.request.trace import FAILED, SKIPPED
+from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -18,8 +18,8 @@ from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProces
 from fastdeploy_lp.logits_processor.errors import contained, described
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
+from fastdeploy_lp.stats import ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -14,8 +14,8 @@ from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.errors import described, loggable
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
+from fastdeploy_lp.stats import OK, QUARANTINED
 
 logger = logging.getLogger(__name__)
 

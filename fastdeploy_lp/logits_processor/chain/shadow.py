@@ -19,9 +19,9 @@ from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import described, loggable, printed
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
 
 if TYPE_CHECKING:
     from paddle import Tensor

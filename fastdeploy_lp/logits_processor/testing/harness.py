@@ -18,10 +18,10 @@ from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
-from fastdeploy_lp.logits_processor.stats import ProcessorStats
 from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.stats import ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor

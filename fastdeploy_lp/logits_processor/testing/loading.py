@@ -21,13 +21,13 @@ from fastdeploy_lp.config import (
     SchedulerConfig,
     StructuredOutputsConfig,
 )
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.registry import load_processor
 from fastdeploy_lp.logits_processor.token_arguments import Encode
 from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
-from fastdeploy_lp.startup.engine_args import spec_of
 
 Processor = str | type | Mapping[str, Any]
 """A SPEC, a class of any dialect, or a plugin dict."""

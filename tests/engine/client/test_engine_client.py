@@ -19,7 +19,7 @@ from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.errors import RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.logits_processor.chain.calls import Culprit
-from fastdeploy_lp.logits_processor.stats import Quarantine
+from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.messages import (
     AddRequest,
     FromWorker,

@@ -24,12 +24,12 @@ from support.request_args import (
     validator,
 )
 
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import (
     LogitsProcessor,
     load_processors,
 )
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.startup.engine_args import spec_of
 
 
 @pytest.mark.parametrize("nothing", [None, {}])

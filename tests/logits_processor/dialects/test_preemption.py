@@ -14,9 +14,9 @@ from support.sequences import Ran, request, run_to_end
 from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
+from fastdeploy_lp.config.option_values import spec_of
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
-from fastdeploy_lp.startup.engine_args import spec_of
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 DIALECTS = [Native, Vllm, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace]

@@ -14,7 +14,7 @@
 namespace fdlp {
 namespace {
 
-// The order of `Cut` in row_cuts.py.
+// The order of `Cut` in row_ops.py.
 enum Cut : int { kMinP, kEpsilon, kEta, kTopNSigma, kTypical, kExcludeTop };
 
 // The lowest x considered: lower logits have no weight.

@@ -1,4 +1,4 @@
-"""Counters of each processor, counted in the worker and reported to the API process."""
+"""Processors in quarantine, by the counters that the worker reports."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
-
-__all__ = ["OK", "QUARANTINED", "ProcessorStats", "Quarantine", "ShadowStats"]
+from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
 
 
 class Quarantine(msgspec.Struct):

@@ -64,7 +64,9 @@ class LLM:
         setup = declare(model, logits_processors, engine_args, stat_loggers)
         self._loop = LoopThread()
         try:
-            self._engine = self._loop.run(_create(make_engine, setup.fd_config, setup.declared, setup.stat_loggers))
+            self._engine: Engine = self._loop.run(
+                _create, make_engine, setup.fd_config, setup.declared, setup.stat_loggers
+            )
         except BaseException:
             self._loop.close()
             raise
@@ -74,7 +76,7 @@ class LLM:
         self._turns = asyncio.Semaphore(workers * (config.max_num_seqs + config.max_waiting_requests))
         self._finalizer = weakref.finalize(self, _shutdown, self._loop, self._engine)
         try:
-            self._loop.run(self._engine.start())
+            self._loop.run(self._engine.start)
         except BaseException:
             self.shutdown()
             raise
@@ -214,7 +216,7 @@ class LLM:
             if isinstance(pooling_params, Sequence):
                 raise ValueError(f"pooling_params: give one for {DATA}, not a list")
             processing = data_processing(self._engine.inputs, self._io_processor, prompts)
-            return [self._loop.run(self._process(processing, prompts[DATA], pooling_params))]
+            return [self._loop.run(self._process, processing, prompts[DATA], pooling_params)]
         inputs = self._engine.inputs
         found = [read_prompt(inputs, prompt, path, pooled=True) for path, prompt in listed(prompts)]
         return self._pool(self._pooling_requests(found, pooling_params), use_tqdm, "encoding")
@@ -236,7 +238,7 @@ class LLM:
 
     def reset_logits_processor(self, name: str) -> None:
         """Returns a quarantined logits processor to service; raises KeyError for a name that is not declared."""
-        self._loop.run(self._engine.reset_processor(name))
+        self._loop.run(self._engine.reset_processor, name)
 
     @property
     def worker_pid(self) -> int | None:
@@ -253,7 +255,7 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         params = _one_a_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         # Settles all requests before sending the first, so that an invalid one does not leave others running.
-        settled = self._loop.run(self._settle_all(prompts, params))
+        settled = self._loop.run(self._settle_all, prompts, params)
         requests = [
             EngineRequest(f"offline-{uuid.uuid4().hex}", prompt, each)
             for prompt, each in zip(prompts, settled, strict=True)
@@ -261,7 +263,7 @@ class LLM:
         if stream:
             return self._loop.iterate(self._stream_all(requests, raise_on_error))
         with _progress(use_tqdm, len(requests), "generating") as progress:
-            return self._loop.run(self._generate_all(requests, progress, raise_on_error))
+            return self._loop.run(self._generate_all, requests, progress, raise_on_error)
 
     async def _settle_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Settled]:
         return [await self._engine.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
@@ -289,7 +291,10 @@ class LLM:
 
     def _pool(self, requests: Sequence[EngineRequest], use_tqdm: Progress, what: str) -> list[PoolingRequestOutput]:
         with _progress(use_tqdm, len(requests), what) as progress:
-            return self._loop.run(_all_or_none([self._pool_one(request, progress) for request in requests]))
+            return self._loop.run(self._pool_all, requests, progress)
+
+    async def _pool_all(self, requests: Sequence[EngineRequest], progress: Any) -> list[PoolingRequestOutput]:
+        return await _all_or_none([self._pool_one(request, progress) for request in requests])
 
     async def _pool_one(self, request: EngineRequest, progress: Any = None) -> PoolingRequestOutput:
         async with self._turns:
@@ -344,7 +349,7 @@ def _shutdown(loop: LoopThread, engine: Engine) -> None:
         # Threads of a daemon thread are daemons by default, and the interpreter's exit does not wait for daemons.
         threading.Thread(target=_shutdown, args=(loop, engine), daemon=False).start()
         return
-    loop.run(engine.shutdown())
+    loop.run(engine.shutdown)
     loop.close()
 
 

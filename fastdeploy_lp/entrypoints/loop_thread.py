@@ -27,8 +27,10 @@ class LoopThread:
         """True in the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs a coroutine in the loop and waits for it; interrupting the caller cancels it and waits for its cleanup.
+    def run(self, call: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
+        """Awaits `call(*arguments)` in the loop; interrupting the caller cancels it and waits for its cleanup.
+
+        The loop's thread makes the coroutine, so that an interrupt of the caller leaves none that nobody awaits.
 
         Raises RuntimeError after `close`.
         """
@@ -42,14 +44,13 @@ class LoopThread:
             ended.set()
 
         def begin() -> None:
-            tasks.append(self._loop.create_task(work))
+            tasks.append(self._loop.create_task(call(*arguments)))
             tasks[0].add_done_callback(note_end)
 
         def stop() -> None:
             if tasks:
                 tasks[0].cancel()
             else:  # the interrupt arrived before `begin` was handed over
-                work.close()
                 ended.set()
 
         handed_over = False
@@ -62,7 +63,6 @@ class LoopThread:
                 ended.wait()
             raise
         if not handed_over:
-            work.close()
             raise RuntimeError("this LLM has been shut down")
         return tasks[0].result()
 
@@ -72,7 +72,7 @@ class LoopThread:
         Computation starts when the caller requests the first item.
         """
         try:
-            while found := self.run(_next(items)):
+            while found := self.run(_next, items):
                 yield found[0]
         finally:
             self._close_generator(items)
@@ -99,7 +99,7 @@ class LoopThread:
         if self.is_current:  # the garbage collector may run in any thread
             asyncio.run_coroutine_threadsafe(_close(items), self._loop)
         else:
-            self.run(_close(items))
+            self.run(_close, items)
 
 
 async def _next(items: AsyncGenerator[Result, None]) -> tuple[Result, ...]:

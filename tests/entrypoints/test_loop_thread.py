@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from fastdeploy_lp.entrypoints import loop_thread
 from fastdeploy_lp.entrypoints.loop_thread import LoopThread
 
 CALLERS = 4
@@ -17,7 +23,7 @@ SECONDS = 30.0
 def call_for_ever(loop: LoopThread) -> None:
     while True:
         with suppress(asyncio.CancelledError):
-            loop.run(asyncio.sleep(0))
+            loop.run(asyncio.sleep, 0)
 
 
 def test_callers_that_come_at_the_end_are_not_left_waiting() -> None:
@@ -45,7 +51,7 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
 
     def call() -> None:
         try:
-            loop.run(forever())
+            loop.run(forever)
         except asyncio.CancelledError as error:
             ends.append(error)
 
@@ -55,3 +61,44 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
     loop.close()
     caller.join(SECONDS)
     assert len(ends) == 1
+
+
+def interrupted_at(place: int, call: Callable[[], object]) -> bool:
+    """Runs a call with a KeyboardInterrupt at one line or entry of the loop thread's code; False if it ended first."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename != loop_thread.__file__ or event not in ("call", "line"):
+            return None
+        seen += 1
+        if seen == place:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+async def count() -> AsyncGenerator[int, None]:
+    for number in range(2):
+        await asyncio.sleep(0)
+        yield number
+
+
+def test_an_interrupt_at_any_line_leaves_no_coroutine_that_nobody_awaits() -> None:
+    loop, place = LoopThread(), 1
+    # Warnings of coroutines that nobody awaited fail the test.
+    while interrupted_at(place, lambda: list(loop.iterate(count()))):
+        gc.collect()
+        assert loop.run(asyncio.sleep, 0, "it still runs") == "it still runs"
+        place += 1
+    loop.close()
+    assert place > 20

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/csrc/,*.* */*.*) benchmarks/native/*.cpp)
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
@@ -90,6 +91,7 @@ screenshots: $(VENV)/dev.done ## take the pictures of docs/images again
 lint: $(VENV)/dev.done ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 types: $(VENV)/dev.done ## static types
 	$(BIN)/mypy

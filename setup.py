@@ -43,6 +43,8 @@ EXTRAS = {
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
     "dev": [
+        # Another release formats otherwise.
+        "clang-format==19.1.7",
         "httpx>=0.28",
         "hypothesis>=6.120",
         "jsonschema>=4.23",
@@ -93,7 +95,7 @@ setup(
         "fastdeploy_lp": ["py.typed"],
         "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
-        "fastdeploy_lp.model_executor.ops": ["csrc/*", "compiled/*.so"],
+        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", "compiled/*.so"],
     },
     install_requires=RUNTIME,
     extras_require=EXTRAS,

@@ -1,8 +1,8 @@
 // The matrix products of one decode step by oneDNN: float32, or 8-bit activations times 8-bit weights without groups and scales.
 
+#include <cstdio>
 #include <cstring>
 #include <exception>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <unordered_map>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ahead.h"
+#include "decoder/prefetch.h"
 #include "exports.h"
 
 // Mirrored by `ProductStruct` in engine_native.py.
@@ -22,13 +22,13 @@ FDLP_EXPORT void bench_multiply(const BenchProduct* products, int count, int row
     for (int i = 0; i < count; ++i) widest = std::max(widest, round_up(products[i].layer.in, linear_float::kGroup));
     Team::forward([&](Member& team) {
         std::vector<float> room(static_cast<size_t>(widest) * kPanel);
-        Ahead ahead({}, {}, team.thread(), team.threads());
+        Prefetcher prefetcher({}, {}, team.thread(), team.threads());
         for (int i = 0; i < count; ++i) {
             const BenchProduct& p = products[i];
             const int64_t stride = round_up(p.layer.out, kPanel);
             const Product product{p.layer, i + 1 < count ? &products[i + 1].layer : nullptr};
             team.run(p.layer.panels(), [&](int panel) {
-                multiply_panel(product, p.x, rows, panel, room.data(), ahead, [&](int row, Floats low, Floats high) {
+                multiply_panel(product, p.x, rows, panel, room.data(), prefetcher, [&](int row, Floats low, Floats high) {
                     float* to = p.out + row * stride + panel * kPanel;
                     store(to, low);
                     store(to + kLanes, high);

@@ -71,7 +71,7 @@ def test_sources_that_do_not_compile_are_quoted(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(quick_compiler(tmp_path / "bin")))
-    for source in build.SOURCE_DIRECTORY.glob("*.cpp"):
+    for source in build.SOURCE_DIRECTORY.rglob("*.cpp"):
         source.unlink()
     (build.SOURCE_DIRECTORY / "decoder.cpp").write_text("int broken = no_such_name;\n")
     with pytest.raises(build.BuildError, match="no_such_name"):
@@ -124,7 +124,10 @@ def test_the_name_is_that_of_the_same_sources_elsewhere(build: ModuleType) -> No
     assert build.library_name() == own_build.library_name()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in own_build.SOURCE_DIRECTORY.iterdir()))
+SOURCES = sorted(path for path in own_build.SOURCE_DIRECTORY.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", [path.relative_to(own_build.SOURCE_DIRECTORY).as_posix() for path in SOURCES])
 def test_any_change_of_a_source_changes_the_name(name: str, build: ModuleType) -> None:
     before = build.library_name()
     path = build.SOURCE_DIRECTORY / name

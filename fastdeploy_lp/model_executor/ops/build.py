@@ -40,8 +40,8 @@ class BuildError(RuntimeError):
 def library_name() -> str:
     """The file name of the library for these sources, these flags and this processor."""
     digest = hashlib.sha256("\0".join([*FLAGS, platform.machine(), _cpu_features()]).encode())
-    for source in sorted(SOURCE_DIRECTORY.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted(path for path in SOURCE_DIRECTORY.rglob("*") if path.is_file()):
+        digest.update(source.relative_to(SOURCE_DIRECTORY).as_posix().encode() + b"\0" + source.read_bytes())
     return f"ops-{digest.hexdigest()[:16]}.so"
 
 
@@ -53,11 +53,11 @@ def compile_library(directory: Path) -> Path:
     compiler = _compiler()
     target = directory / library_name()
     partial = directory / f".{target.stem}.{secrets.token_hex(4)}.partial"
-    sources = [str(path) for path in sorted(SOURCE_DIRECTORY.glob("*.cpp"))]
+    sources = [str(path) for path in sorted(SOURCE_DIRECTORY.rglob("*.cpp"))]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [*compiler, *FLAGS, "-o", str(partial), *sources], capture_output=True, text=True, check=False
+            [*compiler, *FLAGS, "-I", str(SOURCE_DIRECTORY), "-o", str(partial), *sources], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise BuildError(

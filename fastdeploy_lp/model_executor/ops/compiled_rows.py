@@ -26,7 +26,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
 )
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
-# Arguments of the functions of csrc/row_*.cpp.
+# Arguments of the functions of csrc/rows/row_*.cpp.
 _DRAW_ARGUMENTS = [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 4]
 SIGNATURES = {
     "fdlp_draw_rows": [*_DRAW_ARGUMENTS, _POINTER, _POINTER],

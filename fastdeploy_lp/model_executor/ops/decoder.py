@@ -65,7 +65,7 @@ LANES = 16
 
 
 class CompiledDecoder:
-    """Weights, KV cache and scratch memory of a decoder that `csrc/decoder.cpp` runs.
+    """Weights, KV cache and scratch memory of a decoder that `csrc/decoder/decoder.cpp` runs.
 
     A row's result has the same bits whatever shares its pass: alone, in a crowd, in a prompt's chunk of any size.
     """

@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
 from fastdeploy_lp.model_executor.ops.structs import FaultStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
-# `Row`, `Element` and `Fault` of `csrc/stored_rows.h`.
+# `Row`, `Element` and `Fault` of `csrc/decoder/stored_rows.h`.
 ROW = np.dtype([("at", "<i8"), ("file", "<i4"), ("element", "<i4")])
 IN_MEMORY, IN_NO_PLACE = -1, -2
 ZEROS = np.array((0, IN_NO_PLACE, 0), ROW)
@@ -28,7 +28,7 @@ NO_ROW = -1
 
 
 class WeightFormat(IntEnum):
-    """Storage format of a matrix: `Format` of `csrc/packed_weights.h`.
+    """Storage format of a matrix: `Format` of `csrc/decoder/packed_weights.h`.
 
     Levels are steps of a scale from a minimum, both separate for each group of 32 inputs and each output.
     """

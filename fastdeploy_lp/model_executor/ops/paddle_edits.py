@@ -21,7 +21,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
 )
 from fastdeploy_lp.platforms import to_device, writable_view
 
-# The weight of the most likely token; csrc/row_weights.h says why weights are whole numbers.
+# The weight of the most likely token; csrc/rows/row_weights.h says why weights are whole numbers.
 ONE = 2.0**32
 # A logit so far below the greatest one weighs nothing, and unlike -inf its product with nothing is nothing.
 LOWEST = -700.0

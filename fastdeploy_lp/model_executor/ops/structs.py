@@ -81,6 +81,6 @@ class BatchStruct(ctypes.Structure):
 
 
 class FaultStruct(ctypes.Structure):
-    """`Fault`: the reason why a row could not be packed (`csrc/stored_rows.h`), 0 for none, and its number."""
+    """`Fault`: the reason why a row could not be packed (`csrc/decoder/stored_rows.h`), 0 for none, and its number."""
 
     _fields_ = (("reason", c_int32), ("row", c_int32))

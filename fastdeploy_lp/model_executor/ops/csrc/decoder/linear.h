@@ -1,12 +1,12 @@
 // A linear layer of either precision, and the activations it takes.
 #pragma once
 
-#include "linear_float.h"
-#include "linear_int8.h"
+#include "decoder/linear_float.h"
+#include "decoder/linear_int8.h"
 #include "team.h"
 
-using packed_weights::kPanel;
 using packed_weights::Format;
+using packed_weights::kPanel;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -52,7 +52,7 @@ struct Activations {
 };
 
 // The first pass over a panel loads it from memory: prefetches ahead within the panel, and after its end what this thread reads next.
-struct PanelAhead {
+struct PanelPrefetcher {
     const uint8_t *end, *next;
 
     void ask(const uint8_t* further, int64_t bytes) const {
@@ -69,35 +69,35 @@ struct Panel {
 };
 
 // Rows `first` … `first` + Rows - 1 times one panel.
-template <int Rows, Format format, class Ahead>
-void multiply_rows(const Panel& panel, const Activations& x, int first, Ahead& ahead, Floats (*sums)[2]) {
+template <int Rows, Format format, class Prefetcher>
+void multiply_rows(const Panel& panel, const Activations& x, int first, Prefetcher& prefetcher, Floats (*sums)[2]) {
     const Linear& layer = panel.layer;
     if (layer.digits == 0)
-        return linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, ahead, sums);
+        return linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, prefetcher, sums);
     if constexpr (packed_weights::is_levels(format)) {
         const int groups = packed_weights::groups_of(layer.in);
         const linear_int8::Activations rows = x.quantized(layer, first);
         if constexpr (Rows <= linear_int8::max_tile(1))
-            if (layer.digits == 1) return linear_int8::multiply<Rows, 1, format>(rows, groups, panel.packed, ahead, sums);
-        if constexpr (Rows <= linear_int8::max_tile(2)) return linear_int8::multiply<Rows, 2, format>(rows, groups, panel.packed, ahead, sums);
+            if (layer.digits == 1) return linear_int8::multiply<Rows, 1, format>(rows, groups, panel.packed, prefetcher, sums);
+        if constexpr (Rows <= linear_int8::max_tile(2))
+            return linear_int8::multiply<Rows, 2, format>(rows, groups, panel.packed, prefetcher, sums);
     }
 }
 
-template <int Rows, class Ahead>
-void multiply_rows(const Panel& panel, const Activations& x, int first, Ahead& ahead, Floats (*sums)[2]) {
+template <int Rows, class Prefetcher>
+void multiply_rows(const Panel& panel, const Activations& x, int first, Prefetcher& prefetcher, Floats (*sums)[2]) {
     switch (panel.format) {
 #define FDLP_FORMAT(f) \
-    case Format::f:    \
-        return multiply_rows<Rows, Format::f>(panel, x, first, ahead, sums);
+    case Format::f: return multiply_rows<Rows, Format::f>(panel, x, first, prefetcher, sums);
         FDLP_FORMAT(float32) FDLP_FORMAT(float16) FDLP_FORMAT(bfloat16) FDLP_FORMAT(levels8) FDLP_FORMAT(levels4)
 #undef FDLP_FORMAT
     }
 }
 
-template <int Rows, class Ahead, class Store>
-void multiply_tile(const Panel& panel, const Activations& x, int first, Ahead& ahead, const Store& put) {
+template <int Rows, class Prefetcher, class Store>
+void multiply_tile(const Panel& panel, const Activations& x, int first, Prefetcher& prefetcher, const Store& put) {
     Floats sums[Rows][2];
-    multiply_rows<Rows>(panel, x, first, ahead, sums);
+    multiply_rows<Rows>(panel, x, first, prefetcher, sums);
     if (panel.layer.bias != nullptr) {
         float bias[kPanel] = {};
         const int column = panel.index * kPanel, left = panel.layer.out - column;
@@ -107,14 +107,12 @@ void multiply_tile(const Panel& panel, const Activations& x, int first, Ahead& a
     for (int r = 0; r < Rows; ++r) put(first + r, sums[r][0], sums[r][1]);
 }
 
-template <class Ahead, class Store>
-void multiply_tile(const Panel& panel, const Activations& x, int first, int rows, Ahead& ahead, const Store& put) {
+template <class Prefetcher, class Store>
+void multiply_tile(const Panel& panel, const Activations& x, int first, int rows, Prefetcher& prefetcher, const Store& put) {
     switch (rows) {
 #define FDLP_TILE(n) \
-    case n:          \
-        multiply_tile<n>(panel, x, first, ahead, put); break;
-        FDLP_TILE(1) FDLP_TILE(2) FDLP_TILE(3) FDLP_TILE(4) FDLP_TILE(5)
-        FDLP_TILE(6) FDLP_TILE(7) FDLP_TILE(8) FDLP_TILE(9) FDLP_TILE(10)
+    case n: multiply_tile<n>(panel, x, first, prefetcher, put); break;
+        FDLP_TILE(1) FDLP_TILE(2) FDLP_TILE(3) FDLP_TILE(4) FDLP_TILE(5) FDLP_TILE(6) FDLP_TILE(7) FDLP_TILE(8) FDLP_TILE(9) FDLP_TILE(10)
 #undef FDLP_TILE
     }
 }
@@ -126,18 +124,19 @@ struct Product {
 };
 
 // Panel `index` of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results. `room` is for a panel as floats.
-template <class Ahead, class Store>
-void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* room, Ahead& ahead, const Store& put) {
+template <class Prefetcher, class Store>
+void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* room, Prefetcher& prefetcher,
+                    const Store& put) {
     const Linear& layer = product.layer;
     const int most = layer.max_tile(), tiles = (rows + most - 1) / most;
     // If several tiles need the panel as floats, it is expanded once.
     const bool expands = tiles > 1 && layer.digits == 0 && layer.format != Format::float32;
     // The first pass prefetches the panel's own bytes.
-    const uint8_t* next = ahead.begin_panel(layer, product.after, index, (tiles + expands - 1) * layer.asks(expands));
-    const PanelAhead panel_ahead{layer.panel(index) + layer.panel_bytes(), next};
+    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, (tiles + expands - 1) * layer.asks(expands));
+    const PanelPrefetcher panel_prefetcher{layer.panel(index) + layer.panel_bytes(), next};
     Panel panel{layer, index, layer.format, layer.panel(index)};
     if (expands) {
-        linear_float::expand(room, layer.format, panel.packed, layer.in, panel_ahead);
+        linear_float::expand(room, layer.format, panel.packed, layer.in, panel_prefetcher);
         panel.format = Format::float32, panel.packed = reinterpret_cast<const uint8_t*>(room);
     }
     for (int row = 0, height; row < rows; row += height) {
@@ -145,8 +144,8 @@ void multiply_panel(const Product& product, const Activations& x, int rows, int 
         const int left = (rows - row + most - 1) / most;
         height = (rows - row + left - 1) / left;
         if (row == 0 && !expands)
-            multiply_tile(panel, x, row, height, panel_ahead, put);
+            multiply_tile(panel, x, row, height, panel_prefetcher, put);
         else
-            multiply_tile(panel, x, row, height, ahead, put);
+            multiply_tile(panel, x, row, height, prefetcher, put);
     }
 }

@@ -1,5 +1,5 @@
-// Matrix products of weights packed as levels (packed_weights.h) and activations of one or two 8-bit digits, with scales for every group of 32
-// along `in`.
+// Matrix products of weights packed as levels (packed_weights.h) and activations of one or two 8-bit digits, with scales for every group of
+// 32 along `in`.
 //
 // An activation is scale * a with a in -127 … 127 (one digit) or -32512 … 32512 (two), for each row and group. Sums within a group are
 // exact integers and groups are added in ascending order, so a row's result has the same bits alone and in any batch.
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "packed_weights.h"
+#include "decoder/packed_weights.h"
 
 namespace linear_int8 {
 
@@ -102,17 +102,17 @@ static inline Ints combine(const Ints* acc) {
     return Digits == 1 ? acc[0] : acc[0] * 256 + acc[1];
 }
 
-// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `ahead` prefetches memory
+// One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `prefetcher` prefetches memory
 // that is needed later, a little with each group.
-template <int Rows, int Digits, packed_weights::Format format, class Ahead>
-inline void multiply(const Activations& x, int groups, const uint8_t* panel, Ahead& ahead, Floats (*sums)[2]) {
+template <int Rows, int Digits, packed_weights::Format format, class Prefetcher>
+inline void multiply(const Activations& x, int groups, const uint8_t* panel, Prefetcher& prefetcher, Floats (*sums)[2]) {
     constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(format);
     constexpr int kPairs = packed_weights::kLines / 2;
     Floats out[Rows][2];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) out[r][0] = out[r][1] = Floats{};
     for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
-        ahead.ask(panel + kGroupsAhead * kGroupBytes, kGroupBytes);
+        prefetcher.ask(panel + kGroupsAhead * kGroupBytes, kGroupBytes);
         const packed_weights::HalfGroup<format> halves[2] = {{panel}, {panel + kGroupBytes / 2}};
         Ints acc[Rows][2][Digits] = {};
 #pragma GCC unroll 4

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "ahead.h"
-#include "attention.h"
+#include "decoder/attention.h"
+#include "decoder/prefetch.h"
 #include "exports.h"
 
 // The structures of structs.py, field by field.
@@ -116,7 +116,7 @@ class Decoder {
     };
     // State of one thread.
     struct Own {
-        Ahead ahead;
+        Prefetcher prefetcher;
         AttentionRoom attention;
         float* pair;   // output of a pair of panels, [tokens][32]
         float* panel;  // one as floats
@@ -191,7 +191,8 @@ std::vector<int32_t> Decoder::blocks_of(const Pass& pass, Share tasks) const {
         const int sequence = pass.task_sequence[task / m_.cache.kv_heads];
         if (sequence == std::exchange(last, sequence)) continue;
         const int32_t* table = pass.batch.block_tables + static_cast<int64_t>(sequence) * pass.batch.table_width;
-        blocks.insert(blocks.end(), table, table + pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1] / m_.cache.block_size + 1);
+        blocks.insert(blocks.end(), table,
+                      table + pass.batch.positions[pass.batch.query_starts[sequence + 1] - 1] / m_.cache.block_size + 1);
     }
     return blocks;
 }
@@ -249,7 +250,7 @@ Context<Element> Decoder::context_of(const Pass& pass, const Layer& layer, int t
 template <class Element>
 void Decoder::attend_queries(const Pass& pass, const Layer& layer, int task, int first, int end, const AttentionRoom& room) const {
     const Context<Element> context = context_of<Element>(pass, layer, task), next = context_of<Element>(pass, layer, task + 1);
-    ContextAhead<Element> ahead(context, next);
+    ContextPrefetcher<Element> prefetcher(context, next);
     const int head = task % m_.cache.kv_heads, dim = m_.cache.head_dim, count = (end - first) * group();
     for (int row = 0; row < count; row += kMaxAttentionRows) {
         const int rows = count - row < kMaxAttentionRows ? count - row : kMaxAttentionRows;
@@ -264,8 +265,7 @@ void Decoder::attend_queries(const Pass& pass, const Layer& layer, int task, int
         }
         switch (rows) {
 #define FDLP_ROWS(n) \
-    case n:          \
-        attend<n>(context, ahead, queries, lengths, outs, room); break;
+    case n: attend<n>(context, prefetcher, queries, lengths, outs, room); break;
             FDLP_ROWS(1) FDLP_ROWS(2) FDLP_ROWS(3) FDLP_ROWS(4) FDLP_ROWS(5) FDLP_ROWS(6)
 #undef FDLP_ROWS
         }
@@ -287,15 +287,16 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool r
 }
 
 void Decoder::project(const Pass& pass, const Layer& layer, int panel, Own& own) const {
-    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, own.panel, own.ahead, [&](int row, Floats low, Floats high) {
-        float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
-        store(to, low);
-        store(to + kLanes, high);
-    });
+    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, own.panel, own.prefetcher,
+                   [&](int row, Floats low, Floats high) {
+                       float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
+                       store(to, low);
+                       store(to + kLanes, high);
+                   });
 }
 
 void Decoder::add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const {
-    multiply_panel(product, x, pass.batch.tokens, panel, own.panel, own.ahead, [&](int row, Floats low, Floats high) {
+    multiply_panel(product, x, pass.batch.tokens, panel, own.panel, own.prefetcher, [&](int row, Floats low, Floats high) {
         float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
         store(to, load(to) + low);
         store(to + kLanes, load(to + kLanes) + high);
@@ -312,10 +313,9 @@ void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) con
         const auto put = [=](int row, Floats gate, Floats up) {
             store_first(to + static_cast<int64_t>(row) * stride, silu(gate) * up, columns - half * kLanes);
         };
-        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.panel, own.ahead, put);
+        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.panel, own.prefetcher, put);
     }
-    for (int row = 0; row < tokens; ++row)
-        pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
+    for (int row = 0; row < tokens; ++row) pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
 }
 
 void Decoder::forward(const Batch& batch, float* hidden) {
@@ -339,7 +339,7 @@ void Decoder::forward(const Batch& batch, float* hidden) {
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, own); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
-            own.ahead.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
+            own.prefetcher.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
             team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, own); });
             team.run(layer.down.panels(), [&](int panel) {
                 add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, own);
@@ -361,10 +361,10 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
             std::memcpy(x.values + from, hidden + from, sizeof(float) * m_.hidden_size);
             x.prepare(m_.head, row);
         });
-        Ahead ahead(m_.cache, {}, team.thread(), team.threads());
+        Prefetcher prefetcher(m_.cache, {}, team.thread(), team.threads());
         float* room = panels + team.thread() * panel_floats();
         team.run(m_.head.panels(), [&](int panel) {
-            multiply_panel({m_.head, nullptr}, x, rows, panel, room, ahead, [&](int row, Floats low, Floats high) {
+            multiply_panel({m_.head, nullptr}, x, rows, panel, room, prefetcher, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
                 store_first(to, low, m_.vocab_size - panel * kPanel);
                 store_first(to + kLanes, high, m_.vocab_size - panel * kPanel - kLanes);

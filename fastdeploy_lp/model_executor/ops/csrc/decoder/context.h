@@ -1,12 +1,12 @@
 // Keys and values of one sequence and key-value head in the paged cache, strip by strip, and their prefetch.
 //
-// Keys are stored [block][kv_head][strip][head_dim][16 positions] and values [block][kv_head][block_size][head_dim], the last axis padded to a
-// multiple of 16, in float32 or half: one vector scores 16 keys, and nothing is ever permuted.
+// Keys are stored [block][kv_head][strip][head_dim][16 positions] and values [block][kv_head][block_size][head_dim], the last axis padded
+// to a multiple of 16, in float32 or half: one vector scores 16 keys, and nothing is ever permuted.
 #pragma once
 
 #include <algorithm>
 
-#include "linear.h"
+#include "decoder/linear.h"
 
 // Mirrored by `CacheStruct` in structs.py.
 struct Cache {
@@ -77,15 +77,15 @@ class Strips {
     int left_, block_, strip_;
 };
 
-// Blocks are scattered, so hardware prefetch cannot predict them. Attention reads a context's keys and then its values; with each strip that it
-// reads, it prefetches the strip `kAhead` later, at the end the first strips of the next context.
+// Blocks are scattered, so hardware prefetch cannot predict them. Attention reads a context's keys and then its values; with each strip
+// that it reads, it prefetches the strip `kStripsAhead` later, at the end the first strips of the next context.
 template <class Element>
-class ContextAhead {
+class ContextPrefetcher {
    public:
-    ContextAhead(const Context<Element>& now, const Context<Element>& next)
-        : keys_(now, std::min(kAhead, now.strips()), now.strips()),
-          values_(now, std::min(kAhead - std::min(kAhead, now.strips()), now.strips()), now.strips()),
-          next_(next, 0, std::min(kAhead, next.strips())), last_(Strips<Element>(now, 0, 1).next().keys) {}
+    ContextPrefetcher(const Context<Element>& now, const Context<Element>& next)
+        : keys_(now, std::min(kStripsAhead, now.strips()), now.strips()),
+          values_(now, std::min(kStripsAhead - std::min(kStripsAhead, now.strips()), now.strips()), now.strips()),
+          next_(next, 0, std::min(kStripsAhead, next.strips())), last_(Strips<Element>(now, 0, 1).next().keys) {}
 
     // Next strip to prefetch; the last one again when none is left (harmless: cached).
     const Element* next() {
@@ -99,7 +99,7 @@ class ContextAhead {
     }
 
    private:
-    static constexpr int kAhead = 6;
+    static constexpr int kStripsAhead = 6;
 
     Strips<Element> keys_, values_, next_;
     const Element* last_;

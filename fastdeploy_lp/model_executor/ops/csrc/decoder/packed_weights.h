@@ -1,12 +1,12 @@
 // Weight matrices packed in the order in which products read them: panels of 32 columns, and in those groups of 32 inputs.
 //
-// A matrix is stored in the shortest format that represents its numbers. Floats of 32 or 16 bits: a group is [32 inputs][32 columns]. Levels
-// of 8 or 4 bits (weight_levels.h): for each half panel of 16 columns, the levels, then 16 scales and 16 minima as half floats. Levels of 8
-// bits are in 8 lines of [16 columns][4 consecutive inputs]; of 4 bits in 4 such lines, line i with those of line i + 4 in its high bits.
-// Partial panels and groups are padded with zeros.
+// A matrix is stored in the shortest format that represents its numbers. Floats of 32 or 16 bits: a group is [32 inputs][32 columns].
+// Levels of 8 or 4 bits (weight_levels.h): for each half panel of 16 columns, the levels, then 16 scales and 16 minima as half floats.
+// Levels of 8 bits are in 8 lines of [16 columns][4 consecutive inputs]; of 4 bits in 4 such lines, line i with those of line i + 4 in its
+// high bits. Partial panels and groups are padded with zeros.
 #pragma once
 
-#include "weight_levels.h"
+#include "decoder/weight_levels.h"
 
 namespace packed_weights {
 

@@ -1,16 +1,16 @@
 // Packs weight matrices from the rows of a checkpoint into panels.
 #include <atomic>
 
+#include "decoder/stored_rows.h"
 #include "exports.h"
-#include "stored_rows.h"
 
 using packed_weights::Format;
 using packed_weights::Matrix;
 using stored_rows::Fault;
 using stored_rows::Row;
 
-// The shortest format that represents weights [out][in] exactly; if `quantized`, the shortest of the level formats, which may round. Reads only
-// as many panels as needed to rule out the other formats. `fault` reports a row that cannot be read or holds NaN or infinity.
+// The shortest format that represents weights [out][in] exactly; if `quantized`, the shortest of the level formats, which may round. Reads
+// only as many panels as needed to rule out the other formats. `fault` reports a row that cannot be read or holds NaN or infinity.
 FDLP_EXPORT int fdlp_weight_format(const Row* rows, int in, int out, int quantized, Fault* fault) {
     // Formats still to try: float32, or levels of 8 bits, are always possible.
     const unsigned tried = quantized ? packed_weights::set_of(Format::levels4)
@@ -37,9 +37,11 @@ FDLP_EXPORT int64_t fdlp_packed_bytes(int in, int out, Format format) {
 
 // weights [out][in] → packed; `packed` is zero at first and has fdlp_packed_bytes bytes.
 FDLP_EXPORT void fdlp_pack(uint8_t* packed, const Row* rows, int in, int out, Format format, Fault* fault) {
-    *fault = stored_rows::each_panel(rows, in, out, [](int) { return false; }, [&](int panel, const Matrix& matrix) {
-        packed_weights::pack_panel(packed + panel * packed_weights::panel_bytes(format, in), format, matrix, 0);
-    });
+    *fault = stored_rows::each_panel(
+        rows, in, out, [](int) { return false; },
+        [&](int panel, const Matrix& matrix) {
+            packed_weights::pack_panel(packed + panel * packed_weights::panel_bytes(format, in), format, matrix, 0);
+        });
 }
 
 // Dequantizes row `row` of a packed matrix to floats [in].

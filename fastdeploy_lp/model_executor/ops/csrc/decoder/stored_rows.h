@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "packed_weights.h"
+#include "decoder/packed_weights.h"
 
 namespace stored_rows {
 

@@ -2,7 +2,7 @@
 // with sums in a fixed order, so it has the same bits in a prompt's chunk of any size and in a decode step.
 #pragma once
 
-#include "context.h"
+#include "decoder/context.h"
 
 inline Floats as_element(const float*, Floats x) { return x; }
 // Beyond the largest half a value would be infinite, and 0 * infinity would reach queries that do not see it.
@@ -37,12 +37,12 @@ struct AttentionRoom {
 
 // A strip's scores do not depend on those beside it.
 template <int Rows, int Count, class Element>
-void score_strips(Strips<Element>& strips, ContextAhead<Element>& ahead, int head_dim, const AttentionRoom& room) {
+void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetcher, int head_dim, const AttentionRoom& room) {
     constexpr int kLine = 64 / sizeof(Element), kPerLine = kLine / kLanes;
     Strip<Element> taken[Count];
     const Element* later[Count];
 #pragma GCC unroll 6
-    for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = ahead.next();
+    for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = prefetcher.next();
     Floats sums[Rows][Count] = {};
     for (int first = 0; first < head_dim; first += kPerLine) {
 #pragma GCC unroll 6
@@ -69,15 +69,14 @@ void score_strips(Strips<Element>& strips, ContextAhead<Element>& ahead, int hea
 // scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
 // their latency.
 template <int Rows, class Element>
-void score(Strips<Element> strips, ContextAhead<Element>& ahead, int head_dim, const AttentionRoom& room) {
+void score(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher, int head_dim, const AttentionRoom& room) {
     constexpr int kMost = Rows <= 4 ? 6 : 4;
     while (strips.left() > 0) {
         // In equal parts: a single last strip would be slow.
         const int turns = (strips.left() + kMost - 1) / kMost;
         switch ((strips.left() + turns - 1) / turns) {
 #define FDLP_STRIPS(n) \
-    case n:            \
-        score_strips<Rows, n <= kMost ? n : kMost>(strips, ahead, head_dim, room); break;
+    case n: score_strips<Rows, n <= kMost ? n : kMost>(strips, prefetcher, head_dim, room); break;
             FDLP_STRIPS(1) FDLP_STRIPS(2) FDLP_STRIPS(3) FDLP_STRIPS(4) FDLP_STRIPS(5) FDLP_STRIPS(6)
 #undef FDLP_STRIPS
         }
@@ -109,14 +108,14 @@ inline float soften(float* scores, int length, int end) {
 // outs[r] [head_dim] = Σ over the first `length` positions of scores[r][position] * value, times scale[r]: of `Vectors` times 16 columns,
 // from column `from` on.
 template <int Rows, int Vectors, class Element>
-void mix_columns(Strips<Element> strips, ContextAhead<Element>& ahead, const Context<Element>& context, int length, int from,
+void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher, const Context<Element>& context, int length, int from,
                  const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kLine = 64 / sizeof(Element);
     const int width = context.value_width(), lines = (width + kLine - 1) / kLine;
     Floats sums[Rows][Vectors] = {};
     while (strips.left() > 0) {
         const Strip<Element> strip = strips.next();
-        const Element *v = strip.values + from, *later = ahead.next();
+        const Element *v = strip.values + from, *later = prefetcher.next();
         const int end = std::min(strip.position + strip.count, length);
         for (int position = strip.position; position < end; ++position, v += width, later += width) {
             for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
@@ -141,12 +140,12 @@ void mix_columns(Strips<Element> strips, ContextAhead<Element>& ahead, const Con
 }
 
 template <int Rows, class Element>
-void mix(const Strips<Element>& strips, ContextAhead<Element>& ahead, const Context<Element>& context, int length,
+void mix(const Strips<Element>& strips, ContextPrefetcher<Element>& prefetcher, const Context<Element>& context, int length,
          const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kMost = 4;
     const int vectors = context.value_width() / kLanes;
     for (int done = 0; done < vectors; done += kMost) switch (vectors - done) {
-#define FDLP_VECTORS(n) mix_columns<Rows, n>(strips, ahead, context, length, done * kLanes, room, scale, outs)
+#define FDLP_VECTORS(n) mix_columns<Rows, n>(strips, prefetcher, context, length, done * kLanes, room, scale, outs)
             case 1: FDLP_VECTORS(1); break;
             case 2: FDLP_VECTORS(2); break;
             case 3: FDLP_VECTORS(3); break;
@@ -157,7 +156,7 @@ void mix(const Strips<Element>& strips, ContextAhead<Element>& ahead, const Cont
 
 // Up to six query rows; row r sees the first lengths[r] positions.
 template <int Rows, class Element>
-void attend(const Context<Element>& context, ContextAhead<Element>& ahead, const float* const* queries, const int* lengths,
+void attend(const Context<Element>& context, ContextPrefetcher<Element>& prefetcher, const float* const* queries, const int* lengths,
             float* const* outs, const AttentionRoom& room) {
     const int head_dim = context.head_dim();
     int longest = 0;
@@ -166,8 +165,8 @@ void attend(const Context<Element>& context, ContextAhead<Element>& ahead, const
         longest = std::max(longest, lengths[r]);
     }
     const Strips<Element> strips(context, 0, context.strips_of(longest));
-    score<Rows>(strips, ahead, head_dim, room);
+    score<Rows>(strips, prefetcher, head_dim, room);
     float scale[Rows];
     for (int r = 0; r < Rows; ++r) scale[r] = soften(room.scores + r * room.stride, lengths[r], longest);
-    mix<Rows>(strips, ahead, context, longest, room, scale, outs);
+    mix<Rows>(strips, prefetcher, context, longest, room, scale, outs);
 }

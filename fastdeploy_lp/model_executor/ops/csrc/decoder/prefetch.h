@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "context.h"
+#include "decoder/context.h"
 
 // A memory range, prefetched a few lines at a time; the last prefetch may pass its end, which costs less than a check.
 struct Stretch {
@@ -18,10 +18,10 @@ struct Stretch {
     }
 };
 
-class Ahead {
+class Prefetcher {
    public:
     // `blocks`: cache blocks of the contexts that this thread will attend to.
-    Ahead(const Cache& cache, std::vector<int32_t> blocks, int thread, int threads)
+    Prefetcher(const Cache& cache, std::vector<int32_t> blocks, int thread, int threads)
         : blocks_(std::move(blocks)), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
           value_bytes_(cache.value_at(1, 0) * cache.element_bytes()) {}
 

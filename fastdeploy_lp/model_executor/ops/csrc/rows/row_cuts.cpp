@@ -1,0 +1,237 @@
+// Cuts: set tokens to -inf in place, selected by the row's own distribution. A row with a NaN or without a finite logit is
+// unchanged.
+//
+// Below, x is a logit less the row's greatest one. Weights are those of a draw at temperature 1, so that their sum is
+// exact; where a bound is compared, it is compared in doubles.
+#include <cmath>
+#include <vector>
+
+#include "exports.h"
+#include "rows/row_scan.h"
+#include "rows/row_select.h"
+#include "rows/row_weights.h"
+
+namespace fdlp {
+namespace {
+
+// The order of `Cut` in row_ops.py.
+enum Cut : int { kMinP, kEpsilon, kEta, kTopNSigma, kTypical, kExcludeTop };
+
+// The lowest x considered: lower logits have no weight.
+constexpr double kLowest = -700.0;
+
+struct Moments {
+    double total;      // of the weights
+    double log_total;  // log of the sum of exp(x)
+    double mean;       // of x, weighted; the entropy is log_total - mean
+};
+
+Moments moments_of(const float* row, int64_t size, double max, bool with_mean) {
+    const Weigher weigher{max, 1.0, 1.0};
+    const Doubles lowest = Doubles{} + kLowest;
+    Doubles totals = {}, products = {};
+    const auto take = [&](Doubles logits) {
+        const Doubles weights = weigher(logits);
+        totals += weights;
+        if (!with_mean) return;
+        const Doubles x = logits - max;
+        products += weights * (x > lowest ? x : lowest);
+    };
+    int64_t at = 0;
+    for (; at + kWide <= size; at += kWide) take(widen(row + at));
+    if (at < size) {
+        float rest[kWide];
+        for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < size ? row[at + lane] : kMinusInfinity;
+        take(widen(rest));
+    }
+    double total = 0.0, product = 0.0;
+    for (int64_t lane = 0; lane < kWide; ++lane) {
+        total += totals[lane];
+        product += products[lane];
+    }
+    return {total, std::log(total / kOne), product / total};
+}
+
+// Standard deviation of the finite logits.
+double deviation_of(const float* row, int64_t size, double max) {
+    const Doubles zero = {}, one = zero + 1.0;
+    Doubles sums = {}, squares = {}, counts = {};
+    const auto take = [&](Doubles logits) {
+        const auto finite = logits > static_cast<double>(kMinusInfinity);
+        const Doubles x = finite ? logits - max : zero;
+        sums += x;
+        squares += x * x;
+        counts += finite ? one : zero;
+    };
+    int64_t at = 0;
+    for (; at + kWide <= size; at += kWide) take(widen(row + at));
+    if (at < size) {
+        float rest[kWide];
+        for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < size ? row[at + lane] : kMinusInfinity;
+        take(widen(rest));
+    }
+    double sum = 0.0, square = 0.0, count = 0.0;
+    for (int64_t lane = 0; lane < kWide; ++lane) {
+        sum += sums[lane];
+        square += squares[lane];
+        count += counts[lane];
+    }
+    const double variance = square / count - (sum / count) * (sum / count);
+    return variance > 0.0 ? std::sqrt(variance) : 0.0;
+}
+
+// The lowest float that is not below `bound`.
+float float_from(double bound) {
+    const float rounded = static_cast<float>(bound);
+    return static_cast<double>(rounded) < bound ? std::nextafterf(rounded, std::numeric_limits<float>::infinity()) : rounded;
+}
+
+void cut_below(float* row, int64_t size, float bound) {
+    const Floats bounds = splat(bound), cut = splat(kMinusInfinity);
+    int64_t at = 0;
+    for (; at + kLanes <= size; at += kLanes) {
+        const Floats values = load(row + at);
+        store(row + at, select(values < bounds, cut, values));
+    }
+    for (; at < size; ++at) {
+        if (row[at] < bound) row[at] = kMinusInfinity;
+    }
+}
+
+// -inf for every token that reaches `bound` but the last one of the ranking; nothing if fewer than two reach it.
+void cut_above_last(float* row, int64_t size, float bound) {
+    const Floats bounds = splat(bound);
+    int64_t count = 0, last = -1;
+    thread_local std::vector<int64_t> reaching;
+    reaching.clear();
+    for (int64_t at = 0; at < size; at += kLanes) {
+        const int64_t end = at + kLanes < size ? at + kLanes : size;
+        if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;
+        for (int64_t token = at; token < end; ++token) {
+            if (!(row[token] >= bound)) continue;
+            reaching.push_back(token);
+            ++count;
+            if (last < 0 || row[token] <= row[last]) last = token;
+        }
+    }
+    if (count < 2) return;
+    for (int64_t token : reaching) {
+        if (token != last) row[token] = kMinusInfinity;
+    }
+}
+
+// Distances of x of 8 logits from the row's weighted mean of x.
+HalfFloats distances_of(Doubles logits, double max, double mean) {
+    const Doubles distance = (logits - max) - mean, opposite = mean - (logits - max);
+    return __builtin_convertvector(distance > opposite ? distance : opposite, HalfFloats);
+}
+
+// Tokens that are not further than `depth` from the mean, and weigh something: the opposite of their distances, so that
+// the nearest has the greatest key, and their weights; returns the sum of the weights.
+double gather_near(const Weigher& weigher, const float* row, int64_t size, double mean, float depth, std::vector<float>& keys,
+                   std::vector<double>& weights) {
+    keys.clear();
+    weights.clear();
+    double total = 0.0;
+    for (int64_t begin = 0; begin < size; begin += kWide) {
+        const int64_t count = size - begin < kWide ? size - begin : kWide;
+        float logits[kWide];
+        for (int64_t lane = 0; lane < kWide; ++lane) logits[lane] = lane < count ? row[begin + lane] : kMinusInfinity;
+        const HalfFloats distances = distances_of(widen(logits), weigher.max, mean);
+        const auto far = distances > HalfFloats{} + depth;
+        int64_t all_far = -1;
+        for (int64_t lane = 0; lane < kWide; ++lane) all_far &= far[lane];
+        if (all_far) continue;
+        double buffer[kWide];
+        weigher.weigh(logits, kWide, buffer);
+        for (int64_t lane = 0; lane < kWide; ++lane) {
+            if (far[lane] || buffer[lane] == 0.0) continue;
+            keys.push_back(-distances[lane]);
+            weights.push_back(buffer[lane]);
+            total += buffer[lane];
+        }
+    }
+    return total;
+}
+
+// Keeps the tokens whose x is nearest to its weighted mean, until they weigh `share` of the whole; of equally near ones all.
+// Few tokens carry the weight as a rule, so the search begins near the mean.
+void cut_untypical(float* row, int64_t size, double max, double share) {
+    thread_local std::vector<float> keys;
+    thread_local std::vector<double> weights;
+    const Moments moments = moments_of(row, size, max, true);
+    const Weigher weigher{max, 1.0, 1.0};
+    const double mass = share * moments.total;
+    constexpr float kAll = std::numeric_limits<float>::infinity();
+    for (float depth : {0.5f, 2.0f, 6.0f, kAll}) {
+        if (gather_near(weigher, row, size, moments.mean, depth, keys, weights) >= mass || depth == kAll) break;
+    }
+    const float furthest = -key_at(keys.data(), weights.data(), keys.size(), mass).first;
+    int64_t token = 0;
+    for (; token + kWide <= size; token += kWide) {
+        const HalfFloats distances = distances_of(widen(row + token), max, moments.mean);
+        for (int64_t lane = 0; lane < kWide; ++lane) {
+            row[token + lane] = distances[lane] > furthest ? kMinusInfinity : row[token + lane];
+        }
+    }
+    for (; token < size; ++token) {
+        const Doubles logit = Doubles{} + static_cast<double>(row[token]);
+        if (distances_of(logit, max, moments.mean)[0] > furthest) row[token] = kMinusInfinity;
+    }
+}
+
+void cut_row(Cut cut, float* row, int64_t size, double value) {
+    const RowScan scan = scan_row(row, size);
+    if (!scan.usable) return;
+    const double max = scan.max;
+    if (cut == kTypical) {
+        cut_untypical(row, size, max, value);
+        return;
+    }
+    double bound = 0.0;  // of x
+    if (cut == kMinP) {
+        // As a draw's weight is compared: in whole steps.
+        const double least = std::ceil(value * kOne);
+        bound = std::log((least > 1.0 ? least : 1.0) / kOne);
+    } else if (cut == kTopNSigma) {
+        bound = -value * deviation_of(row, size, max);
+    } else {
+        const Moments moments = moments_of(row, size, max, cut == kEta);
+        bound = std::log(value) + moments.log_total;
+        if (cut == kEta) {
+            const double by_entropy = 0.5 * std::log(value) + moments.mean;
+            bound = by_entropy < bound ? by_entropy : bound;
+        }
+    }
+    if (cut == kExcludeTop) {
+        if (bound <= 0.0) cut_above_last(row, size, float_from(max + bound));
+        return;
+    }
+    cut_below(row, size, float_from(max + (bound < 0.0 ? bound : 0.0)));
+}
+
+}  // namespace
+}  // namespace fdlp
+
+// Row rows[i] of logits [.., size] is cut by values[i]; `rows` are distinct.
+FDLP_EXPORT void fdlp_cut_rows(float* logits, int64_t size, int cut, int64_t count, const int64_t* rows, const float* values) {
+#pragma omp parallel for schedule(dynamic, 1) if (count > 1)
+    for (int64_t i = 0; i < count; ++i) {
+        fdlp::cut_row(static_cast<fdlp::Cut>(cut), logits + rows[i] * size, size, static_cast<double>(values[i]));
+    }
+}
+
+// Adds values[at] to tokens[at] of row rows[at], one after the other.
+FDLP_EXPORT void fdlp_add(float* logits, int64_t size, int64_t count, const int64_t* rows, const int64_t* tokens, const float* values) {
+    for (int64_t at = 0; at < count; ++at) logits[rows[at] * size + tokens[at]] += values[at];
+}
+
+// Adds values[at] times its own magnitude to tokens[at] of row rows[at].
+FDLP_EXPORT void fdlp_add_scaled(float* logits, int64_t size, int64_t count, const int64_t* rows, const int64_t* tokens,
+                                 const float* values) {
+    for (int64_t at = 0; at < count; ++at) {
+        float& logit = logits[rows[at] * size + tokens[at]];
+        if (logit == fdlp::kMinusInfinity) continue;
+        logit = static_cast<float>(logit + std::fabs(static_cast<double>(logit)) * values[at]);
+    }
+}

@@ -1,0 +1,66 @@
+// One pass over a row of logits: its maximum, the maximum's index, and whether the row is usable.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+namespace fdlp {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// True if any lane of a comparison is true.
+inline bool any(Ints mask) {
+    int64_t halves[sizeof(Ints) / sizeof(int64_t)];
+    std::memcpy(halves, &mask, sizeof(halves));
+    int64_t joined = 0;
+    for (int64_t half : halves) joined |= half;
+    return joined != 0;
+}
+
+inline int64_t count_true(Ints lanes) {
+    int64_t sum = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum -= lanes[lane];
+    return sum;
+}
+
+struct RowScan {
+    float max;
+    int64_t argmax;  // the first of equals
+    bool usable;     // no NaN, and a finite maximum
+};
+
+inline RowScan scan_row(const float* row, int64_t size) {
+    constexpr int64_t kBlock = 4096;
+    float max = kMinusInfinity;
+    int64_t block_of_max = 0;
+    Ints bad = {};
+    int64_t tail_bad = 0;
+    for (int64_t begin = 0; begin < size; begin += kBlock) {
+        const int64_t end = begin + kBlock < size ? begin + kBlock : size;
+        Floats highest = splat(kMinusInfinity);
+        int64_t at = begin;
+        for (; at + kLanes <= end; at += kLanes) {
+            const Floats values = load(row + at);
+            highest = values > highest ? values : highest;
+            bad |= values != values;
+        }
+        float block_max = kMinusInfinity;
+        for (int64_t lane = 0; lane < kLanes; ++lane) block_max = highest[lane] > block_max ? highest[lane] : block_max;
+        for (; at < end; ++at) {
+            block_max = row[at] > block_max ? row[at] : block_max;
+            tail_bad |= row[at] != row[at];
+        }
+        if (block_max > max) {
+            max = block_max;
+            block_of_max = begin;
+        }
+    }
+    if (any(bad) || tail_bad || !std::isfinite(max)) return {max, 0, false};
+    int64_t argmax = block_of_max;
+    while (row[argmax] != max) ++argmax;
+    return {max, argmax, true};
+}
+
+}  // namespace fdlp

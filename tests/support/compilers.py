@@ -18,7 +18,10 @@ for each; do
     [ "$last" = -I ] && folder=$each
     last=$each
 done
-sum=$( (for each; do case $each in "$out" | */*) ;; *) echo "$each" ;; esac; done; find "$folder" -type f | sort | xargs cat) | cksum | tr ' ' _)
+sum=$( (
+    for each; do case $each in "$out" | */*) ;; *) echo "$each" ;; esac; done
+    find "$folder" -type f | sort | xargs cat
+) | cksum | tr ' ' _)
 kept="COMPILED/$sum.so"
 if [ ! -e "$kept" ]; then
     COMPILER "$@" -O0 && cp "$out" "$kept.$$" && mv "$kept.$$" "$kept"

@@ -57,7 +57,10 @@ def compile_library(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [*compiler, *FLAGS, "-I", str(SOURCE_DIRECTORY), "-o", str(partial), *sources], capture_output=True, text=True, check=False
+            [*compiler, *FLAGS, "-I", str(SOURCE_DIRECTORY), "-o", str(partial), *sources],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise BuildError(

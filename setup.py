@@ -16,6 +16,7 @@ RUNTIME = [
     "fastapi>=0.115",
     "gguf>=0.17",
     "httptools>=0.6.4",
+    "huggingface-hub>=0.34",
     "jinja2>=3.1.5",
     "llguidance>=1.9",
     "ml-dtypes>=0.5",
@@ -56,6 +57,7 @@ EXTRAS = {
         "ruff>=0.9",
         "schemathesis>=4",
         "selenium>=4.40",
+        "sentencepiece>=0.2.1",
         # The release whose CPU build the tests run with; a newer one from the public index brings CUDA along.
         "torch==2.13.0",
         "transformers>=5",

@@ -42,8 +42,17 @@ def read_model_files(directory: Path, source: Path | None = None, *, need_tokeni
     config = read_json_object(directory / "config.json")
     weights = find_weights(directory)
     if need_tokenizer and not (directory / "tokenizer.json").is_file():
-        raise CheckpointError(f"{directory}: no tokenizer.json in this directory; {_LAYOUT}")
+        raise CheckpointError(f"{directory}: no tokenizer.json in this directory; {_without_tokenizer(directory)}")
     return ModelFiles(directory, directory if source is None else source, weights, config)
+
+
+def _without_tokenizer(directory: Path) -> str:
+    if not (directory / "tokenizer.model").is_file():
+        return _LAYOUT
+    return (
+        "the tokenizer.model there is SentencePiece's own format; transformers writes a tokenizer.json beside it: "
+        "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+    )
 
 
 def find_weights(directory: Path) -> tuple[Path, ...]:

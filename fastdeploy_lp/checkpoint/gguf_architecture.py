@@ -83,6 +83,16 @@ _QK_NORMS = (
     _rule("attn_k_norm.weight", "self_attn.k_norm.weight", "head"),
 )
 
+# Phi-3's layers: one matrix for queries, keys and values, one for both halves of the feed-forward part.
+_MERGED_LAYER = (
+    _rule("attn_norm.weight", "input_layernorm.weight", "hidden"),
+    _rule("attn_qkv.weight", "self_attn.qkv_proj.weight", "queries_keys_values", "hidden"),
+    _rule("attn_output.weight", "self_attn.o_proj.weight", "hidden", "queries"),
+    _rule("ffn_norm.weight", "post_attention_layernorm.weight", "hidden"),
+    _rule("ffn_up.weight", "mlp.gate_up_proj.weight", "both_inner", "hidden"),
+    _rule("ffn_down.weight", "mlp.down_proj.weight", "hidden", "inner"),
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         "LlamaForCausalLM",
@@ -91,6 +101,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         _layer_weights(interleaved=True),
         config_tensors=frozenset({ROPE_FACTORS}),
     ),
+    # Its own reader undoes the rotation of neighbours, which Hugging Face's files have as well.
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", _DECODER_MODEL, _layer_weights()),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", _DECODER_MODEL, _MERGED_LAYER),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", _DECODER_MODEL, _layer_weights(more=_QKV_BIASES)),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", _DECODER_MODEL, _layer_weights(more=_QK_NORMS)),
 }

@@ -11,14 +11,15 @@ from tokenizers.processors import TemplateProcessing
 
 from fastdeploy_lp.checkpoint.gguf_config import token_id
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile
+from fastdeploy_lp.checkpoint.gguf_sentencepiece import sentencepiece_tokenizer
 from fastdeploy_lp.checkpoint.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
 
-# GGUF's name for byte-level byte-pair encoding, of any model.
-_BYTE_LEVEL_BPE = "gpt2"
+# GGUF's names, whatever the model: byte-level byte-pair encoding, and SentencePiece's.
+_BYTE_LEVEL_BPE, _SENTENCEPIECE = "gpt2", "llama"
 
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
@@ -29,22 +30,18 @@ _NAMED_TOKENS = {
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """Returns the tokenizer of a GGUF model: byte-level BPE, with the control tokens as special added tokens.
+    """Returns the tokenizer of a GGUF model, with the control tokens as special added tokens.
 
-    Raises CheckpointError for another kind of tokenizer, an unknown way of splitting text, and damaged tables.
+    Raises CheckpointError for a kind of tokenizer other than byte-level BPE and SentencePiece, an unknown way of
+    splitting text, and damaged tables.
     """
-    kind = file.required("tokenizer.ggml.model", str)
-    if kind != _BYTE_LEVEL_BPE:
-        instead = f"give a GGUF with a byte-level BPE tokenizer ({_BYTE_LEVEL_BPE!r})"
-        raise file.error(f"tokenizer model {kind!r} is not supported", instead)
-    rules = _pre_tokenization(file)
-    tokenizer = Tokenizer(_byte_pair_model(file, rules))
-    if rules.normalize is not None:
-        tokenizer.normalizer = rules.normalize()
-    tokenizer.pre_tokenizer = rules.split()
-    tokenizer.decoder = decoders.ByteLevel()
+    if _kind(file) == _SENTENCEPIECE:
+        unknown = token_id(file, _NAMED_TOKENS["unk_token"]) or 0
+        tokenizer = sentencepiece_tokenizer(file, file.texts(_TOKENS), _types(file), unknown)
+    else:
+        tokenizer = _byte_level_tokenizer(file)
     tokenizer.add_tokens(_added_tokens(file))
-    if processor := _post_processor(file, rules):
+    if processor := _post_processor(file):
         tokenizer.post_processor = processor
     return tokenizer
 
@@ -57,7 +54,7 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     tokens = file.texts(_TOKENS)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": _adds_bos(file, _pre_tokenization(file)),
+        "add_bos_token": _adds_bos(file),
         "clean_up_tokenization_spaces": False,
     }
     for name, role in _NAMED_TOKENS.items():
@@ -66,6 +63,24 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     if (template := file.optional("tokenizer.chat_template", str, None)) is not None:
         config["chat_template"] = template
     return config
+
+
+def _kind(file: GgufFile) -> str:
+    kind = file.required("tokenizer.ggml.model", str)
+    if kind not in (_BYTE_LEVEL_BPE, _SENTENCEPIECE):
+        instead = f"give a GGUF with a byte-level BPE ({_BYTE_LEVEL_BPE!r}) or SentencePiece ({_SENTENCEPIECE!r}) one"
+        raise file.error(f"tokenizer model {kind!r} is not supported", instead)
+    return kind
+
+
+def _byte_level_tokenizer(file: GgufFile) -> Tokenizer:
+    rules = _pre_tokenization(file)
+    tokenizer = Tokenizer(_byte_pair_model(file, rules))
+    if rules.normalize is not None:
+        tokenizer.normalizer = rules.normalize()
+    tokenizer.pre_tokenizer = rules.split()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _pre_tokenization(file: GgufFile) -> PreTokenization:
@@ -92,23 +107,28 @@ def _byte_pair_model(file: GgufFile, rules: PreTokenization) -> BPE:
 
 
 def _added_tokens(file: GgufFile) -> list[AddedToken]:
-    tokens, types = file.texts(_TOKENS), file.required(_TYPES, list)
-    if len(types) != len(tokens):
-        raise file.error(f"metadata {_TYPES} has {len(types)} entries for {len(tokens)} tokens")
     # They are already in the vocabulary and keep their ids; adding them makes their text a single token.
     return [
         AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
+        for token, kind in zip(file.texts(_TOKENS), _types(file), strict=True)
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
 
 
-def _adds_bos(file: GgufFile, rules: PreTokenization) -> bool:
-    return file.optional("tokenizer.ggml.add_bos_token", bool, rules.add_bos)
+def _types(file: GgufFile) -> list[int]:
+    count, types = len(file.texts(_TOKENS)), file.required(_TYPES, list)
+    if len(types) != count:
+        raise file.error(f"metadata {_TYPES} has {len(types)} entries for {count} tokens")
+    return types
 
 
-def _post_processor(file: GgufFile, rules: PreTokenization) -> TemplateProcessing | None:
-    if not _adds_bos(file, rules):
+def _adds_bos(file: GgufFile) -> bool:
+    usual = True if _kind(file) == _SENTENCEPIECE else _pre_tokenization(file).add_bos
+    return file.optional("tokenizer.ggml.add_bos_token", bool, usual)
+
+
+def _post_processor(file: GgufFile) -> TemplateProcessing | None:
+    if not _adds_bos(file):
         return None
     bos = token_id(file, "bos_token_id")
     if bos is None:

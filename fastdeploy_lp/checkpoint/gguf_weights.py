@@ -72,12 +72,16 @@ def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
 
 def _sizes(config: dict[str, Any]) -> dict[str, int]:
     """Returns the sizes by their names in WeightRule.shape."""
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
     return {
         "vocab": config["vocab_size"],
         "hidden": config["hidden_size"],
         "inner": config["intermediate_size"],
-        "queries": config["num_attention_heads"] * config["head_dim"],
-        "keys": config["num_key_value_heads"] * config["head_dim"],
+        "both_inner": 2 * config["intermediate_size"],
+        "queries": queries,
+        "keys": keys,
+        "queries_keys_values": queries + 2 * keys,
         "head": config["head_dim"],
     }
 

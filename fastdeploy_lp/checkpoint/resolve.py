@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +32,18 @@ NAMED_MODELS: dict[str, PackagedModel] = {
 }
 
 
+# A repository of Hugging Face's hub, with a branch, a tag or a commit if it is not `main`.
+_REPOSITORY = re.compile(r"(?P<name>[\w.-]{1,96}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,96}))?")
+
+
 def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: bool = True) -> ModelFiles:
     """Finds the files of `model`; downloads nothing.
 
     model: a name of NAMED_MODELS (in any case; write `./name` for a directory of that name), a directory in Hugging
-        Face layout (used as it is), one that PaddleNLP wrote, or a GGUF file. The last two are converted to a Hugging
-        Face directory the first time and read from the cache afterwards.
+        Face layout (used as it is), one that PaddleNLP wrote, a GGUF file, or a repository of Hugging Face's hub that
+        is in its cache on this machine (`organization/name`, `organization/name@revision`; HF_HOME says where the
+        cache is). PaddleNLP's directories and GGUF files are converted to a Hugging Face directory the first time and
+        read from this package's cache afterwards.
     show_progress: show a progress bar on stderr during a conversion.
     need_tokenizer: reject a directory without tokenizer.json.
 
@@ -53,6 +60,8 @@ def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: boo
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _from_gguf(path, show_progress)
         reason = "neither a directory nor a .gguf file" if path.exists() else "no such model"
+        if not path.exists() and (repository := _REPOSITORY.fullmatch(model)):
+            return _from_directory(_cached_repository(repository), need_tokenizer=need_tokenizer)
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
     raise CheckpointError(f"{model!r}: {reason}; {_choices()}")
@@ -100,8 +109,25 @@ def _from_directory(path: Path, *, need_tokenizer: bool) -> ModelFiles:
     return read_model_files(converted, path, need_tokenizer=need_tokenizer)
 
 
+def _cached_repository(repository: re.Match[str]) -> Path:
+    """Returns the snapshot in Hugging Face's cache; raises CheckpointError with the command that fetches it."""
+    # Imported late: it brings an HTTP client, which only names of repositories need.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    name, revision = repository["name"], repository["revision"]
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError, OSError):
+        option = f" --revision {revision}" if revision else ""
+        raise CheckpointError(
+            f"{repository[0]!r}: no such directory, and no such repository in Hugging Face's cache on this machine; "
+            f"run `hf download {name}{option}`, or {_choices()}"
+        ) from None
+
+
 def _choices() -> str:
     return (
-        "give a directory in Hugging Face layout, a .gguf file, "
+        "give a directory in Hugging Face layout, a .gguf file, a repository that is in Hugging Face's cache, "
         f"or one of the names {', '.join(sorted(NAMED_MODELS))} (nothing is downloaded)"
     )

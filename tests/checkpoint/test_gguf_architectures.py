@@ -15,7 +15,13 @@ from fastdeploy_lp.checkpoint.gguf_architecture import ARCHITECTURES
 from fastdeploy_lp.model_executor.ops import compiled_ops
 
 # llama3's factors are a tensor of their own in a GGUF, for the original context of the published models alone.
-GOLDEN_OF = {"llama": "tiny-llama", "qwen2": "tiny-qwen2", "qwen3": "tiny-qwen3"}
+GOLDEN_OF = {
+    "ernie4_5": "tiny-ernie45",
+    "llama": "tiny-llama",
+    "phi3": "tiny-phi3",
+    "qwen2": "tiny-qwen2",
+    "qwen3": "tiny-qwen3",
+}
 
 
 def test_every_architecture_is_tested() -> None:

@@ -212,7 +212,7 @@ def bos_without_id(metadata: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (say("model", lambda _: "llama"), r"tokenizer model 'llama' is not supported; .* byte-level BPE .*'gpt2'"),
+        (say("model", lambda _: "t5"), r"tokenizer model 't5' is not supported; .* byte-level BPE .*'gpt2'"),
         (say("pre", lambda _: "tekken"), "pre-tokenizer 'tekken' is not supported; .* llama3, qwen2, smollm"),
         (lambda metadata: metadata.pop("tokenizer.ggml.pre"), r"no metadata tokenizer\.ggml\.pre"),
         (lambda metadata: metadata.pop("tokenizer.ggml.merges"), r"no metadata tokenizer\.ggml\.merges"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,53 @@ def test_a_directory_with_only_a_gguf_names_the_gguf(tmp_path: Path) -> None:
     directory = hf_directory(tmp_path / "model", "weights.gguf")
     with pytest.raises(CheckpointError, match=r"give the GGUF file itself: .*weights\.gguf"):
         resolve_model(str(directory))
+
+
+def test_a_directory_with_sentencepieces_own_file_says_how_to_convert_it(tmp_path: Path) -> None:
+    directory = hf_directory(tmp_path / "model", "model.safetensors", "tokenizer.model")
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model there is SentencePiece's own format; .*save_pretrained"):
+        resolve_model(str(directory))
+
+
+# Repositories in Hugging Face's cache
+
+COMMITS = ("1" * 40, "2" * 40)
+RESOLVED = """
+import sys
+from fastdeploy_lp.checkpoint import CheckpointError, resolve_model
+for name in sys.argv[1:]:
+    try:
+        print(resolve_model(name).directory.name)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def resolved(home: Path, *names: str) -> list[str]:
+    """The snapshots' names or the errors, in a process that reads HF_HOME as it starts."""
+    command = [sys.executable, "-c", RESOLVED, *names]
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_repository_of_the_hub_is_read_from_its_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--some--model"
+    (repository / "snapshots").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMITS[0])
+    for commit in COMMITS:
+        hf_directory(repository / "snapshots" / commit, "model.safetensors")
+    (repository / "snapshots" / COMMITS[1] / "config.json").unlink()
+
+    latest, incomplete, other, unknown = resolved(
+        tmp_path, "some/model", f"some/model@{COMMITS[1]}", "some/model@v2", "other/model"
+    )
+    assert latest == COMMITS[0]
+    assert f"{COMMITS[1]}: no config.json in this directory" in incomplete
+    assert "run `hf download some/model --revision v2`, or give a directory" in other
+    assert "'other/model': no such directory" in unknown
+    assert "run `hf download other/model`" in unknown
 
 
 # Names and paths that are no model

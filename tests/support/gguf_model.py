@@ -27,7 +27,10 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_proj": "ffn_gate",
+    # The merged matrix has this name, too.
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }

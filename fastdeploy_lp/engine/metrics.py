@@ -281,6 +281,62 @@ class LabelledRegistries(Collector):
         yield from families.values()
 
 
+class VLLMNames(Collector):
+    """All families of a registry, and those that vLLM has too a second time with its names and labels.
+
+    Dashboards of vLLM select by `model_name` and `engine`; a single engine is number 0.
+    """
+
+    RENAMED: ClassVar[dict[str, tuple[str, ...]]] = {
+        **{
+            name: (name,)
+            for name in (
+                "num_requests_running",
+                "num_requests_waiting",
+                "num_preemptions",
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+                "prompt_tokens",
+                "generation_tokens",
+                "request_success",
+                "request_prompt_tokens",
+                "request_generation_tokens",
+                "request_params_max_tokens",
+                "request_params_n",
+                "time_to_first_token_seconds",
+                "inter_token_latency_seconds",
+                "e2e_request_latency_seconds",
+                "request_queue_time_seconds",
+                "request_prefill_time_seconds",
+                "request_decode_time_seconds",
+                "request_inference_time_seconds",
+            )
+        },
+        # Its name before 0.10, and the one since.
+        "gpu_cache_usage_perc": ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
+        "time_per_output_token_seconds": ("request_time_per_output_token_seconds",),
+    }
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._registry = registry
+        self._labels = {"model_name": model_name, LABEL: "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields each family, followed by its second names."""
+        for family in self._registry.collect():
+            yield family
+            for name in self.RENAMED.get(family.name.removeprefix(PREFIX), ()):
+                yield self._renamed(family, f"vllm:{name}")
+
+    def _renamed(self, family: Metric, name: str) -> Metric:
+        renamed = Metric(name, family.documentation, family.type, family.unit)
+        renamed.samples = [
+            sample._replace(name=f"{name}{sample.name.removeprefix(family.name)}", labels=self._labels | sample.labels)
+            for sample in family.samples
+        ]
+        return renamed
+
+
 class MetricsOfAll:
     """One registry with the metrics of all workers; the server can add its own."""
 

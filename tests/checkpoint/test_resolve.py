@@ -95,7 +95,9 @@ def test_a_directory_with_only_a_gguf_names_the_gguf(tmp_path: Path) -> None:
 def test_a_directory_with_sentencepieces_own_file_says_how_to_convert_it(tmp_path: Path) -> None:
     directory = hf_directory(tmp_path / "model", "model.safetensors", "tokenizer.model")
     (directory / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.model there is SentencePiece's own format; .*save_pretrained"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.model there is SentencePiece's own format; .*save_pretrained"
+    ):
         resolve_model(str(directory))
 
 

@@ -61,11 +61,11 @@ class RequestLogCollector(Collector):
         yield CounterMetricFamily(f"{PREFIX}request_log_dropped", "Requests that are not in it", self._log.dropped)
 
 
-def metrics_app(engine: Engine) -> ASGIApp:
+def metrics_app(engine: Engine, *, vllm_names: bool = False) -> ASGIApp:
     """Returns an application that answers GET /metrics only."""
     app = FastAPI(openapi_url=None)
     errors.install(app)
-    app.include_router(metrics_route(engine))
+    app.include_router(metrics_route(engine, vllm_names=vllm_names))
     return app
 
 
@@ -123,9 +123,8 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
     metrics = None
     try:
         if listeners.metrics is not None:
-            metrics = MetricsServer(
-                HTTPServer(_uvicorn_config(metrics_app(engine), protocol), bounds), listeners.metrics
-            )
+            shown = metrics_app(engine, vllm_names=args.vllm_metrics)
+            metrics = MetricsServer(HTTPServer(_uvicorn_config(shown, protocol), bounds), listeners.metrics)
             metrics.start()
         app = build_app(engine, args, setup.io_processor)
         server = HTTPServer(_uvicorn_config(app, protocol, _tls(args)), bounds)

@@ -64,7 +64,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         app.include_router(router, dependencies=[Depends(require_started)])
     app.include_router(server_routes(engine))
     if args.metrics_port in (None, args.port):
-        app.include_router(metrics_route(engine))
+        app.include_router(metrics_route(engine, vllm_names=args.vllm_metrics))
     if args.playground:
         app.include_router(playground_routes())
     publish_schema(app, engine.processors)

@@ -31,7 +31,7 @@ def guarded_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 def scripted_server() -> Iterator[ServerProcess]:
     """Says what a request forces it to, by a template that knows tools; reads calls and reasoning, and is lenient."""
     template = ["--chat-template", str(TEMPLATE), "--trust-request-chat-template"]
-    options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields"]
+    options = [*template, "--reasoning-parser", "qwen3", "--allow-extra-fields", "--vllm-metrics"]
     with ServerProcess("--logits-processors", "support.forced:ForcesTokens", *options) as running:
         yield running
 

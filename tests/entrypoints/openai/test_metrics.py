@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.chat import ENDLESS, GREEDY, HELLO, metric, opened_stream, post, wait_for_running, wait_for_text
 from support.server import ServerProcess
 
@@ -149,3 +150,28 @@ def test_nothing_runs_when_all_have_ended(server: ServerProcess) -> None:
     post(server, {"messages": HELLO, "max_tokens": 1}).raise_for_status()
     assert metric(server, "num_requests_running") == 0
     assert metric(server, "num_requests_waiting") == 0
+
+
+def test_names_of_vllm_have_the_same_values(scripted_server: ServerProcess) -> None:
+    post(scripted_server, {"messages": HELLO, "max_tokens": 3}).raise_for_status()
+    text = httpx.get(scripted_server.metrics_url).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    labels = {"model_name": "smollm2-135m", "engine": "0"}
+    # A family of its own in the text, with the time at which a counter began.
+    second = [name for name in families if name.startswith("vllm:") and not name.endswith("_created")]
+    assert {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:request_success"} <= set(second)
+    for name in second:
+        source = {
+            "vllm:kv_cache_usage_perc": "gpu_cache_usage_perc",
+            "vllm:request_time_per_output_token_seconds": "time_per_output_token_seconds",
+        }.get(name, name.removeprefix("vllm:"))
+        ours = families[f"fastdeploy_lp:{source}"]
+        assert [(sample.labels, sample.value) for sample in families[name].samples] == [
+            (labels | sample.labels, sample.value) for sample in ours.samples
+        ]
+        suffixes = {sample.name.removeprefix(name) for sample in families[name].samples}
+        assert suffixes == {sample.name.removeprefix(ours.name) for sample in ours.samples}
+
+
+def test_names_of_vllm_are_there_on_demand_only(strict_server: ServerProcess) -> None:
+    assert "vllm:" not in httpx.get(strict_server.metrics_url).text

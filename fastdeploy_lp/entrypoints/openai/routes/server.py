@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fastdeploy_lp.engine.client.engine import Engine
+from fastdeploy_lp.engine.metrics import VLLMNames
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.model import ModelCard, ModelList
@@ -84,14 +85,16 @@ def server_routes(engine: Engine) -> APIRouter:
     return router
 
 
-def metrics_route(engine: Engine) -> APIRouter:
-    """Returns the route of the Prometheus metrics."""
+def metrics_route(engine: Engine, *, vllm_names: bool = False) -> APIRouter:
+    """Returns the route of the Prometheus metrics, with `vllm_names` also under the names that vLLM has for them."""
+    registry = engine.metrics.registry
+    shown = VLLMNames(registry, engine.fd_config.model_config.served_model_name) if vllm_names else registry
     router = APIRouter(responses=failures())
     text = {200: {"description": "metrics as text", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}}
 
     @router.get("/metrics", responses=text, response_class=Response)  # type: ignore[arg-type]
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
 
     return router

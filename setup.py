@@ -43,6 +43,8 @@ EXTRAS = {
     "ray": ["ray[serve]>=2.50"],
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
+    # Spans of requests: `--otlp-traces-endpoint`.
+    "otel": ["opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"],
     "dev": [
         # Another release formats otherwise.
         "clang-format==19.1.7",
@@ -52,6 +54,8 @@ EXTRAS = {
         "kubernetes-validate>=1.37",
         "mypy>=1.15",
         "openai>=2",
+        "opentelemetry-exporter-otlp-proto-http>=1.30",
+        "opentelemetry-sdk>=1.30",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
         "ruff>=0.9",

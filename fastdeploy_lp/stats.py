@@ -104,12 +104,13 @@ class ArrivedRequestStats:
 class FinishedRequestStats:
     """An ended completion or pooled prompt; a request for n completions has n of these.
 
-    request_id: the engine's id; `index`: the completion's index in its request.
+    request_id: the engine's id; `index`: the completion's index in its request. arrival: the timestamp of its arrival.
     finish_reason: "stop" and "length" for a normal end, "abort" for an aborted request, "error" for a failure.
     Times are None if the sequence ended before: time_to_first_token, e2e_latency (from arrival to the last token, or to
     the vector), queued_time (from arrival to a slot), prefill_time (from there to the first token), decode_time (from
     there to the last token), inference_time (the latter two) and mean_time_per_output_token.
-    processors: the logits processors that the request used, in execution order.
+    processors: the logits processors that the request used, in execution order. traceparent: the caller's span, as the
+    HTTP header of that name has it.
     """
 
     request_id: str
@@ -127,6 +128,8 @@ class FinishedRequestStats:
     inference_time: float | None = None
     mean_time_per_output_token: float | None = None
     processors: tuple[str, ...] = ()
+    arrival: float = 0.0
+    traceparent: str | None = None
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from fastdeploy_lp.config.option_values import (
     Given,
     at_least,
     option,
+    require_collector,
     require_names,
     require_processors,
     require_seconds,
@@ -309,13 +310,23 @@ class StructuredOutputsConfig:
 
 @dataclass(frozen=True)
 class ObservabilityConfig:
-    """Every how many seconds the engine's load is written into the log, and `log` of stat loggers called; 0: never."""
+    """The engine's reports.
+
+    log_stats_interval: seconds between two lines of the log on its load and two calls of stat loggers' `log`; 0: never.
+    otlp_traces_endpoint: where spans of requests are sent to, None for nowhere.
+    """
 
     log_stats_interval: float = option(
         DEFAULT_LOG_STATS_INTERVAL,
         group="Plugins",
         help="seconds between two lines of the log on the engine's load; 0 for none",
         check=require_seconds,
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        group="Plugins",
+        help="send OpenTelemetry spans of requests to this collector, such as http://127.0.0.1:4318/v1/traces",
+        check=require_collector,
     )
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from importlib.util import find_spec
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 KINDS = {bool: "true or false", str: "a text"}
 OPTION = "option"
@@ -159,6 +161,17 @@ def require_port(name: str, port: object, count: int = 1) -> None:
     if port is not None and not (isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= last):
         behind = f", since {count} workers have ports behind each other" if count > 1 else ""
         raise ValueError(f"{name}: {port} is not a TCP port; allowed are 1 to {last}{behind}")
+
+
+def require_collector(name: str, value: object) -> None:
+    """Checks the option `otlp_traces_endpoint`; raises ValueError for what is no URL, and without OpenTelemetry."""
+    if value is None:
+        return
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{name}: must be a URL such as http://127.0.0.1:4318/v1/traces, not {value!r}")
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        raise ValueError(f"{name}: needs OpenTelemetry; run `pip install 'fastdeploy-lp[otel]'`")
 
 
 def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

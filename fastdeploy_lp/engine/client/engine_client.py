@@ -20,6 +20,7 @@ from fastdeploy_lp.engine.helpers.host_threads import Run, run_here
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger, ReliabilityMetrics
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
+from fastdeploy_lp.engine.request_spans import SpanStatLogger
 from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger, StatLoggers
 from fastdeploy_lp.logits_processor import DeclaredProcessor
 from fastdeploy_lp.messages import ToWorker
@@ -58,7 +59,12 @@ class EngineClient:
         self.metrics = PrometheusStatLogger(fd_config)
         reliability = ReliabilityMetrics(self.metrics.registry)
         rank = fd_config.parallel_config.data_parallel_rank
-        own = [("prometheus", self.metrics), ("logging", LoggingStatLogger(fd_config, rank))]
+        own: list[tuple[str, StatLoggerBase]] = [
+            ("prometheus", self.metrics),
+            ("logging", LoggingStatLogger(fd_config, rank)),
+        ]
+        if fd_config.observability_config.otlp_traces_endpoint is not None:
+            own.append(("opentelemetry", SpanStatLogger(fd_config, rank)))
         self._stats = EngineStats(self.processors, StatLoggers([*own, *stat_loggers], rank))
         self._requests = EngineRequests(
             fd_config.scheduler_config,

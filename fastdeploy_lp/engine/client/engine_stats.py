@@ -89,4 +89,6 @@ def sequence_stats(work: Work, index: int, finish_reason: str | None = None) -> 
         inference_time=times.inference,
         mean_time_per_output_token=times.time_per_output_token(sequence.num_tokens),
         processors=tuple(work.processors),
+        arrival=times.arrival,
+        traceparent=work.traceparent,
     )

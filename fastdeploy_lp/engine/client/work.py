@@ -16,6 +16,7 @@ from fastdeploy_lp.engine.errors import (
     RequestImpossibleError,
 )
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
+from fastdeploy_lp.engine.request_spans import TRACE_PARENT
 from fastdeploy_lp.messages import SequenceStep
 
 
@@ -90,7 +91,8 @@ class Work(ABC):
 
     `serial` is unique among requests of one engine, `times` has one entry per sequence, `processors` names the logits
     processors that the request uses, and `max_tokens` is the limit of each sequence, None for a pooled prompt.
-    `lost_workers` counts workers that ended while the request may have run.
+    `traceparent` names the caller's span, if it has one. `lost_workers` counts workers that ended while the request may
+    have run.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Work(ABC):
         arrival = time.monotonic()
         self.times = [SequenceTimes(arrival) for _ in range(num_sequences)]
         self.processors = list(processors)
+        self.traceparent = TRACE_PARENT.get()
         self.max_tokens = max_tokens
         self.lost_workers = 0
         self._on_close = on_close

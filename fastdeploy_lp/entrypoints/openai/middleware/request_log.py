@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastdeploy_lp.config.log_format import REQUEST_ID
 from fastdeploy_lp.engine.metrics import PREFIX, SECONDS
+from fastdeploy_lp.engine.request_spans import TRACE_PARENT
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.listener.refusal_lines import RefusalLines
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
@@ -20,6 +21,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     RequestRecord,
     RequestsInFlight,
     new_record,
+    trace_parent,
 )
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
 
@@ -127,7 +129,7 @@ class RequestLogMiddleware:
             return
         record = new_record(scope)
         scope.setdefault("state", {})[STATE_KEY] = record
-        token = REQUEST_ID.set(record.request_id)
+        token, span_token = REQUEST_ID.set(record.request_id), TRACE_PARENT.set(trace_parent(scope))
         self._in_flight.add(record)
         try:
             await self._app(scope, receive, _noting(record, send))
@@ -138,6 +140,7 @@ class RequestLogMiddleware:
             self._in_flight.remove(record)
             self._finish(record, _route(scope))
             REQUEST_ID.reset(token)
+            TRACE_PARENT.reset(span_token)
 
     def _finish(self, record: RequestRecord, route: str) -> None:
         seconds = time.monotonic() - record.began

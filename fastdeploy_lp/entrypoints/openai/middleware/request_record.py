@@ -43,6 +43,7 @@ def route_path(scope: Scope) -> str:
 STATE_KEY = "record"
 # Only characters that are safe in headers and log lines.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class EngineWork(Protocol):
@@ -167,9 +168,19 @@ def require_operator(request: Request, param: str | None = None) -> None:
         raise OperatorOnlyError(param)
 
 
+def trace_parent(scope: Any) -> str | None:
+    """Returns the header `traceparent` if it has the form of W3C Trace Context."""
+    given = _header(scope, b"traceparent")
+    return given if _TRACE_PARENT.fullmatch(given) else None
+
+
+def _header(scope: Any, wanted: bytes) -> str:
+    return str(next((value for name, value in scope["headers"] if name == wanted), b"").decode("latin-1"))
+
+
 def new_record(scope: Any) -> RequestRecord:
     """Returns the record of a new request; its id is the client's `X-Request-Id` if valid."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    given = _header(scope, b"x-request-id")
     request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
     address, _ = scope.get("client") or ("", 0)
     return RequestRecord(request_id, scope["method"], scope["path"], client=address)

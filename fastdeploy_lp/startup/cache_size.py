@@ -35,13 +35,11 @@ def settle_num_blocks(
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
     per_sequence = -(-max_model_len // block_size)
-    if override is not None:
-        if override <= per_sequence:
-            raise ValueError(
-                f"num_gpu_blocks_override: {override} is not allowed; one sequence of max_model_len = {max_model_len} "
-                f"tokens needs {per_sequence + 1} blocks of {block_size}, one of which stays empty"
-            )
-        return override
+    if override is not None and override <= per_sequence:
+        raise ValueError(
+            f"num_gpu_blocks_override: {override} is not allowed; one sequence of max_model_len = {max_model_len} "
+            f"tokens needs {per_sequence + 1} blocks of {block_size}, one of which stays empty"
+        )
     wanted = 1 + max_num_seqs * per_sequence
     try:
         bytes_per_block = kv_bytes_per_token(files.config, dtype, ranks) * block_size
@@ -51,6 +49,9 @@ def settle_num_blocks(
     free = platform.free_memory() // (ranks * workers if platform.computes_on_host else 1)
     # At most, since quantized weights are loaded as others.
     weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype] // ranks
+    if override is not None:
+        _require_room(override, bytes_per_block, free - weights)
+        return override
     affordable = int(free * memory_share - weights) // bytes_per_block
     if affordable <= per_sequence:
         needed = (per_sequence + 1) * bytes_per_block
@@ -60,6 +61,14 @@ def settle_num_blocks(
             f"max_model_len = {max_model_len}); give a larger share or a smaller max_model_len"
         )
     return min(wanted, affordable)
+
+
+def _require_room(override: int, bytes_per_block: int, free: int) -> None:
+    if override * bytes_per_block > free:
+        raise ValueError(
+            f"num_gpu_blocks_override: {override} blocks take {override * bytes_per_block // MEBIBYTE} MiB; the free "
+            f"memory beside the weights is {max(free, 0) // MEBIBYTE} MiB, for {max(free, 0) // bytes_per_block} blocks"
+        )
 
 
 def kv_bytes_per_token(config: dict[str, Any], dtype: str, ranks: int = 1) -> int:

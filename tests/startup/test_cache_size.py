@@ -76,12 +76,15 @@ def test_memory_for_less_than_one_sequence_is_told(files: ModelFiles, monkeypatc
         settle(files, memory_share=1.0)
 
 
-def test_an_override_counts_alone_but_one_sequence_has_to_fit(
+def test_an_override_counts_whatever_the_share_is_but_it_has_to_fit(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free(monkeypatch, 0)
-    assert settle(files, override=5) == 5
-    assert settle(files, override=10**6) == 10**6
+    weights, block = num_parameters(files.weights) * 4, kv_bytes_per_token(files.config, "float32") * 16
+    free(monkeypatch, weights + 50 * block)
+    assert settle(files, override=5, memory_share=0.01) == 5
+    assert settle(files, override=50, memory_share=0.01) == 50
+    with pytest.raises(ValueError, match=r"num_gpu_blocks_override: 100000000 blocks take .* MiB, for 50 blocks"):
+        settle(files, override=10**8)
     with pytest.raises(ValueError, match=r"num_gpu_blocks_override: 4 .* needs 5 blocks of 16"):
         settle(files, override=4)
 

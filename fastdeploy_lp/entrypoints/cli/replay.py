@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,7 @@ async def _on_server(args: ReplayArgs) -> ReplayTally:
     concurrency = args.max_concurrency or SERVER_CONCURRENCY
     backend = ServerReplay(args.url or "", args.api_key or key_of_environment(), concurrency)
     runner = ReplayRunner(backend, print)
-    with Path(args.log).open("rb") as lines:
-        await runner.run(lines, concurrency)
+    await runner.run(_lines(args.log), concurrency)
     return runner.tally
 
 
@@ -83,12 +82,21 @@ async def _on_engine(args: ReplayArgs, setup: DeclaredEngine) -> ReplayTally:
     try:
         await engine.start()
         runner = ReplayRunner(EngineBackend(engine), print)
-        with Path(args.log).open("rb") as lines:
-            await runner.run(lines, args.max_concurrency or setup.fd_config.scheduler_config.max_num_seqs)
+        concurrency = args.max_concurrency or setup.fd_config.scheduler_config.max_num_seqs
+        await runner.run(_lines(args.log), concurrency)
     finally:
         await engine.shutdown()
     _tell_of_other_engines(runner.tally, LoggedEngine.of(setup.fd_config))
     return runner.tally
+
+
+def _lines(log: str) -> Iterator[bytes]:
+    """Yields the lines that the file has now: a server that is asked again appends to its own log."""
+    left = Path(log).stat().st_size
+    with Path(log).open("rb") as lines:
+        while left > 0 and (line := lines.readline()):
+            left -= len(line)
+            yield line
 
 
 def _tell_of_other_engines(tally: ReplayTally, own: LoggedEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -39,6 +40,8 @@ HTTP_ERRORS = {
 }
 # Characters of an error's message, and of its path.
 MAX_SHOWN = 4000
+# Characters of an unknown field's name for which a similar one is looked for; the search takes time for each.
+MAX_MISSPELLED = 40
 # The framework's message for a body on which the JSON parser itself failed.
 UNREADABLE_BODY = "There was an error parsing the body"
 # While the server loads its model or shuts down: clients back off by themselves after further refusals.
@@ -151,7 +154,7 @@ def _headers(error: Exception) -> dict[str, str] | None:
     return {"Retry-After": RETRY_AFTER_SECONDS} if isinstance(error, LATER) else None
 
 
-async def _invalid_body(_: Request, error: Exception) -> Response:
+async def _invalid_body(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     first = foremost(error.errors(), error.body)
@@ -174,8 +177,19 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
         param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
+        if (similar := _similar_field(param, request)) is not None:
+            reason = f"{reason}; did you mean {similar}?"
     message = f"{param}: {reason}" if param else reason
     return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param or None, code=code))
+
+
+def _similar_field(unknown: str, request: Request) -> str | None:
+    """Returns the field of the route's body whose name is most like an unknown one; None if there is none."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    if body is None or len(unknown) > MAX_MISSPELLED:
+        return None
+    fields = getattr(body.field_info.annotation, "model_fields", {})
+    return next(iter(get_close_matches(unknown, fields, n=1)), None)
 
 
 def _reason(error: Mapping[str, Any], param: str) -> str:

@@ -106,8 +106,13 @@ def test_a_running_server_gives_them_too_and_differences_are_told(recording: Rec
     requests[2]["error"] = "it failed"
     lines = [json.dumps(each) for each in (engine, *requests)]
     changed.write_text("\n".join([*lines, "torn", ""]))
-    with ServerProcess(*OPTIONS, model=recording.checkpoint, own_metrics_port=False) as server:
-        same = replay(str(recording.log), "--url", f"{server.url}/v1")
+    # The server appends the requests of its own log to it while they are replayed.
+    live = tmp_path / "live.jsonl"
+    live.write_bytes(recording.log.read_bytes())
+    live.chmod(0o600)
+    options = [*OPTIONS, "--request-log", str(live)]
+    with ServerProcess(*options, model=recording.checkpoint, own_metrics_port=False) as server:
+        same = replay(str(live), "--url", f"{server.url}/v1")
         different = replay(str(changed), "--url", f"{server.url}/v1")
     assert same.stdout == f"{RECORDS + 1} the same, 0 different, 0 skipped, 0 damaged lines\n"
     assert same.returncode == 0

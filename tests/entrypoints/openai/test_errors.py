@@ -138,7 +138,14 @@ def test_missing_messages_are_named(strict_server: ServerProcess) -> None:
 
 
 def test_unknown_field_has_a_code_of_its_own(strict_server: ServerProcess) -> None:
-    assert check_error(post(strict_server, {**BODY, "tempperature": 1}), 400)["code"] == "unknown_parameter"
+    error = check_error(post(strict_server, {**BODY, "tempperature": 1}), 400)
+    assert error["code"] == "unknown_parameter"
+    assert error["message"] == "tempperature: this field is unknown or not supported yet; did you mean temperature?"
+
+
+@pytest.mark.parametrize("name", ["qqqqqqq", "temperature" * 1000])
+def test_a_field_like_no_other_has_no_suggestion(strict_server: ServerProcess, name: str) -> None:
+    assert "did you mean" not in check_error(post(strict_server, {**BODY, name: 1}), 400)["message"]
 
 
 def test_context_overflow_tells_the_numbers(strict_server: ServerProcess) -> None:

@@ -115,6 +115,10 @@ CHAT_CASES = [
         },
         prompt_is("<Hello!><So far"),
     ),
+    *(
+        Case(name, {name: "low", "chat_template": "{{ %s }}" % name, **IDS}, prompt_is("low"))  # noqa: UP031 - braces
+        for name in ("reasoning_effort", "verbosity")
+    ),
     Case("include_reasoning", {"include_reasoning": True}, thought("Hm."), says=THOUGHT),
     Case("include_reasoning", {"include_reasoning": False}, thought(""), says=THOUGHT),
 ]
@@ -127,14 +131,9 @@ CHAT_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("function_call", {"function_call": "auto"}),
     ("prediction", {"prediction": {"type": "content", "content": "Yes."}}),
     ("web_search_options", {"web_search_options": {}}),
-    ("reasoning_effort", {"reasoning_effort": "low"}),
-    ("verbosity", {"verbosity": "low"}),
-    ("store", {"store": True}),
-    ("service_tier", {"service_tier": "flex"}),
     ("spaces_between_special_tokens", {"spaces_between_special_tokens": False}),
     ("moderation", {"moderation": {"model": "some"}}),
     ("prompt_cache_options", {"prompt_cache_options": {}}),
-    ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
     (
         "response_format.json_schema.schema",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}},

@@ -51,8 +51,6 @@ COMPLETION_CASES = [
 COMPLETION_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("suffix", {"suffix": "and so on"}),
     ("best_of", {"best_of": 1, "n": 2}),
-    ("store", {"store": True}),
-    ("service_tier", {"service_tier": "flex"}),
     ("spaces_between_special_tokens", {"spaces_between_special_tokens": False}),
     ("logprobs", {"logprobs": -1}),
     ("guided_regex", {"guided_regex": "("}),

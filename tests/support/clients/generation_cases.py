@@ -233,4 +233,7 @@ GENERATION = [
     Case("metadata", {"metadata": {"for": "something"}}, same_as_ever),
     Case("safety_identifier", {"safety_identifier": "somebody"}, same_as_ever),
     Case("prompt_cache_key", {"prompt_cache_key": "something"}, same_as_ever),
+    Case("prompt_cache_retention", {"prompt_cache_retention": "24h"}, same_as_ever),
+    Case("store", {"store": True}, same_as_ever),
+    Case("service_tier", {"service_tier": "flex"}, same_as_ever),
 ]

@@ -17,6 +17,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolCh
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
+# Fields of a body that are variables of the chat template, as far as it knows them.
+TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
+
 
 class ChatCompletionRequest(GuidedRequest):
     """Body of POST /v1/chat/completions; `prompt_token_ids` replace the messages if both are set."""
@@ -35,8 +38,6 @@ class ChatCompletionRequest(GuidedRequest):
         "function_call": "replaced by tool_choice, which is supported",
         "prediction": "predicted outputs are not supported",
         "web_search_options": "there is no web search here",
-        "reasoning_effort": "not supported; what the chat template knows can be set by chat_template_kwargs",
-        "verbosity": "not supported; what the chat template knows can be set by chat_template_kwargs",
     }
 
     messages: FewMessages
@@ -50,6 +51,8 @@ class ChatCompletionRequest(GuidedRequest):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     include_reasoning: bool = True
@@ -81,12 +84,12 @@ class ChatCompletionRequest(GuidedRequest):
         return self
 
     @model_validator(mode="after")
-    def _thinking_is_settled_once(self) -> Self:
+    def _template_fields_are_settled_once(self) -> Self:
         kwargs = self.chat_template_kwargs or {}
-        if self.enable_thinking is not None and kwargs.get("enable_thinking", self.enable_thinking) != (
-            self.enable_thinking
-        ):
-            raise ValueError("enable_thinking: chat_template_kwargs.enable_thinking says otherwise")
+        for name in TEMPLATE_FIELDS:
+            value = getattr(self, name)
+            if value is not None and kwargs.get(name, value) != value:
+                raise ValueError(f"{name}: chat_template_kwargs.{name} says otherwise")
         return self
 
     @model_validator(mode="after")
@@ -130,9 +133,9 @@ class ChatCompletionRequest(GuidedRequest):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """The chat template's variables, including `enable_thinking`."""
-        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return {**(self.chat_template_kwargs or {}), **thinking}
+        """The chat template's variables, including the fields that are variables of some templates."""
+        fields = {name: value for name in TEMPLATE_FIELDS if (value := getattr(self, name)) is not None}
+        return {**(self.chat_template_kwargs or {}), **fields}
 
     @property
     def num_logprobs(self) -> int | None:

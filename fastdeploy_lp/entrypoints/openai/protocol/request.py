@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -165,13 +165,9 @@ class GenerationRequest(SamplingRequest):
     model_config = ConfigDict(json_schema_extra=_describe_sampling)
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "store": (False,),
-        "service_tier": ("auto", "default"),
         "spaces_between_special_tokens": (True,),
     }
     unsupported: ClassVar[dict[str, str]] = {
-        "store": "answers are not stored; only false is allowed",
-        "service_tier": "there is one tier; only auto and default are allowed",
         "spaces_between_special_tokens": "only true is allowed",
     }
 
@@ -195,11 +191,14 @@ class GenerationRequest(SamplingRequest):
     return_token_ids: bool | None = None
     request_id: RequestId | None = None
     timeout: Timeout | None = None
-    # Client metadata, which the server ignores.
+    # OpenAI's packages send these; they mean nothing here.
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod

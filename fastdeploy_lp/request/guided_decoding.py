@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ WHITESPACE = ("bounded", "any", "none")
 """Whitespace between the parts of JSON: a blank or a line break with an indent, any, or none."""
 
 FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+MAX_WHITESPACE_PATTERN = 128
+"""Characters of a regular expression for whitespace."""
+
 JSON_FORMS = ("json", "json_object", "structural_tag")
 WHITESPACE_FIELDS = ("whitespace", "whitespace_pattern", "disable_any_whitespace")
 
@@ -62,7 +66,7 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
             raise ValueError(f"guided_decoding: must have exactly one of {fields}, not {found}")
         for name in ("json", "structural_tag"):
             _require(name, getattr(self, name), (dict, str), "an object or its JSON text")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name in ("regex", "grammar"):
             _require(name, getattr(self, name), str, "a string that is not empty")
             if getattr(self, name) == "":
                 raise ValueError(f"guided_decoding.{name}: must be a string that is not empty")
@@ -83,6 +87,8 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     def _check_whitespace(self) -> None:
         if self.whitespace is not None and self.whitespace not in WHITESPACE:
             raise ValueError(f"guided_decoding.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACE)}")
+        if self.whitespace_pattern is not None:
+            require_pattern(self.whitespace_pattern)
         _require("disable_any_whitespace", self.disable_any_whitespace, bool, "true or false")
         given = [name for name in WHITESPACE_FIELDS if getattr(self, name) not in (None, False)]
         if len(given) > 1:
@@ -99,6 +105,17 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
         """The whitespace of this request's JSON; `mode`, one of WHITESPACE, unless the request has its own."""
         own = "none" if self.disable_any_whitespace else self.whitespace
         return Whitespace(own or mode, self.whitespace_pattern)
+
+
+def require_pattern(pattern: object, field: str = "guided_decoding.whitespace_pattern") -> None:
+    """Raises ValueError naming the field unless it is a short regular expression."""
+    if not isinstance(pattern, str) or not 1 <= len(pattern) <= MAX_WHITESPACE_PATTERN:
+        allowed = f"a regular expression of 1 to {MAX_WHITESPACE_PATTERN} characters"
+        raise ValueError(f"{field}: must be {allowed}")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{field}: is no regular expression: {error}") from None
 
 
 def _require(name: str, value: object, kinds: type | tuple[type, ...], allowed: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest, RequestModel, Texts
-from fastdeploy_lp.request.guided_decoding import JSON_FORMS, GuidedDecodingParams, Whitespace
+from fastdeploy_lp.request.guided_decoding import JSON_FORMS, GuidedDecodingParams, Whitespace, require_pattern
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -106,7 +107,7 @@ class GuidedRequest(GenerationRequest):
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
     guided_whitespace: Literal["bounded", "any", "none"] | None = None
-    guided_whitespace_pattern: Annotated[str, Field(min_length=1)] | None = None
+    guided_whitespace_pattern: str | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -122,6 +123,8 @@ class GuidedRequest(GenerationRequest):
         given = [name for name in WHITESPACE_NAMES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]}: only one of {', '.join(given)} is allowed")
+        if self.guided_whitespace_pattern is not None:
+            require_pattern(self.guided_whitespace_pattern, "guided_whitespace_pattern")
         if given and not self.may_have_json:
             raise ValueError(f"{given[0]}: is only allowed where a field asks for JSON")
         return self
@@ -135,8 +138,9 @@ class GuidedRequest(GenerationRequest):
     @property
     def may_have_json(self) -> bool:
         """True if a field asks for JSON."""
-        form = self.response_format
-        return any(KINDS[name] in JSON_FORMS for name in self.guided_fields) or (form is not None and form.type != "text")
+        if self.response_format is not None and self.response_format.type != "text":
+            return True
+        return any(KINDS[name] in JSON_FORMS for name in self.guided_fields)
 
     def json_whitespace(self, mode: str) -> Whitespace:
         """The whitespace of this body's JSON; `mode`, one of WHITESPACE, unless the body has its own."""
@@ -150,7 +154,7 @@ class GuidedRequest(GenerationRequest):
             given.append(self.response_format.guided_decoding)
         form = next((each for each in given if each is not None), None)
         if form is not None and self.may_have_json:
-            form.whitespace, form.whitespace_pattern = self.guided_whitespace, self.guided_whitespace_pattern
+            form = replace(form, whitespace=self.guided_whitespace, whitespace_pattern=self.guided_whitespace_pattern)
         return form
 
     def sampling_params(self) -> SamplingParams:

@@ -34,10 +34,10 @@ class Task:
     ask: str
     schema: dict[str, Any]
 
-    @property
-    def conversation(self) -> list[dict[str, str]]:
-        """The chat that asks for it."""
-        text = f"{json.dumps(self.schema)}\nGive me {self.ask}. Be brief."
+    def conversation(self, *, with_schema: bool) -> list[dict[str, str]]:
+        """Returns the chat that asks for it."""
+        text = f"Give me {self.ask}. Be brief."
+        text = f"{json.dumps(self.schema)}\n{text}" if with_schema else text.replace(". Be", ", as JSON. Be")
         return [{"role": "user", "content": text}]
 
 
@@ -77,6 +77,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--max-tokens", type=int, default=256, help="of each output (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.2, help="of each output (default: 0.2)")
     parser.add_argument("--frequency-penalty", type=float, default=0.5, help="of each output (default: 0.5)")
+    parser.add_argument("--no-schema", action="store_false", dest="with_schema", help="leave it out of the chats")
     parser.add_argument("--seed", type=int, default=0, help="of each output (default: 0)")
     parser.add_argument("--max-num-seqs", type=int, default=32, help="outputs at a time (default: 32)")
     parser.add_argument("--schemas", type=int, default=None, help="first schemas of the file (default: all)")
@@ -106,7 +107,7 @@ def ask_all(llm: LLM, tasks: Sequence[Task], whitespace: str, args: argparse.Nam
         )
         for task in tasks
     ]
-    outputs = llm.chat([task.conversation for task in tasks], params)
+    outputs = llm.chat([task.conversation(with_schema=args.with_schema) for task in tasks], params)
     results = []
     for task, output in zip(tasks, outputs, strict=True):
         answer = output.outputs

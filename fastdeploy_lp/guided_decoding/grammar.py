@@ -99,7 +99,7 @@ def grammar_of(params: GuidedDecodingParams, *, whitespace: str = "bounded") -> 
 
 
 def with_whitespace(schema: Mapping[str, Any], whitespace: Whitespace) -> dict[str, Any]:
-    """The schema with the library's options of whitespace; those that it has itself take precedence."""
+    """The schema with the library's options of whitespace; its own options take precedence."""
     pattern, own = whitespace.pattern, schema.get("x-guidance", {})
     options = WHITESPACE_OPTIONS[whitespace.mode] if pattern is None else {"whitespace_pattern": pattern}
     if not options or not isinstance(own, Mapping) or WHITESPACE_KEYS & own.keys():

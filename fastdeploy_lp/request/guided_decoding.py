@@ -30,7 +30,7 @@ class Whitespace:
 
 
 class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the output has to be, under the names of FastDeploy and vLLM; exactly one of the first six.
+    """The form of an output, under the names of FastDeploy and vLLM; exactly one of the first six.
 
     json: a JSON text that a JSON Schema allows; the schema as a dict or as text.
     json_object: True for any JSON object.

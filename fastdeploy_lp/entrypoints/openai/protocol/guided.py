@@ -149,7 +149,9 @@ class GuidedRequest(GenerationRequest):
     @property
     def guided_decoding(self) -> GuidedDecodingParams | None:
         """The requested form; None for any text. Raises ValueError naming the field."""
-        given = [GuidedDecodingParams(**{KINDS[name]: getattr(self, name)}) for name in self.guided_fields]
+        given: list[GuidedDecodingParams | None] = [
+            GuidedDecodingParams(**{KINDS[name]: getattr(self, name)}) for name in self.guided_fields
+        ]
         if self.response_format is not None:
             given.append(self.response_format.guided_decoding)
         form = next((each for each in given if each is not None), None)

@@ -19,6 +19,7 @@ from fastdeploy_lp.config.option_values import (
     require_some_seconds,
     spec_of,
 )
+from fastdeploy_lp.request.guided_decoding import WHITESPACE
 from fastdeploy_lp.request.pooling_params import POOLING_TYPES
 
 if TYPE_CHECKING:
@@ -334,16 +335,24 @@ class ObservabilityConfig:
 class GuidedDecodingConfig:
     """Bounds on the grammars of requests.
 
-    any_whitespace: JSON may have whitespace between its parts. max_bytes: of a grammar's or schema's text.
+    whitespace: between the parts of JSON, unless a request has its own. any_whitespace: False for "none". max_bytes: of
+    a grammar's or schema's text.
     timeout: seconds of processor time that compiling one may take. cache_size: compiled grammars, and verdicts on
     grammars, that are kept.
     """
 
+    whitespace: str = option(
+        WHITESPACE[0],
+        given=Given("guided_decoding_whitespace"),
+        group="Guided decoding",
+        help="whitespace between the parts of JSON: a blank or a line break with an indent, any, or none",
+        choices=WHITESPACE,
+    )
     any_whitespace: bool = option(
         True,
         given=Given("guided_decoding_disable_any_whitespace", default=False, settle=not_),
         group="Guided decoding",
-        help="JSON has no whitespace between its parts",
+        help="the same as --guided-decoding-whitespace none",
     )
     max_bytes: int = option(
         DEFAULT_GUIDED_MAX_BYTES,
@@ -366,6 +375,11 @@ class GuidedDecodingConfig:
         help="compiled grammars that are kept for further requests",
         check=at_least(1),
     )
+
+    @property
+    def json_whitespace(self) -> str:
+        """The mode of requests without their own, one of WHITESPACE."""
+        return self.whitespace if self.any_whitespace else "none"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fastdeploy_lp.engine.reasoning_parsers import ReasoningParser, find_reasoni
 from fastdeploy_lp.engine.tool_parsers import ToolCallDelta, ToolParser, find_tool_parser, tool_parser_for
 from fastdeploy_lp.engine.tool_parsers.base import ParsedText
 from fastdeploy_lp.guided_decoding.grammar import Tagged, calls_only, free_text_with, with_whitespace
+from fastdeploy_lp.request.guided_decoding import Whitespace
 
 
 @dataclass
@@ -137,16 +138,16 @@ class CallableTool:
 
 
 class ToolGrammar:
-    """Creates grammars for one parser; without `any_whitespace` their JSON has no whitespace."""
+    """Creates grammars for one parser; their JSON has this whitespace between its parts."""
 
-    def __init__(self, parser: type[ToolParser], *, any_whitespace: bool) -> None:
+    def __init__(self, parser: type[ToolParser], whitespace: Whitespace) -> None:
         self._parser = parser
-        self._any_whitespace = any_whitespace
+        self._whitespace = whitespace
 
     def calls(self, tools: Sequence[CallableTool], *, several: bool, answer: Mapping[str, Any] | None = None) -> str:
         """Returns a grammar of one call, or more if `several`; or, if given, of JSON of the schema `answer`."""
         if answer is not None:
-            answer = with_whitespace(answer, any_whitespace=self._any_whitespace)
+            answer = with_whitespace(answer, self._whitespace)
         return calls_only(self._tags(tools), several=several, answer=answer)
 
     def text_with_calls(self, tools: Sequence[CallableTool]) -> str:
@@ -157,5 +158,5 @@ class ToolGrammar:
         tags = []
         for tool in tools:
             begin, end = self._parser.call_frame(tool.name)
-            tags.append(Tagged(begin, with_whitespace(tool.schema, any_whitespace=self._any_whitespace), end))
+            tags.append(Tagged(begin, with_whitespace(tool.schema, self._whitespace), end))
         return tags

@@ -9,7 +9,15 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams, Whitespace
+
+# The library's options. A blank, or a line break with an indent: small models repeat whitespace while they may.
+WHITESPACE_OPTIONS: dict[str, dict[str, Any]] = {
+    "bounded": {"whitespace_pattern": r"[ ]|\n[ \t]{0,20}"},
+    "any": {},
+    "none": {"whitespace_flexible": False},
+}
+WHITESPACE_KEYS = frozenset({"whitespace_pattern", "whitespace_flexible"})
 
 # Free text, in which a lazy rule finds its trigger as soon as it is written.
 FREE_TEXT = "TEXT: /(.|\\n)*/"
@@ -78,24 +86,28 @@ class Grammar:
     field: str
 
 
-def grammar_of(params: GuidedDecodingParams, *, any_whitespace: bool = True) -> Grammar:
-    """The grammar; without `any_whitespace`, JSON is written without any. It is not compiled yet.
+def grammar_of(params: GuidedDecodingParams, *, whitespace: str = "bounded") -> Grammar:
+    """The grammar, which is not compiled yet; `whitespace` is the mode of JSON unless the request has its own.
 
     Raises ValueError naming the field for what can not be read at all.
     """
     field = f"guided_decoding.{params.kind}"
     try:
-        return Grammar(_text_of(params, field, any_whitespace), field)
+        return Grammar(_text_of(params, field, params.json_whitespace(whitespace)), field)
     except RecursionError:
         raise ValueError(f"{field}: is nested too deeply") from None
 
 
-def with_whitespace(schema: Mapping[str, Any], *, any_whitespace: bool) -> dict[str, Any]:
-    """The schema with what the library reads of whitespace; what it says itself counts."""
-    return dict(schema) if any_whitespace else {"x-guidance": {"whitespace_flexible": False}, **schema}
+def with_whitespace(schema: Mapping[str, Any], whitespace: Whitespace) -> dict[str, Any]:
+    """The schema with the library's options of whitespace; its own options take precedence."""
+    pattern, own = whitespace.pattern, schema.get("x-guidance", {})
+    options = WHITESPACE_OPTIONS[whitespace.mode] if pattern is None else {"whitespace_pattern": pattern}
+    if not options or not isinstance(own, Mapping) or WHITESPACE_KEYS & own.keys():
+        return dict(schema)
+    return {**schema, "x-guidance": {**options, **own}}
 
 
-def _text_of(params: GuidedDecodingParams, field: str, any_whitespace: bool) -> str:
+def _text_of(params: GuidedDecodingParams, field: str, whitespace: Whitespace) -> str:
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
@@ -103,12 +115,12 @@ def _text_of(params: GuidedDecodingParams, field: str, any_whitespace: bool) -> 
     if params.grammar is not None:
         return LLMatcher.grammar_from_lark(params.grammar)
     if params.structural_tag is not None:
-        return LLMatcher.grammar_from_lark(_structural_tag(params.structural_tag, field, any_whitespace))
+        return LLMatcher.grammar_from_lark(_structural_tag(params.structural_tag, field, whitespace))
     schema = {"type": "object"} if params.json is None else _object(params.json, field)
-    return LLMatcher.grammar_from_json_schema(json.dumps(with_whitespace(schema, any_whitespace=any_whitespace)))
+    return LLMatcher.grammar_from_json_schema(json.dumps(with_whitespace(schema, whitespace)))
 
 
-def _structural_tag(given: Mapping[str, Any] | str, field: str, any_whitespace: bool) -> str:
+def _structural_tag(given: Mapping[str, Any] | str, field: str, whitespace: Whitespace) -> str:
     content = _object(given, field)
     if content.get("type") == "structural_tag":
         content = {key: value for key, value in content.items() if key != "type"}
@@ -126,7 +138,7 @@ def _structural_tag(given: Mapping[str, Any] | str, field: str, any_whitespace: 
             raise ValueError(f"{path}: begin and end must be strings")
         if not any(each["begin"].startswith(trigger) for trigger in triggers):
             raise ValueError(f"{path}.begin: must begin with one of the triggers")
-        schema = with_whitespace(_object(each["schema"], f"{path}.schema"), any_whitespace=any_whitespace)
+        schema = with_whitespace(_object(each["schema"], f"{path}.schema"), whitespace)
         tags.append(Tagged(each["begin"], schema, each["end"]))
     return free_text_with(tags, triggers)
 

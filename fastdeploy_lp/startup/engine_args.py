@@ -104,6 +104,8 @@ class EngineArgs:
                     raise ValueError(f"{name}: has no text to work on with skip_tokenizer_init")
         if self.tensor_parallel_size > 1 and self.data_parallel_size > 1:
             raise ValueError("data_parallel_size: must be 1 with tensor_parallel_size; run several servers instead")
+        if self.guided_decoding_disable_any_whitespace and self.guided_decoding_whitespace == "any":
+            raise ValueError("guided_decoding_whitespace: must not be any with guided_decoding_disable_any_whitespace")
         if self.cache_queue_port is not None and not self.enable_prefix_caching:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
 

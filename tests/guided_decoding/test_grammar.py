@@ -39,14 +39,59 @@ def test_texts_that_fit_and_others(
 @pytest.mark.parametrize("form", [{"json": PERSON}, {"json_object": True}, {"structural_tag": TAG}], ids=str)
 def test_json_without_whitespace(grammars: TinyGrammars, form: dict[str, Any]) -> None:
     body = '{"age":%s5}' if "structural_tag" not in form else '<f=x>{"age":%s5}</f>'
-    assert grammars.fits(body % "", any_whitespace=False, **form)
-    assert grammars.fits(body % " \n", any_whitespace=True, **form)
-    assert not grammars.fits(body % " ", any_whitespace=False, **form)
+    assert grammars.fits(body % "", server="none", **form)
+    assert grammars.fits(body % " \n", server="any", **form)
+    assert not grammars.fits(body % " ", server="none", **form)
+
+
+@pytest.mark.parametrize("form", [{"json": PERSON}, {"json_object": True}, {"structural_tag": TAG}], ids=str)
+def test_whitespace_is_bounded_by_default(grammars: TinyGrammars, form: dict[str, Any]) -> None:
+    body = '{%s"age"%s:%s5%s}' if "structural_tag" not in form else '<f=x>{%s"age"%s:%s5%s}</f>'
+    for fitting in ("", " ", "\n", "\n" + 20 * " ", "\n\t\t"):
+        assert grammars.fits(body % (4 * (fitting,)), **form)
+    for other in ("  ", "\n\n", " \n", "\t", "\r\n", "\n" + 21 * " "):
+        for place in range(4):
+            gaps = ["", "", "", ""]
+            gaps[place] = other
+            assert not grammars.fits(body % tuple(gaps), **form)
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"separators": (",", ":")}], ids=str
+)
+def test_the_default_allows_every_usual_layout(grammars: TinyGrammars, layout: dict[str, Any]) -> None:
+    value = {"age": 1, "more": [{"a": [1, 2.5, [], {}]}, None, "  \\n\\n  "]}
+    assert grammars.fits(json.dumps(value, **layout), json=PERSON)
+
+
+@pytest.mark.parametrize(
+    ("own", "fitting", "other"),
+    [
+        ({"whitespace": "none"}, "", " "),
+        ({"disable_any_whitespace": True}, "", " "),
+        ({"whitespace": "bounded"}, " ", "  "),
+        ({"whitespace_pattern": "[ ]{3}"}, "   ", " "),
+        ({"whitespace_pattern": "[ ]?"}, "", "  "),
+        ({"whitespace": "any"}, " \n\n ", "x"),
+        ({"disable_any_whitespace": False}, " \n\n ", "x"),
+    ],
+    ids=str,
+)
+def test_a_request_has_its_own_whitespace(
+    grammars: TinyGrammars, own: dict[str, Any], fitting: str, other: str
+) -> None:
+    """Whatever the server's; the cache of compiled grammars keeps them apart."""
+    assert grammars.fits(f'{{"age":{fitting}5}}', server="any", json=PERSON, **own)
+    assert not grammars.fits(f'{{"age":{other}5}}', server="any", json=PERSON, **own)
 
 
 def test_a_schema_may_say_itself_what_whitespace_there_is(grammars: TinyGrammars) -> None:
     own = {"x-guidance": {"whitespace_flexible": True}, **PERSON}
-    assert grammars.fits('{"age": 5}', any_whitespace=False, json=own)
+    assert grammars.fits('{"age": 5}', server="none", json=own)
+    assert grammars.fits('{"age":  5}', json=own)
+    other = {"x-guidance": {"coerce_one_of": True}, **PERSON}
+    assert grammars.fits('{"age": 5}', json=other)
+    assert not grammars.fits('{"age":  5}', json=other)
 
 
 @pytest.mark.parametrize(

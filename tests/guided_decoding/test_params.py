@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fastdeploy_lp import GuidedDecodingParams, SamplingParams
-from fastdeploy_lp.request.guided_decoding import MAX_CHOICES
+from fastdeploy_lp.request.guided_decoding import FORMS as NAMES
+from fastdeploy_lp.request.guided_decoding import MAX_CHOICES, WHITESPACE_FIELDS
 
 FORMS: dict[str, Any] = {
     "json": {"type": "object"},
@@ -26,7 +27,8 @@ def test_each_form_alone_is_fine(kind: str) -> None:
 
 
 def test_there_is_a_case_for_every_form() -> None:
-    assert set(FORMS) == set(GuidedDecodingParams.__struct_fields__)
+    assert set(FORMS) == set(NAMES)
+    assert {*NAMES, *WHITESPACE_FIELDS} == set(GuidedDecodingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize("pair", list(combinations(FORMS, 2)), ids=str)
@@ -51,6 +53,21 @@ def test_two_forms_are_one_too_many(pair: tuple[str, str]) -> None:
         ({"choice": ["a", ""]}, "guided_decoding.choice.1: must be a string that is not empty"),
         ({"choice": ["a", 5]}, "guided_decoding.choice.1: must be a string"),
         ({"structural_tag": []}, "guided_decoding.structural_tag: must be an object"),
+        ({"whitespace": "none"}, "guided_decoding: must have exactly one of .*, not none of them"),
+        ({"json": {}, "whitespace": "some"}, "guided_decoding.whitespace: 'some' is none of bounded, any, none"),
+        ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern: must be a regular expression of 1 to 128 char"),
+        ({"json": {}, "whitespace_pattern": 5}, "whitespace_pattern: must be a regular expression of 1 to 128 char"),
+        ({"json": {}, "whitespace_pattern": " " * 129}, "whitespace_pattern: must be a regular expression of 1 to 128"),
+        ({"json": {}, "whitespace_pattern": "("}, "guided_decoding.whitespace_pattern: is no regular expression: .+"),
+        ({"json": {}, "disable_any_whitespace": 1}, "guided_decoding.disable_any_whitespace: must be true or false"),
+        (
+            {"json": {}, "whitespace": "any", "disable_any_whitespace": True},
+            "guided_decoding.whitespace: only one of whitespace, disable_any_whitespace is allowed",
+        ),
+        (
+            {"regex": "a", "whitespace": "none"},
+            "guided_decoding.whitespace: is allowed with json, json_object, structural_tag, not regex",
+        ),
     ],
     ids=str,
 )

@@ -51,6 +51,13 @@ def test_paths_are_taken_where_files_are_named() -> None:
     assert (args.model, args.chat_template) == ("folder/model", "chat.jinja")
 
 
+def test_whitespace_is_either_any_or_none() -> None:
+    with pytest.raises(ValueError, match="guided_decoding_whitespace: must not be any with guided_decoding_dis"):
+        EngineArgs("m", guided_decoding_whitespace="any", guided_decoding_disable_any_whitespace=True)
+    with pytest.raises(ValueError, match="guided_decoding_whitespace: 'some' is none of bounded, any, none"):
+        EngineArgs("m", guided_decoding_whitespace="some")
+
+
 @pytest.mark.parametrize(("hint", "expected"), [(int | None, int), (int, int), (list[str], list[str])])
 def test_without_none(hint: Any, expected: Any) -> None:
     assert without_none(hint) == expected
@@ -67,6 +74,8 @@ CONVERTED: list[tuple[str, Any, str, Any]] = [
     ("shadow", ["A", "A"], "structured_outputs_config.shadow", ("A",)),
     ("mandatory", ["A", "B", "A"], "structured_outputs_config.mandatory", ("A", "B")),
     ("guided_decoding_disable_any_whitespace", True, "guided_decoding_config.any_whitespace", False),
+    ("guided_decoding_disable_any_whitespace", True, "guided_decoding_config.json_whitespace", "none"),
+    ("guided_decoding_whitespace", "any", "guided_decoding_config.json_whitespace", "any"),
     ("guided_decoding_max_bytes", 7, "guided_decoding_config.max_bytes", 7),
     ("guided_decoding_timeout", 7.0, "guided_decoding_config.timeout", 7.0),
     ("guided_decoding_cache_size", 7, "guided_decoding_config.cache_size", 7),

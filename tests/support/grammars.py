@@ -35,10 +35,10 @@ class TinyGrammars:
         except GrammarError:
             return False
 
-    def fits(self, text: str, *, any_whitespace: bool = True, **form: object) -> bool:
-        """The same for a field of GuidedDecodingParams."""
+    def fits(self, text: str, *, server: str = "bounded", **form: object) -> bool:
+        """The same for fields of GuidedDecodingParams; `server`: the server's mode of whitespace."""
         params = GuidedDecodingParams(**form)  # type: ignore[arg-type]
-        return self.matches(grammar_of(params, any_whitespace=any_whitespace).text, text)
+        return self.matches(grammar_of(params, whitespace=server).text, text)
 
 
 def allowed(matcher: GrammarMatcher, vocab_size: int = TINY_VOCAB) -> set[int]:

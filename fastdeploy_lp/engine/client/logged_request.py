@@ -47,7 +47,7 @@ class LoggedEngine:
             "kv_cache_dtype": fd_config.cache_config.dtype,
             "logits_processors": list(chain.logits_processors),
             "logits_processors_on_error": chain.on_error,
-            "guided_decoding_any_whitespace": fd_config.guided_decoding_config.any_whitespace,
+            "guided_decoding_whitespace": fd_config.guided_decoding_config.json_whitespace,
         }
         return cls(__version__, config.served_model_name, _digest(Path(config.directory)), settings)
 

@@ -90,12 +90,12 @@ class InputProcessor:
         tokenizer: Tokenizer,
         args_validator: RequestArgsValidator,
         *,
-        any_whitespace: bool = True,
+        whitespace: str = "bounded",
         max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS,
     ) -> None:
         self._config = config
         self._max_trace_tokens = max_trace_tokens
-        self._any_whitespace = any_whitespace
+        self._whitespace = whitespace
         self._tokenizer = tokenizer
         self._prompt_text = PromptText(tokenizer, config.max_model_len)
         self._args_validator = args_validator
@@ -262,7 +262,7 @@ class InputProcessor:
         if params.guided_decoding is None:
             return None
         try:
-            grammar = grammar_of(params.guided_decoding, any_whitespace=self._any_whitespace)
+            grammar = grammar_of(params.guided_decoding, whitespace=self._whitespace)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise InvalidRequestError(field, reason) from None

@@ -36,7 +36,7 @@ class RequestPreparation:
             config,
             self.tokenizer,
             self._args_validator,
-            any_whitespace=guided.any_whitespace,
+            whitespace=guided.json_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
         )
         # No more requests wait here than may wait for slots.

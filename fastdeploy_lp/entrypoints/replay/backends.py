@@ -17,7 +17,7 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
-from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS
+from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_NAMES
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
@@ -104,7 +104,11 @@ def _form_of(params: SamplingParams) -> dict[str, Any]:
     form = params.guided_decoding
     if form is None:
         return {}
-    return {next(name for name, kind in KINDS.items() if kind == form.kind): getattr(form, form.kind)}
+    fields = {next(name for name, kind in KINDS.items() if kind == form.kind): getattr(form, form.kind)}
+    own = {name: getattr(form, field) for name, field in WHITESPACE_NAMES.items()}
+    if form.disable_any_whitespace:
+        own["guided_whitespace"] = "none"
+    return fields | {name: value for name, value in own.items() if value is not None}
 
 
 def _reason(answer: Any) -> str:

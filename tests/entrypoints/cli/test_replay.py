@@ -28,6 +28,7 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x", "max_tokens": 6, "bad_words": ["the"], "min_tokens": 2, "top_p": 0.8}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 6, "logit_bias": {"7": 3.5, "9": -100}, "min_p": 0.01}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 9, "guided_regex": "[ab]{3,9}"}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 30, "guided_json": {}, "guided_whitespace": "any"}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 9, "n": 2, "best_of": 3, "repetition_penalty": 1.2}),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 7, "stream": True}),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 30, "response_format": {"type": "json_object"}}),

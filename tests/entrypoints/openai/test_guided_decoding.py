@@ -131,6 +131,22 @@ def test_json_objects(server: ServerProcess) -> None:
         assert choice["message"]["content"].startswith("{")
 
 
+def test_whitespace_is_bounded_unless_a_request_says_otherwise(server: ServerProcess) -> None:
+    """The model is pushed towards whitespace; a blank and a line break are what the default allows at a time."""
+    forms: list[dict[str, Any]] = [
+        {"guided_json": {"type": "object"}},
+        {"response_format": {"type": "json_object"}},
+    ]
+    pushed = {"logit_bias": {str(token): 100.0 for text in (" ", "  ", "\n", "\n\n") for token in encode(text)}}
+    for form in forms:
+        asked = {**form, **pushed, "temperature": 0, "max_tokens": 30}
+        assert re.match(r"\{( |\n {0,20})?\S", answer(server, **asked)["message"]["content"])
+        assert answer(server, **asked, guided_whitespace="any")["message"]["content"].strip() == "{"
+        assert not re.search(r"\s", answer(server, **asked, guided_whitespace="none")["message"]["content"][:2])
+        padded = answer(server, **asked, guided_whitespace_pattern=" {3}")["message"]["content"]
+        assert padded.startswith("{   ")
+
+
 def test_tags_in_free_text(server: ServerProcess) -> None:
     tag = {"triggers": ["<p"], "structures": [{"begin": "<p>", "schema": PERSON, "end": "</p>"}]}
     # Pushed into a tag, since the model does not know of it.
@@ -221,6 +237,19 @@ def test_stop_strings_and_logprobs(server: ServerProcess) -> None:
             {"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
             "response_format.structures",
             "at least one",
+        ),
+        ({"guided_json": {}, "guided_whitespace": "some"}, "guided_whitespace", "'bounded', 'any' or 'none'"),
+        ({"guided_json": {}, "guided_whitespace_pattern": "("}, "guided_whitespace_pattern", "no regular expression"),
+        (
+            {"guided_json": {}, "guided_whitespace": "any", "guided_whitespace_pattern": " "},
+            "guided_whitespace",
+            "only one of guided_whitespace, guided_whitespace_pattern",
+        ),
+        ({"guided_whitespace": "any"}, "guided_whitespace", "is only allowed where a field asks for JSON"),
+        (
+            {"guided_regex": "a", "guided_whitespace": "any"},
+            "guided_whitespace",
+            "is only allowed where a field asks for JSON",
         ),
         ({"guided_grammar": "// " + "x" * 140_000}, "guided_grammar", "bytes are too many; the server allows 131072"),
     ],

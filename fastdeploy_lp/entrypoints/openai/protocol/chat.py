@@ -111,6 +111,11 @@ class ChatCompletionRequest(GuidedRequest):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def may_have_json(self) -> bool:
+        """True if a field asks for JSON, or tools do."""
+        return self.may_call_tools or super().may_have_json
+
+    @property
     def chosen_tool(self) -> str | None:
         """The one tool that must be called; None for no such tool."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedToolChoice) else None

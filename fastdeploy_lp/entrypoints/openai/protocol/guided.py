@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest, RequestModel, Texts
-from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.guided_decoding import JSON_FORMS, GuidedDecodingParams, Whitespace, require_pattern
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -91,8 +92,12 @@ KINDS = {
 }
 
 
+# Body fields of the whitespace of JSON, and their names in GuidedDecodingParams.
+WHITESPACE_NAMES = {"guided_whitespace": "whitespace", "guided_whitespace_pattern": "whitespace_pattern"}
+
+
 class GuidedRequest(GenerationRequest):
-    """A body that may constrain the form of its outputs, by at most one of these fields."""
+    """A body that may constrain the form of its outputs, by at most one of these fields, and the whitespace of JSON."""
 
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -101,6 +106,8 @@ class GuidedRequest(GenerationRequest):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    guided_whitespace: Literal["bounded", "any", "none"] | None = None
+    guided_whitespace_pattern: str | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -111,6 +118,17 @@ class GuidedRequest(GenerationRequest):
             raise ValueError(f"{given[0]}: only one of {', '.join(given)} is allowed")
         return self
 
+    @model_validator(mode="after")
+    def _whitespace_has_json(self) -> Self:
+        given = [name for name in WHITESPACE_NAMES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]}: only one of {', '.join(given)} is allowed")
+        if self.guided_whitespace_pattern is not None:
+            require_pattern(self.guided_whitespace_pattern, "guided_whitespace_pattern")
+        if given and not self.may_have_json:
+            raise ValueError(f"{given[0]}: is only allowed where a field asks for JSON")
+        return self
+
     @property
     def guided_fields(self) -> list[str]:
         """Names of the fields in KINDS that are set."""
@@ -118,11 +136,28 @@ class GuidedRequest(GenerationRequest):
         return [name for name in KINDS if getattr(self, name) not in (None, False)]
 
     @property
+    def may_have_json(self) -> bool:
+        """True if a field asks for JSON."""
+        if self.response_format is not None and self.response_format.type != "text":
+            return True
+        return any(KINDS[name] in JSON_FORMS for name in self.guided_fields)
+
+    def json_whitespace(self, mode: str) -> Whitespace:
+        """The whitespace of this body's JSON; `mode`, one of WHITESPACE, unless the body has its own."""
+        return Whitespace(self.guided_whitespace or mode, self.guided_whitespace_pattern)
+
+    @property
     def guided_decoding(self) -> GuidedDecodingParams | None:
         """The requested form; None for any text. Raises ValueError naming the field."""
-        for name in self.guided_fields:
-            return GuidedDecodingParams(**{KINDS[name]: getattr(self, name)})
-        return self.response_format.guided_decoding if self.response_format is not None else None
+        given: list[GuidedDecodingParams | None] = [
+            GuidedDecodingParams(**{KINDS[name]: getattr(self, name)}) for name in self.guided_fields
+        ]
+        if self.response_format is not None:
+            given.append(self.response_format.guided_decoding)
+        form = next((each for each in given if each is not None), None)
+        if form is not None and self.may_have_json:
+            form = replace(form, whitespace=self.guided_whitespace, whitespace_pattern=self.guided_whitespace_pattern)
+        return form
 
     def sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters with the requested form; raises ValueError naming the field."""
@@ -140,6 +175,9 @@ class GuidedRequest(GenerationRequest):
 
     def sent_kind(self, kind: str) -> str:
         """Returns the body's name for a field of GuidedDecodingParams."""
+        for name, own in WHITESPACE_NAMES.items():
+            if own == kind:
+                return name
         if not self.guided_fields and self.response_format is not None:
             return self.response_format.path
         return next((name for name, own in KINDS.items() if own == kind), kind)

@@ -59,7 +59,7 @@ def guided_calls(request: ChatCompletionRequest, engine: Engine) -> GuidedDecodi
     parser, tools = engine.message_parsers.tool_parser, request.tools or []
     if parser is None or not request.may_call_tools:
         return None
-    grammar = ToolGrammar(parser, any_whitespace=engine.fd_config.guided_decoding_config.any_whitespace)
+    grammar = ToolGrammar(parser, request.json_whitespace(engine.fd_config.guided_decoding_config.json_whitespace))
     functions = [tool.function for tool in tools]
     if request.must_call_tools:
         chosen = [each for each in functions if request.chosen_tool in (None, each.name)]

@@ -154,6 +154,7 @@ TAG: dict[str, Any] = {"structures": [{"begin": "<c>", "schema": COLOURS, "end":
 TAGGED = 'I say <c>"blue"</c>'
 NAMED: dict[str, Any] = {"name": "colour", "description": "One of two", "schema": COLOURS, "strict": True}
 JSON_SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": NAMED}
+TWICE: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
 GUIDED = [
     Case("response_format", {"response_format": {"type": "text"}}, same_as_ever),
     Case("response_format", {"response_format": {"type": "json_object"}}, begins_an_object),
@@ -161,6 +162,12 @@ GUIDED = [
     Case("response_format", {"response_format": {"type": "structural_tag", **TAG}}, text_is(TAGGED), says=TAGGED),
     Case("guided_json", {"guided_json": COLOURS, **ROOM}, matches(COLOUR)),
     Case("guided_json_object", {"guided_json_object": True}, begins_an_object),
+    Case("guided_whitespace", {"guided_json": TWICE, "guided_whitespace": "none", **ROOM}, matches(r"\[1,1\]")),
+    Case(
+        "guided_whitespace_pattern",
+        {"guided_json": TWICE, "guided_whitespace_pattern": "[ ]", **ROOM},
+        matches(r"\[ ?1 ?, ?1 ?\]"),
+    ),
     Case("guided_regex", {"guided_regex": "[ab]{3}", **ROOM}, matches("[ab]{3}")),
     Case("guided_choice", {"guided_choice": ["yes", "no"], **ROOM}, matches("yes|no")),
     Case("guided_grammar", {"guided_grammar": 'start: "ab" "cd"', **ROOM}, matches("abcd")),

@@ -34,13 +34,17 @@ def printed_by(program: str) -> list[str]:
 
 
 def test_no_block_of_code_is_left_out_of_these_tests() -> None:
-    assert DOCUMENT.count("```") == 2 * 2
+    assert DOCUMENT.count("```") == 2 * 3
 
 
 def test_the_openai_program_runs(server: ServerProcess) -> None:
     count, size, tokens = printed_by(program_with("openai.Client").replace(PRINTED_URL, server.url))
     assert (count, size) == ("3", "576")
     assert int(tokens) > 3
+
+
+def test_the_rerank_program_finds_the_kitten(server: ServerProcess) -> None:
+    assert printed_by(program_with("v1/rerank").replace(PRINTED_URL, server.url)) == ["[1,", "0]"]
 
 
 def test_the_offline_program_runs() -> None:

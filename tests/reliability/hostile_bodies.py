@@ -116,6 +116,8 @@ SEEDS: list[tuple[str, dict[str, JsonValue]]] = [
         {"prompt": "Hi", "max_tokens": 2, "logits_processors": [{"name": "LogitBiasLogitsProcessor", "params": {}}]},
     ),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2, "pooling": "mean"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": False}),
+    ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c", "d"], "pooling": "last", "dimensions": 2}),
     ("/pooling", {"input": [[1, 2], [3]], "task": "token_embed", "normalize": False}),
     ("/pooling", {"messages": [{"role": "user", "content": "Go"}], "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}),

@@ -26,6 +26,7 @@ from fastdeploy_lp.entrypoints.openai.routes.completions import ServingCompletio
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
 from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
+from fastdeploy_lp.entrypoints.openai.routes.ranking import ranking_routes
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_routes, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
@@ -55,6 +56,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     for router in (
         _completion_routes(engine, body_route, in_flight, turns, watch),
         embedding_routes(engine, turns, watch, body_route),
+        ranking_routes(engine, turns, watch, body_route),
         pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),
         tokenization_routes(engine),
         abort_routes(engine, in_flight),

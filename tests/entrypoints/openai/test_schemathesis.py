@@ -38,6 +38,8 @@ OPERATIONS = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /v1/embeddings",
+    "POST /v1/rerank",
+    "POST /v1/score",
     "POST /pooling",
     "POST /tokenize",
     "POST /detokenize",

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.pooling import Pooling
+from fastdeploy_lp.engine.helpers.host_threads import Run
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array, of_numbers
@@ -27,6 +28,30 @@ from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, 
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
 from fastdeploy_lp.request.outputs import PoolingRequestOutput
+from fastdeploy_lp.request.pooling_params import PoolingParams
+
+
+async def pooled(
+    engine: Engine,
+    given: Sequence[tuple[str, str | list[int]]],
+    params: PoolingParams,
+    request_id: str,
+    caller: Caller,
+    inside: Run,
+) -> list[Pooling]:
+    """Admits every prompt, each given with its path in the body, or none; `inside` runs the work on their texts.
+
+    Raises InvalidRequestError naming the path, QueueFullError and the errors of `Engine.pool`.
+    """
+    settled = engine.inputs.settle_pooling(params)
+    engine.require_room(len(given), caller.client)
+    prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
+    return await engine.pool(
+        [
+            EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
+            for index, prompt in enumerate(prompts)
+        ]
+    )
 
 
 class ServingEmbedding:
@@ -43,18 +68,9 @@ class ServingEmbedding:
             params = request.pooling_params()
         except ValueError as error:
             raise invalid_field(error) from None
-        settled = engine.inputs.settle_pooling(params)
         inside = self._serving.inside(caller, num_prompts(request.input))
         given = await inside(partial(each_prompt, "input", request.input))
-        engine.require_room(len(given), caller.client)
-        prompts = await inside(lambda: [engine.inputs.pooling_prompt(prompt, path) for path, prompt in given])
-        request_id = new_embedding_id(request.request_id)
-        return await engine.pool(
-            [
-                EngineRequest(f"{request_id}-{index}", prompt, settled, caller.client, caller.deadline)
-                for index, prompt in enumerate(prompts)
-            ]
-        )
+        return await pooled(engine, given, params, new_embedding_id(request.request_id), caller, inside)
 
     def response(self, outputs: Sequence[PoolingRequestOutput], request: EmbeddingRequest) -> PiecedObject:
         """Returns the body of the answer, an `EmbeddingResponse`."""

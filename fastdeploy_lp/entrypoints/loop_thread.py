@@ -44,7 +44,7 @@ class LoopThread:
             ended.set()
 
         def begin() -> None:
-            tasks.append(self._loop.create_task(call(*arguments)))
+            tasks.append(self._loop.create_task(_awaited(call, arguments)))
             tasks[0].add_done_callback(note_end)
 
         def stop() -> None:
@@ -100,6 +100,11 @@ class LoopThread:
             asyncio.run_coroutine_threadsafe(_close(items), self._loop)
         else:
             self.run(_close, items)
+
+
+async def _awaited(call: Callable[..., Coroutine[Any, Any, Result]], arguments: tuple[Any, ...]) -> Result:
+    # In the task, so that a call that makes no coroutine fails its caller, not the loop.
+    return await call(*arguments)
 
 
 async def _next(items: AsyncGenerator[Result, None]) -> tuple[Result, ...]:

@@ -108,7 +108,7 @@ def end_outside_vocabulary(model: Any) -> None:
     [
         (
             rename_architecture,
-            "architecture 'mamba' cannot be converted; give a GGUF of a supported one: llama, qwen2, qwen3",
+            "architecture 'mamba' cannot be converted; give a GGUF of a supported one: ernie4_5, llama, phi3, qwen2,",
         ),
         (rope_factors(4), r"tensor rope_freqs\.weight is F32 \[4\], not F32 \[8\]"),
         (rope_factors(8), r"scaling in tensor rope_freqs\.weight is not that of Llama 3"),

@@ -60,7 +60,7 @@ PROGRAMS = {
         "import asyncio, gc\n"
         "llm = note(LLM({model!r}))\nloop = llm._loop\nllm.itself = llm\ndel llm\n"
         "async def collect():\n    gc.collect()\n"
-        "loop.run(collect())",
+        "loop.run(collect)",
         0,
     ),
     "a kill": ("llm = note(LLM({model!r}))\nos.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),

@@ -102,3 +102,11 @@ def test_an_interrupt_at_any_line_leaves_no_coroutine_that_nobody_awaits() -> No
         place += 1
     loop.close()
     assert place > 20
+
+
+def test_a_call_that_makes_no_coroutine_fails_its_caller() -> None:
+    loop = LoopThread()
+    with pytest.raises(TypeError):
+        loop.run(len)  # type: ignore[arg-type]
+    assert loop.run(asyncio.sleep, 0, "it still runs") == "it still runs"
+    loop.close()

@@ -32,7 +32,6 @@ class ServerArgs:
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, help="port of the API", check=require_port)
     metrics_port: int | None = option(None, help="port of /metrics (default: the API's own port)", check=require_port)
-    vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
     timeout_graceful_shutdown: int = option(
         30, help="seconds that running requests get to finish after SIGTERM", check=at_least(0, " seconds")
     )
@@ -108,6 +107,7 @@ class ServerArgs:
         help="size at which that file is renamed to FILE.1 and a new one begun",
         check=at_least(1, " byte"),
     )
+    vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -129,13 +129,12 @@ def test_a_keyboard_is_enough(page: Page) -> None:
         return page.tab_to(lambda each: each.get_attribute(attribute) == value)
 
     assert page.focused.get_attribute("id") == "message"
-    has("aria-label", f"Move {name}")
-    page.keys(Keys.ARROW_UP)
-    page.tab_to(lambda each: "disclosure" in str(each.get_attribute("class")))
-    page.keys(Keys.ENTER)
+    has("id", "chain-filter")
+    page.keys("forced")
     has("aria-label", f"Use {name}")
     page.keys(Keys.SPACE)
     assert page.find(f"{card(name)} [role=switch]").is_selected()
+    assert page.focused.get_attribute("aria-label") == f"Use {name}"
     page.tab_to(lambda each: each.tag_name == "textarea")
     page.keys("the quick")
     page.driver.execute_script("arguments[0].focus()", page.find("#theme"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from support.browser import NARROW, WIDE, Page
@@ -28,7 +29,7 @@ def overflow(page: Page) -> int:
 
 
 def fill(page: Page) -> None:
-    """Everything that the page can show: open forms, an error, two answers, a token, bars."""
+    """Everything that the page can show: open forms, an error, answers of two runs, a token, bars."""
     for spec in CHAIN:
         unfold(page, spec.rpartition(":")[2])
     for panel in page.all("details.panel:not([open]) > summary"):
@@ -38,7 +39,11 @@ def fill(page: Page) -> None:
     settle(page, "max_tokens", "12")
     ask(page)
     answered(page, 2)
+    page.button("Run again").click()
+    answered(page, 4)
+    page.find(".earlier > summary").click()
     page.find(CHIP).click()
+    ActionChains(page.driver).move_to_element(page.find(".inspector .term")).perform()
     set_argument(page, "TakesEverything", "ratio", "7")
     page.find("#send").click()
 

@@ -12,8 +12,6 @@ from support.browser import Page
 from support.playground import (
     CHAIN,
     KEPT,
-    KEY,
-    ROOT_PATH,
     TRIED,
     answered,
     ask,
@@ -22,9 +20,9 @@ from support.playground import (
     errors,
     next_request,
     order,
-    ready,
     set_argument,
     unfold,
+    unlock,
 )
 from support.server import ServerProcess
 
@@ -156,11 +154,7 @@ def test_a_processor_in_shadow_is_counted_and_changes_nothing(page: Page, served
 
 
 def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked: ServerProcess) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     label = "Shadow: count what it would change"
     within = unfold(page, TRIED)
     box = page.field(label, within)
@@ -178,11 +172,7 @@ def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked
 def test_a_mandatory_processor_is_neither_left_out_nor_moved_nor_put_into_shadow(
     blank: Page, locked: ServerProcess
 ) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     within = unfold(page, KEPT)
     switch = page.find(f"{within} [role=switch]")
     assert switch.is_selected()
@@ -288,9 +278,5 @@ def test_a_filter_finds_processors_by_name_argument_and_purpose(page: Page) -> N
 
 
 def test_few_processors_need_no_filter(blank: Page, locked: ServerProcess) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     assert not page.driver.find_element("id", "chain-filter").is_displayed()

@@ -22,6 +22,7 @@ from support.playground import (
     set_argument,
     settle,
     unfold,
+    unlock,
 )
 from support.server import ServerProcess, health
 
@@ -153,11 +154,7 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab(blank: Page, locked: Server
 
 
 def test_a_key_that_is_taken_back_is_told_at_its_field(blank: Page, locked: ServerProcess) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     page.type(page.find("#key"), "another")
     page.find("#send").click()
     page.until(lambda: "the server does not know this key" in errors(page))

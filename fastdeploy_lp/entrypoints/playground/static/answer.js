@@ -47,7 +47,7 @@ export class Answer {
     this._showStatus([`${this.stopwatch.tokens} tokens`, ...this._speed()]);
   }
 
-  /** Numbers the answer among those of its question; undefined for a single run. */
+  /** Number of the answer's run among the runs of its question; undefined for a single run. */
   set run(number) {
     const title = number === undefined ? this.title : `${this.title} ${number}`;
     this.heading.textContent = title;

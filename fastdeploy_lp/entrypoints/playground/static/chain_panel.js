@@ -13,7 +13,7 @@ export class ChainPanel {
     this.filter = new ChainFilter(list, () => this.filter.apply(this.cards));
   }
 
-  /** Creates a card for each declared processor, and keeps the settings of those that were there. */
+  /** Creates a card for each declared processor, and keeps the settings of former cards. */
   show(infos) {
     const { settings } = this;
     this.cards = infos.map((info) => new ProcessorCard(info, this.server, (card) => this._used(card)));

@@ -1,4 +1,4 @@
-// One question with its answers: those of the last run, and those of earlier runs to compare them with.
+// One question with the answers of its last run, and of earlier runs to compare them with.
 
 import { h } from "./element.js";
 

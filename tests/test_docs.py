@@ -68,7 +68,15 @@ def test_the_program_runs_with_the_modules_beside_it(directory: Path) -> None:
     # The error that the document quotes behind its `print`.
     (quoted,) = re.findall(r"print\(error\)  # (.*)", program)
     assert quoted in done.stdout.splitlines()
-    names = ["LogitBiasLogitsProcessor", "second", "BanTokens", "OnlyToken", "NoImmediateRepeat", "scale"]
+    names = [
+        "LogitBiasLogitsProcessor",
+        "second",
+        "BanTokens",
+        "OnlyToken",
+        "TargetToken",
+        "NoImmediateRepeat",
+        "scale",
+    ]
     names += ["temperature", "ForcedSequenceLogitsProcessor"]
     listed = [line.split()[:2] for line in done.stdout.splitlines() if re.match(r"\d+ ", line)]
     assert listed == [[str(order), name] for order, name in enumerate(names)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -91,14 +92,14 @@ def test_a_continuation_found_by_positions_is_forced_and_then_the_request_is_fre
 
 def test_a_processor_of_single_rows_reads_the_history_that_it_was_given_at_the_start(examples: Any) -> None:
     plain = outputs([], crowd([None]))
-    rules = {str(before): after for tokens in plain.values() for before, after in zip(tokens, tokens[1:], strict=False)}
+    rules = {str(before): after for tokens in plain.values() for before, after in itertools.pairwise(tokens)}
     every = [{"banned_after": rules}, None]
     banned = outputs([examples.RowByRow], crowd(every))
     for index, (name, tokens) in enumerate(banned.items()):
         if index % 2:
             assert tokens == plain[name]
         else:
-            pairs = zip(tokens, tokens[1:], strict=False)
+            pairs = itertools.pairwise(tokens)
             assert all(rules.get(str(before)) != after for before, after in pairs)
     assert any(banned[name] != tokens for name, tokens in plain.items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +61,16 @@ def entry(found: Any) -> SimpleNamespace:
     return SimpleNamespace(name="an_entry", value="a:B", load=load)
 
 
+def installed(*plugins: Any) -> Callable[..., list[Any]]:
+    """In place of `entry_points`."""
+
+    def find(*, group: str) -> list[Any]:
+        assert group == "vllm.logits_processors"
+        return list(plugins)
+
+    return find
+
+
 @pytest.fixture
 def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """vLLM's module, with no entry points installed."""
@@ -69,7 +79,7 @@ def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with vllm_stand_ins():
         import vllm.v1.worker.gpu.sample.logits_processor.loader as loader
 
-        monkeypatch.setattr(loader, "entry_points", lambda group: [])
+        monkeypatch.setattr(loader, "entry_points", installed())
         loader._cached_load_v2_logitsprocs.cache_clear()
         yield loader
         loader._cached_load_v2_logitsprocs.cache_clear()
@@ -93,7 +103,7 @@ def test_a_processor_loads_from_each_source_and_entry_points_come_first(
 ) -> None:
     custom = {"class": given().First, "name": "given:First", "entry point": "given:Second"}[source]
     if source == "entry point":
-        monkeypatch.setattr(loader, "entry_points", lambda group: [entry(given().First)])
+        monkeypatch.setattr(loader, "entry_points", installed(entry(given().First)))
     built = build(loader, custom)
     expected = [given().First] + ([given().Second] if source == "entry point" else [])
     assert [type(each) for each in built] == expected
@@ -134,7 +144,7 @@ def test_an_entry_point_that_is_none_is_refused(
     loader: Any, monkeypatch: pytest.MonkeyPatch, found: Any, error: type[Exception], words: str
 ) -> None:
     plugin = entry(getattr(given(), found) if isinstance(found, str) else found)
-    monkeypatch.setattr(loader, "entry_points", lambda group: [plugin])
+    monkeypatch.setattr(loader, "entry_points", installed(plugin))
     with pytest.raises(error, match=words):
         build(loader)
 

@@ -62,7 +62,8 @@ class RequestSlots:
             self._prompt_len.flush()
             self._prefill_len.flush()
         self._total_len.flush()
-        return new.tolist()
+        entered: list[int] = new.tolist()
+        return entered
 
     def params_of(self, slot: int, share_inputs: Mapping[str, Any]) -> ServedParams:
         """Returns a copy of a slot's parameters with the arguments that the processor sees."""

@@ -60,6 +60,10 @@ from vllm.v1.sample.logits_processor.interface import (AddedRequest, BatchUpdate
     MoveDirectionality, RemovedRequest)
 from vllm.v1.sample.logits_processor.state import BatchUpdateBuilder, LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor, UvaBackedTensor
+from vllm.v1.worker.gpu.sample.logits_processor import (LogitsContext, LogitsProcRequestState, LogitsProcessor,
+    build_custom_logits_processors, build_custom_logits_processors_params_validator)
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotKeyed
 """
 
 

@@ -96,6 +96,6 @@ class LogitsProcessor(ABC):
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
         """Returns the changed logits [rows, vocab_size] float32; may change them in place.
 
-        All rows of the step are present, also those of requests for which `add_request` returned False. It is not
-        called in a step with such requests alone.
+        All rows of the step are present, declined requests (`add_request` returned False) included. It is not called in
+        a step with declined requests alone.
         """

@@ -28,7 +28,7 @@ class RequestSlots:
         self._interface = interface
         self._tensors = tensors
         self._eos_token_ids = model.eos_token_ids
-        # The version of the arguments tells one request in a slot from the next; no version is below 1 in use.
+        # A slot's version changes with its request. It is above 0 for every request.
         self._versions = np.zeros(slots, np.int64)
         self._tokens = TokenArray(slots, model.max_model_len, tensors)
         self._prompt_len, self._prefill_len, self._total_len = (SlotArray(slots, tensors) for _ in range(3))

@@ -24,7 +24,7 @@ class Tensors(ABC):
     @property
     @abstractmethod
     def device(self) -> Any:
-        """The device that the processor is told."""
+        """The device, as the processor's constructor receives it."""
 
     @abstractmethod
     def view(self, logits: Tensor) -> Any:

@@ -46,10 +46,10 @@ def run_bash(command: str, server: ServerProcess) -> str:
 
 
 def test_no_block_of_code_is_left_out_of_these_tests() -> None:
-    assert len(modules()) == 4
+    assert len(modules()) == 5
     assert len(program_parts()) == 6
     assert len(code_blocks("bash")) == 2
-    assert len(re.findall("^ *```", DOCUMENT, re.MULTILINE)) == 2 * (4 + 6 + 2)
+    assert len(re.findall("^ *```", DOCUMENT, re.MULTILINE)) == 2 * (5 + 6 + 2)
 
 
 def test_the_program_runs_with_the_modules_beside_it(directory: Path) -> None:
@@ -68,7 +68,15 @@ def test_the_program_runs_with_the_modules_beside_it(directory: Path) -> None:
     # The error that the document quotes behind its `print`.
     (quoted,) = re.findall(r"print\(error\)  # (.*)", program)
     assert quoted in done.stdout.splitlines()
-    names = ["LogitBiasLogitsProcessor", "second", "BanTokens", "OnlyToken", "NoImmediateRepeat", "scale"]
+    names = [
+        "LogitBiasLogitsProcessor",
+        "second",
+        "BanTokens",
+        "OnlyToken",
+        "TargetToken",
+        "NoImmediateRepeat",
+        "scale",
+    ]
     names += ["temperature", "ForcedSequenceLogitsProcessor"]
     listed = [line.split()[:2] for line in done.stdout.splitlines() if re.match(r"\d+ ", line)]
     assert listed == [[str(order), name] for order, name in enumerate(names)]

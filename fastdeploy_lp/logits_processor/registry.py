@@ -127,8 +127,8 @@ def find_dialect(found: object, spec: str) -> Dialect:
     raise LogitsProcessorSpecError(
         spec,
         "must be a subclass of LogitsProcessor: derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor, "
-        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_v1; a class without a base is called "
-        "(input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
+        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_mrv2 or .vllm_v1; a class without a "
+        "base is called (input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
     )
 
 

@@ -15,6 +15,7 @@ HASH_BIAS = {"hash_bias": [7, 40.0]}
 DIALECTS = {
     "Native": "support.hash_bias:Native",
     "Vllm": "support.hash_bias:Vllm",
+    "Mrv2": "support.hash_bias:Mrv2",
     "RequestTwo": "support.hash_bias:RequestTwo",
     "RequestThree": "support.hash_bias:RequestThree",
     "Plugin": "Plugin=support.hash_bias:PLUGIN",

@@ -112,7 +112,9 @@ def test_the_builtins_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "processor", [hash_bias.Vllm, hash_bias.RequestThree, "support.hash_bias:PLUGIN", HuggingFace], ids=str
+    "processor",
+    [hash_bias.Vllm, hash_bias.Mrv2, hash_bias.RequestThree, "support.hash_bias:PLUGIN", HuggingFace],
+    ids=str,
 )
 def test_right_ones_of_other_dialects_pass(processor: Any) -> None:
     report = check_processor(processor, HASH_BIAS, fd_config=tiny_fd_config(), skip=NO_TIMES)

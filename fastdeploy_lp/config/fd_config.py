@@ -92,20 +92,20 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         group="Model",
-        help="w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
+        help="8-bit weights with activations of 8 bits (w8a8) or 16 (w8a16, on a GPU the only one) (default: float32)",
         choices=QUANTIZATIONS,
     )
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = option(
         "raw_logprobs",
         group="Logits processors",
-        help="what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
+        help="logprobs of the model's own logits, or of those after processors, penalties and filters",
         choices=LOGPROBS_MODES,
     )
     pooling_type: str = option(
         DEFAULT_POOLING_TYPE,
         group="Model",
-        help="what an embedding is made of: the mean of all hidden states of the prompt, or the last one",
+        help="pooling of embeddings: the mean of all hidden states of the prompt, or the last one",
         choices=POOLING_TYPES,
     )
     skip_tokenizer_init: bool = option(
@@ -123,7 +123,12 @@ class SchedulerConfig:
     fair_queue: clients share what a step computes of prompts.
     """
 
-    max_num_seqs: int = option(32, group="Scheduling", help="requests that run at once (slots)", check=at_least(1))
+    max_num_seqs: int = option(
+        32,
+        group="Scheduling",
+        help="slots: sequences that run at once; a request with n answers is n sequences",
+        check=at_least(1),
+    )
     max_num_batched_tokens: int = option(
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
         group="Scheduling",
@@ -133,7 +138,7 @@ class SchedulerConfig:
     max_waiting_requests: int = option(
         DEFAULT_MAX_WAITING_REQUESTS,
         group="Scheduling",
-        help="requests that may wait for a slot before further ones are refused with status 429",
+        help="sequences that may wait for a slot before further requests get status 429; 0: no waiting",
         check=at_least(0),
     )
     prompt_step_seconds: float = option(
@@ -163,7 +168,7 @@ class CacheConfig:
     )
     dtype: str = "float32"
     enable_prefix_caching: bool = option(
-        True, group="KV cache", help="let requests that begin alike share what was computed of their prompts"
+        True, group="KV cache", help="requests with the same prefix share computed blocks"
     )
     gpu_memory_utilization: float = option(
         0.9,
@@ -184,7 +189,7 @@ class ParallelConfig:
     engine_worker_queue_port: int | None = option(
         None,
         group="Processes",
-        help="loopback TCP port between API process and worker (default, and safer: a private unix socket)",
+        help="loopback TCP port between API process and worker (default: a private unix socket, which is safer)",
     )
     tensor_parallel_size: int = option(
         1,
@@ -319,13 +324,13 @@ class ObservabilityConfig:
 
     log_stats_interval: float = option(
         DEFAULT_LOG_STATS_INTERVAL,
-        group="Plugins",
-        help="seconds between two lines of the log on the engine's load; 0 for none",
+        group="Reports",
+        help="seconds between two log lines on the engine's load, and two calls of stat loggers' log; 0 for none",
         check=require_seconds,
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        group="Plugins",
+        group="Reports",
         help="send OpenTelemetry spans of requests to this collector, such as http://127.0.0.1:4318/v1/traces",
         check=require_collector,
     )
@@ -398,7 +403,7 @@ class ChatConfig:
         help="file with a jinja chat template, or the template itself, for the model's own",
     )
     trust_request_chat_template: bool = option(
-        False, group="Chat", help="let requests send a chat template of their own, which runs in a sandbox"
+        False, group="Chat", help="requests may contain a chat template, which runs in a sandbox"
     )
     tool_call_parser: str | None = option(
         None, group="Chat", help="how tool calls are read: hermes (default: what the chat template shows)"
@@ -409,7 +414,7 @@ class ChatConfig:
     reasoning_parser: str | None = option(
         None,
         group="Chat",
-        help="tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
+        help="separate reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
     )
 
 

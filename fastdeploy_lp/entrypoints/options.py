@@ -122,8 +122,8 @@ def _place_of(error: yaml.YAMLError) -> str:
 
 
 def _first_line(group: type[Any]) -> str:
-    """Returns the first line of a dataclass's docstring, as a title."""
-    return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".")
+    """Returns the first line of a dataclass's docstring, up to a semicolon, as a title."""
+    return (group.__doc__ or group.__name__).partition("\n")[0].partition(";")[0].rstrip(".")
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -50,7 +50,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16")
 class EngineArgs:
     """Flat engine options: `--max-num-seqs 8`, `max-num-seqs: 8` in YAML and `LLM(max_num_seqs=8)` all land here."""
 
-    model: str = option(group="Model", help="model directory, GGUF file, or the name smollm2-135m")
+    model: str = option(group="Model", help="model directory, GGUF file, name in Hugging Face's cache, or smollm2-135m")
     served_model_name: str | None = option(None, group="Model", help="name in the API (default: the --model value)")
     max_model_len: int | None = option(
         None,

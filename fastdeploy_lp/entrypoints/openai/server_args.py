@@ -51,34 +51,36 @@ class ServerArgs:
     )
     playground: bool = option(False, help="serve a page at /playground to try processors, and one with metrics")
     max_body_size: int = option(
-        DEFAULT_MAX_BODY_SIZE, help="bytes that a request's body may have", check=at_least(1, " byte")
+        DEFAULT_MAX_BODY_SIZE, help="maximum bytes of a request's body", check=at_least(1, " byte")
     )
     max_bodies_size: int | None = option(
-        None, help="bytes of bodies that may arrive at once (default: 8 of the largest)"
+        None, help="bytes of bodies arriving at once, over all connections (default: 8 of the largest)"
     )
-    fair_queue: bool = option(False, help="let API keys take turns when requests wait, by the tokens each was given")
+    fair_queue: bool = option(False, help="API keys take turns when requests wait, by the tokens served to each")
     stream_timeout: float = option(
         DEFAULT_STREAM_TIMEOUT,
-        help="seconds that a stream's client may read nothing before its request ends; 0 for no limit",
+        help="seconds without reading before a stream's request ends; 0 for no limit",
         check=require_seconds,
     )
     max_unread_tokens: int = option(
         DEFAULT_MAX_UNREAD_TOKENS,
-        help="tokens that wait for a stream's client to read before its request ends",
+        help="unread tokens of a stream's client before its request ends",
         check=at_least(1),
     )
     max_connections: int | None = option(
         None,
-        help="connections that may stand before idle ones give way (default: as files may be open)",
+        help="connections before idle ones are closed (default: by the limit of open files)",
         check=at_least(1),
     )
     max_connections_per_client: int | None = option(
-        None, help="connections of one address before its idle ones give way (default: half of all)", check=at_least(1)
+        None,
+        help="connections of one address (IPv6: one /64 network) before its idle ones are closed (default: half)",
+        check=at_least(1),
     )
     allow_extra_fields: bool = option(
-        False, help="ignore unknown fields of bodies, with a warning a name, instead of refusing"
+        False, help="ignore unknown fields of bodies, with one warning per name, instead of refusing them"
     )
-    root_path: str = option("", help="path under which a proxy shows this server")
+    root_path: str = option("", help="path under which a proxy serves this server, stripped by the proxy or not")
     allowed_origins: list[str] = option(
         [],
         help="origins whose web pages may use this server; * for all (default: none)",
@@ -91,12 +93,12 @@ class ServerArgs:
     allowed_headers: list[str] = option(
         ["*"], help="headers that those pages may send (default: all)", metavar="HEADER", check=require_names
     )
-    allow_credentials: bool = option(False, help="let those pages send cookies along")
+    allow_credentials: bool = option(False, help="allow those pages to send cookies")
     ssl_certfile: str | None = option(None, help="certificate chain (PEM): serve HTTPS")
     ssl_keyfile: str | None = option(None, help="its private key (default: in the same file)")
-    ssl_ca_certs: str | None = option(None, help="authorities whose client certificates count")
+    ssl_ca_certs: str | None = option(None, help="trusted authorities of client certificates")
     ssl_cert_reqs: int = option(int(ssl.CERT_NONE), help="client certificates: 0 none, 1 optional, 2 required")
-    log_level: str = option("info", help="least grave lines of the log", choices=LOG_LEVELS)
+    log_level: str = option("info", help="minimum level of the log's lines", choices=LOG_LEVELS)
     log_format: str = option("text", help="form of the log's lines", choices=LOG_FORMATS)
     log_prompts: bool = option(False, help="write prompts into the log")
     request_log: str | None = option(

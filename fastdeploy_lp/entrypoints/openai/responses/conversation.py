@@ -141,27 +141,22 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
     messages = list[dict[str, Any]]()
     answer: dict[str, Any] | None = None
     for item in items:
-        if isinstance(item, (ReasoningItem, FunctionCallItem)) or item_of_assistant(item):
-            # Text after a call, or a second text, belongs to another answer.
-            if answer is None or (isinstance(item, MessageItem) and ("content" in answer or "tool_calls" in answer)):
+        if isinstance(item, FunctionCallOutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            answer = None
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append({"role": item.role, "content": _text(item.content)})
+            answer = None
+        else:
+            # Only calls follow the text of the same answer.
+            if answer is None or (answer.keys() & {"content", "tool_calls"} and not isinstance(item, FunctionCallItem)):
                 answer = {"role": "assistant"}
                 messages.append(answer)
             _add(answer, item)
-            continue
-        answer = None
-        if isinstance(item, FunctionCallOutputItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-        elif isinstance(item, MessageItem):
-            messages.append({"role": item.role, "content": _text(item.content)})
     for message in messages:
-        if message["role"] == "assistant" and not message.get("tool_calls"):
+        if message["role"] == "assistant" and "tool_calls" not in message:
             message.setdefault("content", "")
     return messages
-
-
-def item_of_assistant(item: InputItem) -> bool:
-    """Returns True for a message of the assistant."""
-    return isinstance(item, MessageItem) and item.role == "assistant"
 
 
 def _add(answer: dict[str, Any], item: InputItem) -> None:

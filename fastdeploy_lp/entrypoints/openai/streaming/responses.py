@@ -148,8 +148,7 @@ class ResponseEvents:
             details = {}
         # A chunk that is neither text nor the last has token ids to tell.
         if delta.content or (choice.finish_reason is None and not events and not delta.tool_calls):
-            logprobs = choice.logprobs.content if choice.logprobs is not None else []
-            events += self._grow(GrowingText, delta.content or "", {**details, "logprobs": logprobs})
+            events += self._grow(GrowingText, delta.content or "", details)
             details = {}
         for call in delta.tool_calls or []:
             if call.id is not None:
@@ -184,6 +183,7 @@ class ResponseEvents:
 
 
 def _details(choice: ChatChunkChoice) -> dict[str, Any]:
-    """Returns this server's own fields of a chunk."""
+    """Returns the fields that tell of a chunk's tokens."""
     names = ("token_ids", "logits_processors_trace")
-    return {name: value for name in names if (value := getattr(choice, name)) is not None}
+    details = {name: value for name in names if (value := getattr(choice, name)) is not None}
+    return details if choice.logprobs is None else details | {"logprobs": choice.logprobs.content}

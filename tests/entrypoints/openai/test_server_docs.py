@@ -11,7 +11,7 @@ from support.server import REPOSITORY, ServerProcess
 from fastdeploy_lp.entrypoints.openai.server_args import DEFAULT_MAX_BODY_SIZE, ServerArgs
 
 DOCUMENT = (REPOSITORY / "docs" / "server.md").read_text()
-ROUTE = re.compile(r"`(GET|POST) (/[^`]*)`")
+ROUTE = re.compile(r"`(GET|POST|DELETE) (/[^`]*)`")
 
 
 def section(title: str) -> str:

@@ -11,11 +11,14 @@ import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from support.chat import MODEL, encode, post
 from support.forced import says
 from support.server import ServerProcess
 
+from fastdeploy_lp.entrypoints.openai.protocol.response_events import ResponseEvent
+
+EVENTS: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
 THOUGHT, ANSWER = "\nHm, 🤔 <b>?\n", "\n\nYes."
 ARGUMENTS = {"city": "Köln 🏙", "days": [1, 2]}
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(ARGUMENTS, ensure_ascii=False)}}}\n</tool_call>'
@@ -125,14 +128,18 @@ def test_the_events_of_an_item_enclose_its_pieces(kind: str, scripted: openai.Cl
     assert done == kinds(create(scripted, TEXTS[kind]))
 
 
-def test_events_have_names(scripted_server: ServerProcess) -> None:
-    body = {"input": "Go", "stream": True, **says("Yes.")}
+@pytest.mark.parametrize("kind", TEXTS)
+def test_events_have_names_and_the_declared_fields(kind: str, scripted_server: ServerProcess) -> None:
+    tool = {name: value for name, value in WEATHER.items() if name != "strict"}
+    own = {"top_logprobs": 1, "return_token_ids": True, "logits_processors_trace": {"top_k": 1, "max_tokens": 3}}
+    body = {"input": "Go", "stream": True, "tools": [tool], **own, **says(TEXTS[kind])}
     answer = httpx.post(f"{scripted_server.url}/v1/responses", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = answer.text.strip().split("\n\n")
     for block in blocks:
         name, data = block.split("\n")
-        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+        event = EVENTS.validate_json(data.removeprefix("data: "))
+        assert name == f"event: {event.type}"
     assert json.loads(blocks[-1].split("data: ")[1])["type"] == "response.completed"
 
 

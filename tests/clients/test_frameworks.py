@@ -1,4 +1,4 @@
-"""LangChain's and LlamaIndex's clients, in an environment of their own, at the same strict server as all others."""
+"""LangChain, LlamaIndex, the Agents SDK, LiteLLM and Instructor, in an environment of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from support.clients.calls import HIDDEN_SIZE, MODEL_NAME
 from support.clients.case import CHAT, Route
 from support.clients.chat_cases import CALL
 from support.clients.failures import CLIENT_KEY
+from support.clients.generation_cases import END, A
 from support.clients.programs import CLIENTS, PYTHON, require, told_by
 from support.clients.python_client import PythonAsker
 from support.server import ServerProcess
@@ -62,3 +63,35 @@ def test_llama_index(plan: dict[str, Any]) -> None:
     check_chats(read, [read["plain"], read["streamed"], read["answered"], *texts])
     assert call["calls"] == CALLED
     assert read["completions"] == [TEXT, TEXT]
+
+
+def test_the_agents_sdk(plan: dict[str, Any]) -> None:
+    # The tiny model's free text is noise without an end: here it says one token four times.
+    own = {"logit_bias": {str(A): 50.0, str(END): 100.0}, "min_tokens": 4}
+    read = told("openai_agents.py", plan | {"own": own})
+    for name, run in read.items():
+        assert run["items"] == ["tool_call_item", "tool_call_output_item", "message_output_item"], name
+        assert len(run["asked"]) == 1
+        assert run["output"]
+    assert len({run["output"] for run in read.values()}) == 1
+    events = set(read["responses, streamed"]["events"])
+    assert {"response.created", "response.output_text.delta", "response.function_call_arguments.done"} <= events
+
+
+def test_litellm(plan: dict[str, Any]) -> None:
+    read = told("litellm_calls.py", plan)
+    texts = ("chat", "streamed", "response", "streamed response")
+    assert {read[name] for name in texts} == {TEXT}
+    assert read["call"] == CALLED[0]
+    assert read["events"][0] == "response.created"
+    assert read["events"][-1] == "response.completed"
+    assert read["vector"] == HIDDEN_SIZE
+    assert "temperature" in read["refusal"]
+
+
+def test_instructor(plan: dict[str, Any]) -> None:
+    read = told("instructor_models.py", plan)
+    assert read.keys() == {"tools", "json schema", "responses"}
+    for person in read.values():
+        assert person["name"] in ("Ann", "Bob")
+        assert person["age"] in (1, 2)

@@ -41,6 +41,38 @@ SEEDS: list[tuple[str, dict[str, JsonValue]]] = [
         },
     ),
     (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+            "instructions": "Be brief.",
+            "max_output_tokens": 2,
+            "stream": True,
+            "metadata": {"a": "b"},
+            "reasoning": {"effort": "low"},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Go",
+            "max_output_tokens": 2,
+            "background": True,
+            "previous_response_id": "resp_1",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        },
+    ),
+    (
+        "/v1/responses/input_tokens",
+        {"input": "Go", "tools": [{"type": "function", "name": "f", "parameters": {}}], "tool_choice": "auto"},
+    ),
+    (
         "/v1/chat/completions",
         {
             "messages": [{"role": "user", "content": "Go"}],

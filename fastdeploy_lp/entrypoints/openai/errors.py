@@ -227,6 +227,8 @@ def foremost(errors: Sequence[Any], body: Any) -> Any:
 
 
 def _path_of(error: Mapping[str, Any], body: Any) -> str:
+    if error["loc"][:1] in (("query",), ("path",)):
+        return str(error["loc"][1])
     return json_path(error["loc"][1:], body, of_missing=error["type"] == "missing")
 
 

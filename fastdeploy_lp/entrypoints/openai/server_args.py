@@ -22,6 +22,7 @@ DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
 DEFAULT_REQUEST_LOG_BYTES = 256 * 1024 * 1024
+DEFAULT_RESPONSE_STORE_BYTES = 64 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
@@ -110,6 +111,15 @@ class ServerArgs:
         check=at_least(1, " byte"),
     )
     vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
+
+    response_store: str | None = option(
+        None, help="SQLite file that keeps responses for previous_response_id (default: memory)"
+    )
+    response_store_max_bytes: int = option(
+        DEFAULT_RESPONSE_STORE_BYTES,
+        help="bytes of responses that are kept; the oldest are dropped",
+        check=at_least(1, " byte"),
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -8,7 +8,7 @@ import httpx
 from support.server import REPOSITORY, ServerProcess
 
 DOCUMENT = (REPOSITORY / "docs" / "server.md").read_text()
-ROUTE = re.compile(r"`(GET|POST) (/[^`]*)`")
+ROUTE = re.compile(r"`(GET|POST|DELETE) (/[^`]*)`")
 
 
 def section(title: str) -> str:

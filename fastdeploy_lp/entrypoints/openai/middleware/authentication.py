@@ -45,7 +45,8 @@ class AuthenticationMiddleware:
             record = scope.get("state", {}).get(STATE_KEY)
             if record is not None:
                 record.operator = place is not None and place >= self._num_client_keys
-                record.client = record.client if place is None else str(place)
+                if place is not None:
+                    record.client, record.key = str(place), self._digests[place].hex()
             await self._app(scope, receive, send)
             return
         info = ErrorInfo(

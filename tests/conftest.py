@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, settings
-from support.server import PLUGINS, ZOO, ServerProcess
+from support.server import PLUGINS, TESTS, ZOO, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES
@@ -34,6 +34,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")
 
+# Tests connect to 127.0.0.1. Each new client of httpx would first read every authority that certifi knows, for 20 ms.
+os.environ["SSL_CERT_FILE"] = str(TESTS / "data" / "tls" / "certificate.pem")
+
 # How long an example takes is the machine's affair, and no test's.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
@@ -46,7 +49,7 @@ PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = 120.0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-DATA = Path(__file__).parent / "data"
+DATA = TESTS / "data"
 # Fixtures of servers that several files share; a module's own fixture of that name is not meant.
 SESSION_SERVERS = ("server", "scripted_server", "guarded_server", "strict_server")
 

@@ -56,7 +56,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the comparison as a user would, with a proxy in the environment that is dead."""
     environment = os.environ | {"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, "-W", "error", str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=600, check=False)
 
 
 def result(concurrency: int, tokens_per_s: float, *, ttft_ms: float = 10.0, problem: str | None = None) -> LevelResult:

@@ -189,11 +189,13 @@ def health(url: str) -> int | None:
 
 def wait_until(condition: object, seconds: float, describe: object = None) -> None:
     """Poll a callable until it is true; TimeoutError otherwise, with what `describe` returns."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:
             raise TimeoutError(describe() if callable(describe) else "the condition did not come true")
-        time.sleep(0.02)
+        time.sleep(pause)
+        # What takes long is asked for less often: most conditions are requests to a server.
+        pause = min(pause * 1.5, 0.1)
 
 
 def process_exists(pid: int) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# Compiles what was compiled before in no time: what is compiled, but for empty lines, and the flags, but for those with
-# paths, name the result. It appears whole.
+# Compiles what was compiled before in no time: what is compiled, but for empty lines, and the arguments, but for the
+# folders in them, name the result. It appears whole.
 CACHED = """
 out=; last=
 for each; do
@@ -20,7 +20,7 @@ for each; do
     last=$each
 done
 sum=$( (
-    for each; do case $each in "$out" | */*) ;; *) echo "$each" ;; esac; done
+    for each; do [ "$each" = "$out" ] || echo "${each##*/}"; done
     find "$folder" -type f | sort | xargs cat | grep -v '^$'
 ) | cksum | tr ' ' _)
 kept="COMPILED/$sum.so"

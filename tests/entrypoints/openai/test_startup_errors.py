@@ -63,7 +63,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "config type": (["--config", "{folder}/type.yaml"], ["max-num-seqs", "'eight'"]),
 }
 # The others are told by the same function in this process, which takes no second to start.
-THROUGH_THE_COMMAND = ("no module", "port in use", "queue port in use", "no memory", "unknown option")
+THROUGH_THE_COMMAND = ("no module", "port in use", "queue port in use", "cache port in use", "unknown option")
 
 
 @pytest.fixture(scope="module")

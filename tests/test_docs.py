@@ -12,7 +12,7 @@ import pytest
 from support.server import REPOSITORY, ServerProcess, server_environment
 
 DOCUMENT = (REPOSITORY / "docs" / "logits-processors.md").read_text()
-PROGRAM_SECONDS = 600.0
+PROGRAM_SECONDS = 120.0
 
 
 def code_blocks(language: str) -> list[str]:

@@ -7,17 +7,19 @@ token than `reference` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_mrv2, vllm_v1
 from fastdeploy_lp.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 VOCAB_SIZE = 512
 

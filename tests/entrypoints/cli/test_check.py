@@ -88,7 +88,7 @@ def test_a_process_of_its_own_shows_nothing_else() -> None:
             capture_output=True,
             text=True,
             env=server_environment(),
-            timeout=120,
+            timeout=600,
         )
         for options in ([], ["--vllm-compat"])
     ]

@@ -16,7 +16,7 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp.entrypoints.cli import main
 
-SECONDS = 120.0
+SECONDS = 600.0
 BIAS = "LogitBiasLogitsProcessor"
 TOKEN = "300"
 GREEDY = ["--sampling", "temperature=0", "max_tokens=5"]

@@ -16,7 +16,7 @@ from support.chat import wait_for_text
 from support.server import ServerProcess, server_environment, wait_until
 from support.tiny import write_tiny_checkpoint
 
-SECONDS = 120.0
+SECONDS = 600.0
 BIAS = "LogitBiasLogitsProcessor"
 KEY = "a-key-of-a-client"
 OPTIONS = ["--logits-processors", BIAS, "--max-model-len", "512"]

@@ -107,6 +107,6 @@ def test_the_metrics(blank: Page, shown: ServerProcess, folder: Path) -> None:
         ],
     }
     for _ in range(3):
-        httpx.post(f"{shown.url}/v1/chat/completions", json=body, timeout=120).raise_for_status()
+        httpx.post(f"{shown.url}/v1/chat/completions", json=body, timeout=600).raise_for_status()
     page.until(lambda: "µs" in page.find("#processors").text, "no cost is shown")
     keep(page, folder / "playground-metrics.png")

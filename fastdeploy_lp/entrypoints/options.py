@@ -12,11 +12,12 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 import yaml
 
 from fastdeploy_lp.config.option_values import without_none
+from fastdeploy_lp.entrypoints.usage import CommandParser, choices_shown, did_you_mean, one_of
 
 Options = TypeVar("Options")
 
 
-class OptionsParser(argparse.ArgumentParser):
+class OptionsParser(CommandParser):
     """A parser for the fields of dataclasses as `--field-name` options, with defaults from `--config FILE.yaml`.
 
     A field's metadata has its "help", and may have "choices", "secret" (errors do not show its value), its "group" on
@@ -28,7 +29,7 @@ class OptionsParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *groups: type[Any], first: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs, formatter_class=_Formatter, allow_abbrev=False)
+        super().__init__(**kwargs, formatter_class=_Formatter)
         self._first = first
         self._groups = groups
         self.add_argument("--config", metavar="FILE", help="YAML file with these same options")
@@ -98,7 +99,7 @@ class OptionsParser(argparse.ArgumentParser):
         hints = {name: hint for group in self._groups for name, hint in get_type_hints(group).items()}
         name = key.replace("-", "_")
         if name not in hints:
-            raise ValueError(f"{source}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
+            raise ValueError(f"{source}: {key} is no option{did_you_mean(_name(name), map(_name, hints))}")
         if not _fits(value, hints[name]):
             shown = "its value" if name in self._secrets() else repr(value)
             raise ValueError(f"{source}: {key}: {shown} has the wrong type")
@@ -157,7 +158,8 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": None, "help": text}
     if "choices" in field.metadata:
-        return {"choices": field.metadata["choices"], "help": text}
+        choices = field.metadata["choices"]
+        return {"type": one_of(choices), "metavar": choices_shown(choices), "help": text}
     if get_origin(kind) is list:
         return {"action": "extend", "nargs": "+", "metavar": field.metadata.get("metavar", "SPEC"), "help": text}
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}

@@ -179,7 +179,9 @@ def _require_path(target: str, spec: str, names: Iterable[str]) -> str:
 
 
 def _no_colon(target: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(target, names, n=1)
+    # `LogitBias` is less like `LogitBiasLogitsProcessor` than difflib asks for.
+    begun = [name for name in names if target and name.lower().startswith(target.lower())]
+    close = begun[:1] or difflib.get_close_matches(target, names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     if any(plugin.name == target for plugin in installed_plugins(PluginGroup.LOGITS_PROCESSOR)):
         guess = f"; the installed plugin of this name is left out by {PLUGINS_VARIABLE}"
@@ -188,7 +190,7 @@ def _no_colon(target: str, names: list[str]) -> str:
     if "." in target:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
-    return f"is no name known here ({', '.join(names)}) and has no colon (module.path:ClassName){guess}"
+    return f"is no name known here and has no colon (module.path:ClassName){guess}; names are {', '.join(names)}"
 
 
 def _load_path(path: str, spec: str) -> object:

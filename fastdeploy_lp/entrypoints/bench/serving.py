@@ -3,7 +3,7 @@
 Each concurrency level keeps that many streaming requests in flight until it has sent all of its requests, then
 reports throughput and latency. With request rates, each level sends its requests at random times (Poisson) instead,
 without a concurrency limit. ``benchmarks/README.md`` defines each number. The module uses no other part of this
-project than this folder, so that it measures every server the same way.
+project than this folder and the parser of options, so that it measures every server the same way.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fastdeploy_lp.entrypoints.bench.load import (
     render,
     summarise,
 )
+from fastdeploy_lp.entrypoints.usage import CommandParser
 
 SCHEMA_VERSION = 1
 
@@ -67,7 +68,7 @@ def positive_float(text: str) -> float:
 
 def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argparse.Namespace:
     """Parses and checks the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog, description="Measure an OpenAI-compatible server under closed-loop or open-loop load."
     )
     add = parser.add_argument

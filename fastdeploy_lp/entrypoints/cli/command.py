@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from fastdeploy_lp.entrypoints.usage import CommandParser, did_you_mean
 from fastdeploy_lp.version import __version__
 
 PROGRAM = "fastdeploy-lp"
+OPTIONS = ("-h", "--help", "--version")
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     subcommand = next((each for each in SUBCOMMANDS if arguments[:1] == [each.name]), None)
     if subcommand is None:
+        parser = _parser()
+        if arguments and arguments[0] not in OPTIONS:
+            names = [each.name for each in SUBCOMMANDS]
+            parser.error(f"unknown subcommand {arguments[0]!r}{did_you_mean(arguments[0], names)}")
         # Ends the process after printing help, the version or an error.
-        _parser().parse_args(arguments)
+        parser.parse_args(arguments)
         return
     # Imports only this subcommand's module, to save time.
     run = import_module(subcommand.module).main
@@ -55,15 +61,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     width = max(len(each.name) for each in SUBCOMMANDS)
     table = "\n".join(f"  {each.name:<{width}}  {each.summary}" for each in SUBCOMMANDS)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} SUBCOMMAND [options]",
         description=f"subcommands:\n{table}\n\n`{PROGRAM} SUBCOMMAND --help` shows a subcommand's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument("subcommand", choices=[each.name for each in SUBCOMMANDS], help=argparse.SUPPRESS)
+    parser.add_argument("subcommand", metavar="SUBCOMMAND", help=argparse.SUPPRESS)
     return parser

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastdeploy_lp.engine.client.processor_states import ProcessorInfo, ProcessorStates
+from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 
 _PLURALS = {"integer": "integers", "number": "numbers", "string": "strings", "boolean": "booleans", "array": "lists"}
@@ -116,7 +116,7 @@ def _cell(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Shows the chain that `--logits-processors SPEC …` declares; returns 2 for a SPEC without a processor."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog, description="Show what these logits processors, and the installed ones, are and take."
     )
     text = "as behind --logits-processors (default: the builtin ones)"

@@ -46,6 +46,7 @@ from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
+from fastdeploy_lp.entrypoints.usage import MISUSED
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
 
@@ -88,10 +89,10 @@ class MetricsServer:
             await asyncio.gather(self._serving, return_exceptions=True)
 
 
-MISUSED, FAILED = 2, 1
+FAILED = 1
 
 
-def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy-lp serve") -> None:
     """Serves until a signal arrives; reports every option error in one line before the model loads."""
     description = "Serve a model over the OpenAI API. The model may also come first, without --model."
     parser = OptionsParser(EngineArgs, ServerArgs, first="model", prog=prog, description=description)

@@ -174,7 +174,7 @@ class RequestArgsValidator:
             return f"{name!r} is not declared; start the server with --logits-processors"
         close = difflib.get_close_matches(name, self._declared, n=1)
         guess = f"; did you mean {close[0]}?" if close else ""
-        return f"no logits processor of the name {name!r} is declared; declared are {', '.join(self._declared)}{guess}"
+        return f"no logits processor of the name {name!r} is declared{guess}; declared are {', '.join(self._declared)}"
 
 
 class _Paths:

@@ -43,25 +43,66 @@ def test_help_names_the_subcommands(option: str) -> None:
 
 
 # `serve` sets up this process's logging; its own help is read above.
-@pytest.mark.parametrize("name", [each.name for each in SUBCOMMANDS if each.name != "serve"])
-@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--no-such-option", 2)])
-def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str, option: str, status: int) -> None:
+OTHERS = [each.name for each in SUBCOMMANDS if each.name != "serve"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([name, "word", option])
+        main([name, "word", "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: fastdeploy-lp {name} ")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_misspelled_option_is_one_line_with_the_right_spelling_and_a_pointer(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "word", "--hepl=secret"])
     shown = capsys.readouterr()
-    assert ended.value.code == status
-    assert (shown.err if status else shown.out).startswith(f"usage: fastdeploy-lp {name} ")
-    assert (option in shown.err) == (status == 2)
+    assert (ended.value.code, shown.out) == (2, "")
+    assert shown.err == f"error: unknown option --hepl; did you mean --help? (see fastdeploy-lp {name} --help)\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["benhc"], ["--serve"], ["Serve"], [""]])
-def test_unknown_subcommand_shows_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "the following arguments are required: SUBCOMMAND"),
+        (["benhc", "--model", "m"], "unknown subcommand 'benhc'; did you mean bench?"),
+        (["--serve"], "unknown subcommand '--serve'; did you mean serve?"),
+        (["Serve"], "unknown subcommand 'Serve'; did you mean serve?"),
+        (["smollm2-135m"], "unknown subcommand 'smollm2-135m'"),
+        ([""], "unknown subcommand ''"),
+    ],
+)
+def test_unknown_subcommand_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert shown.err == f"error: {reason} (see fastdeploy-lp --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["check"], "the following arguments are required: SPEC"),
+        (["collect-env", "word"], "unexpected argument 'word'"),
+        (
+            ["new-processor", "mine", "--dialect", "nativ"],
+            "argument --dialect: 'nativ' is not allowed; did you mean native?; allowed: "
+            "native, vllm-v1, request, plugin, torch",
+        ),
+        (["bench", "--max-tokens", "0"], "argument --max-tokens: 0 is below 1"),
+        (["chat", "--model", "m", "--zzz", "1"], "unknown option --zzz"),
+    ],
+)
+def test_usage_error_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "usage: fastdeploy-lp SUBCOMMAND" in shown.err
+    assert capsys.readouterr().err == f"error: {reason} (see fastdeploy-lp {arguments[0]} --help)\n"
 
 
 def test_measuring_loads_neither_engine_nor_server() -> None:
@@ -71,7 +112,14 @@ def test_measuring_loads_neither_engine_nor_server() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('fastdeploy_lp')), "
         "[name for name in ('pydantic', 'fastapi', 'zmq', 'tokenizers', 'numpy') if name in sys.modules])"
     )
-    own = ["", ".entrypoints", ".entrypoints.bench", *(f".entrypoints.bench.{name}" for name in BENCH), ".version"]
+    own = [
+        "",
+        ".entrypoints",
+        ".entrypoints.bench",
+        *(f".entrypoints.bench.{name}" for name in BENCH),
+        ".entrypoints.usage",
+        ".version",
+    ]
     done = run(sys.executable, "-c", program)
     assert done.stdout.strip() == f"{[f'fastdeploy_lp{name}' for name in own]} []", done.stderr
 

@@ -133,7 +133,7 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
         "1024",
         "0.9",
         "True",
-        "8000",
+        "8180",
         "127.0.0.1",
         "30",
         "the --model value",

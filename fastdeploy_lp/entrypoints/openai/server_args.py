@@ -18,6 +18,7 @@ from fastdeploy_lp.config.option_values import (
 )
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
 
+DEFAULT_PORT = 8180
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
@@ -30,7 +31,7 @@ class ServerArgs:
     """Options of the HTTP server; raises ValueError naming an invalid option."""
 
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
-    port: int = option(8000, help="port of the API", check=require_port)
+    port: int = option(DEFAULT_PORT, help="port of the API", check=require_port)
     metrics_port: int | None = option(None, help="port of /metrics (default: the API's own port)", check=require_port)
     timeout_graceful_shutdown: int = option(
         30, help="seconds that running requests get to finish after SIGTERM", check=at_least(0, " seconds")

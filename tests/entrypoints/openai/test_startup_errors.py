@@ -20,7 +20,7 @@ BUILTIN = "fastdeploy_lp.logits_processor.builtin.logit_bias"
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "no builtin": (
         ["--logits-processors", "LogitBias"],
-        ["'LogitBias'", "did you mean LogitBiasLogitsProcessor?; names are "],
+        ["'LogitBias'", "; did you mean LogitBiasLogitsProcessor?; names are "],
     ),
     "no colon": (["--logits-processors", "support.processors.Doubles"], ["write support.processors:Doubles"]),
     "no module": (["--logits-processors", "no_such_module:Doubles"], ["'no_such_module'", "PYTHONPATH"]),

@@ -17,8 +17,8 @@ from fastdeploy_lp.config.option_values import (
     require_seconds,
 )
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
+from fastdeploy_lp.entrypoints.server_address import DEFAULT_PORT
 
-DEFAULT_PORT = 8180
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
@@ -50,7 +50,9 @@ class ServerArgs:
         secret=True,
         check=require_names,
     )
-    playground: bool = option(False, help="serve a page at /playground to try processors, and one with metrics")
+    playground: bool = option(
+        False, help="serve a page at /playground to try processors, and one with metrics; / leads there"
+    )
     max_body_size: int = option(
         DEFAULT_MAX_BODY_SIZE, help="bytes that a request's body may have", check=at_least(1, " byte")
     )
@@ -99,7 +101,7 @@ class ServerArgs:
     ssl_cert_reqs: int = option(int(ssl.CERT_NONE), help="client certificates: 0 none, 1 optional, 2 required")
     log_level: str = option("info", help="least grave lines of the log", choices=LOG_LEVELS)
     log_format: str = option("text", help="form of the log's lines", choices=LOG_FORMATS)
-    log_prompts: bool = option(False, help="write prompts into the log")
+    log_prompts: bool = option(False, help="log a line for each request, with its prompts")
     request_log: str | None = option(
         None, help="file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"
     )
@@ -109,6 +111,8 @@ class ServerArgs:
         check=at_least(1, " byte"),
     )
     vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
+
+    log_requests: bool = option(False, help="log a line for each request (else only at the level debug)")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -50,7 +50,8 @@ def _parser(prog: str | None) -> CommandParser:
     )
     parser.add_argument("spec", metavar="SPEC", help="as behind --logits-processors")
     parser.add_argument(
-        "--params",
+        *("--logits-processors-args", "--params"),
+        dest="params",
         type=_params,
         action="append",
         metavar="JSON",

@@ -35,5 +35,5 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     print(f"{folder} is written; its code is in {folder / package.module / 'processor.py'}. Next:")
     print(f"  pip install --editable '{folder}[test]'")
     print(f"  pytest {folder}")
-    print(f"  fastdeploy-lp check {package.module} --params '{{\"token_id\": 42}}'")
+    print(f"  fastdeploy-lp check {package.module} --logits-processors-args '{{\"token_id\": 42}}'")
     return 0

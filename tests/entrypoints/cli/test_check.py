@@ -12,7 +12,9 @@ from support.tiny_checkpoint import write_tiny_checkpoint
 
 from fastdeploy_lp.entrypoints.cli.command import main
 
-PARAMS = ["--params", '{"token_id": 3, "boost": 2.5}', "--params", '[{"token_id": 9, "boost": 4}]']
+ARGS = "--logits-processors-args"
+# The second is the option's former name.
+PARAMS = [ARGS, '{"token_id": 3, "boost": 2.5}', "--params", '[{"token_id": 9, "boost": 4}]']
 FAST = ["--skip", "speed"]
 
 
@@ -55,9 +57,9 @@ def test_what_is_no_processor_gives_1(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--params", "{"], "{ is no JSON"),
-        (["--params", "[1]"], "[1] must be a JSON object of arguments, or a list of objects"),
-        (["--params", '{"token_id": "no", "boost": 1}'], "error: logits_processors.Boosts.token_id: "),
+        ([ARGS, "{"], "{ is no JSON"),
+        ([ARGS, "[1]"], "[1] must be a JSON object of arguments, or a list of objects"),
+        ([ARGS, '{"token_id": "no", "boost": 1}'], "error: logits_processors.Boosts.token_id: "),
         (["--skip", "sync"], "error: skip: 'sync' is no check; checks are contract, "),
         (["--model", "nowhere"], "error: "),
     ],

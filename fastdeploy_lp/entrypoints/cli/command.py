@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +46,8 @@ SUBCOMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a subcommand; an unknown one ends with status 2."""
+    if argv is None:
+        _import_from_here()
     arguments = list(sys.argv[1:] if argv is None else argv)
     subcommand = next((each for each in SUBCOMMANDS if arguments[:1] == [each.name]), None)
     if subcommand is None:
@@ -54,11 +58,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Ends the process after printing help, the version or an error.
         parser.parse_args(arguments)
         return
-    # Imports only this subcommand's module, to save time.
-    run = import_module(subcommand.module).main
-    status = run(arguments[1:], f"{PROGRAM} {subcommand.name}")
+    try:
+        # Imports only this subcommand's module, to save time.
+        run = import_module(subcommand.module).main
+        status = run(arguments[1:], f"{PROGRAM} {subcommand.name}")
+    except KeyboardInterrupt:
+        # Ctrl-C, also during the imports, is no error that needs a traceback.
+        status = 128 + signal.SIGINT
     if status:
         raise SystemExit(status)
+
+
+def _import_from_here() -> None:
+    """Lets SPECs name modules of the current folder, as with `python -m`: a script's path has its own folder instead.
+
+    The worker and the helpers are started with `python -m`, so that they find the same modules.
+    """
+    here = os.getcwd()
+    # `python -P` and PYTHONSAFEPATH, from Python 3.11 on.
+    if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def _parser() -> CommandParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_measuring_loads_neither_engine_nor_server() -> None:
         ".entrypoints",
         ".entrypoints.bench",
         *(f".entrypoints.bench.{name}" for name in BENCH),
+        ".entrypoints.server_address",
         ".entrypoints.usage",
         ".version",
     ]
@@ -157,10 +159,52 @@ def test_serve_tells_mistakes_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["fastdeploy_lp.entrypoints.openai.api_server", "entrypoints.openai.api_server", "api_server"]
+    "module",
+    [
+        ["fastdeploy_lp.entrypoints.openai.api_server"],
+        ["entrypoints.openai.api_server"],
+        ["api_server"],
+        ["fastdeploy_lp", "serve"],
+    ],
+    ids=" ".join,
 )
-def test_api_server_runs_as_a_module(module: str) -> None:
-    """The second name is the link at the root of the checkout."""
-    done = run(sys.executable, "-m", module, "--help")
+def test_server_runs_as_a_module(module: list[str]) -> None:
+    """The second and the third name are those of a checkout."""
+    done = run(sys.executable, "-m", *module, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "--logits-processors" in done.stdout
+    assert done.stdout == run(COMMAND, "serve", "--help").stdout
+
+
+HERE = """
+from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+
+class OfThisFolder(LogitsProcessor):
+    def __init__(self, fd_config):
+        pass
+
+    def update_state(self, share_inputs):
+        pass
+
+    def apply(self, logits):
+        return logits
+"""
+
+
+@pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "fastdeploy_lp"]], ids=["script", "module"])
+def test_processors_of_the_current_folder_are_found(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "of_this_folder.py").write_text(HERE)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def serve(**variables: str) -> str:
+        options = ["serve", "nowhere", "--logits-processors", "of_this_folder:OfThisFolder"]
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment | variables
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+    # The processor is found before the model, which is not.
+    assert serve().startswith("error: 'nowhere': no such model")
+    if sys.version_info >= (3, 11):
+        assert "names the module 'of_this_folder', which cannot be found" in serve(PYTHONSAFEPATH="1")

@@ -194,9 +194,9 @@ def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> s
     page = url.removesuffix("/v1") + PLAYGROUND
     playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
     return (
-        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
         f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
         f"{playground}"
+        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
     )
 
 

@@ -65,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         # Ctrl-C, also during the imports, is no error that needs a traceback.
         status = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The output's reader, such as `head`, has ended; without a file, the flush at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
     if status:
         raise SystemExit(status)
 

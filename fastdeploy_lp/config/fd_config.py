@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from operator import not_
 from pathlib import Path
@@ -21,6 +22,7 @@ from fastdeploy_lp.config.option_values import (
 )
 from fastdeploy_lp.request.guided_decoding import WHITESPACE
 from fastdeploy_lp.request.pooling_params import POOLING_TYPES
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
@@ -72,6 +74,34 @@ def _restarts(given: str | None) -> bool:
     return given == "restart"
 
 
+# Sampling fields that may have another default than the API's.
+DEFAULT_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _require_defaults(name: str, value: str) -> None:
+    try:
+        given = json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: no valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f'{name}: must be a JSON object such as {{"temperature": 0.2}}, not {value}')
+    for key in given:
+        if key not in DEFAULT_SAMPLING:
+            raise ValueError(f"{name}: {key} is not allowed; allowed are {', '.join(DEFAULT_SAMPLING)}")
+    try:
+        SamplingParams(**given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The model that is served.
@@ -79,7 +109,8 @@ class ModelConfig:
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
     logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
-    `skip_tokenizer_init` requests and answers are token ids.
+    `skip_tokenizer_init` requests and answers are token ids. `model_sampling` has the sampling that the model's authors
+    recommend. Answers report `served_model_name`; requests may also use `other_served_names`.
     """
 
     model: str
@@ -113,6 +144,25 @@ class ModelConfig:
         group="Model",
         help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
     )
+    override_generation_config: str | None = option(
+        None,
+        group="Model",
+        help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
+        check=_require_defaults,
+    )
+    model_sampling: dict[str, float] = field(default_factory=dict)
+    other_served_names: tuple[str, ...] = ()
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names that requests may use; `served_model_name` is the first."""
+        return (self.served_model_name, *self.other_served_names)
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """Values of sampling fields for requests over HTTP, and of `fastdeploy-lp chat`, that do not set them."""
+        given = self.override_generation_config
+        return self.model_sampling if given is None else json.loads(given)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -176,7 +177,11 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kind = without_none(hint)
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return any(_fits_kind(value, kind) for kind in kinds if kind is not type(None))
+
+
+def _fits_kind(value: Any, kind: Any) -> bool:
     if get_origin(kind) is list:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind is float:

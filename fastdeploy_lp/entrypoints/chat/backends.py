@@ -9,6 +9,8 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
+import msgspec
+
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.entrypoints.bench.load import SSEDecoder
 from fastdeploy_lp.entrypoints.chat.session import BackendError, Message
@@ -30,7 +32,8 @@ class LLMBackend:
         if unknown:
             raise BackendError(f"{unknown[0]}: is no sampling field; fields are {', '.join(fields)}")
         try:
-            params = SamplingParams(**{**settings, "n": 1, "output_kind": RequestOutputKind.DELTA})
+            fixed = {"n": 1, "output_kind": RequestOutputKind.DELTA}
+            params = msgspec.structs.replace(self._llm.get_default_sampling_params(), **settings, **fixed)
             for output in self._llm.chat(messages, params, stream=True):
                 yield output.outputs.text
         except (ValueError, RequestFailedError, EngineDeadError) as error:

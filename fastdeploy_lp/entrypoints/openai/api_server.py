@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -91,6 +92,8 @@ class MetricsServer:
 
 FAILED = 1
 
+logger = logging.getLogger(__name__)
+
 
 def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy-lp serve") -> None:
     """Serves until a signal arrives; reports every option error in one line before the model loads."""
@@ -104,6 +107,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy-lp serve") -
         with ExitStack() as stack:
             listeners = _Listeners.of(server_args, stack)
             setup = declare_engine(engine_args.of_a_server(), progress=sys.stderr.isatty())
+            logger.info("loading %s", engine_args.model)
             uvloop.run(_serve(setup, server_args, listeners))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error), MISUSED)

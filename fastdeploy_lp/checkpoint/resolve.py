@@ -11,6 +11,7 @@ from pathlib import Path
 from fastdeploy_lp.checkpoint.cache import converted_directory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles, read_model_files
+from fastdeploy_lp.suggestion import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: boo
             return _from_directory(_cached_repository(repository), need_tokenizer=need_tokenizer)
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    raise CheckpointError(f"{model!r}: {reason}; {_choices()}")
+    raise CheckpointError(f"{model!r}: {reason}{did_you_mean(model, NAMED_MODELS)}; {_choices()}")
 
 
 def recommended_sampling(model: str) -> dict[str, float]:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from fastdeploy_lp.config.option_values import without_none
-from fastdeploy_lp.entrypoints.usage import CommandParser, choices_shown, did_you_mean, one_of
+from fastdeploy_lp.entrypoints.usage import CommandParser, choices_shown, one_of
+from fastdeploy_lp.suggestion import did_you_mean
 
 Options = TypeVar("Options")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
+
+from fastdeploy_lp.suggestion import did_you_mean
 
 MISUSED = 2
 
@@ -36,12 +37,6 @@ class CommandParser(argparse.ArgumentParser):
         if not name.startswith("-"):
             return f"unexpected argument {name!r}"
         return f"unknown option {name}{did_you_mean(name, self._option_string_actions)}"
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean NAME?` with the name that is most like the word, "" if none is."""
-    close = get_close_matches(word, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def one_of(choices: Collection[str]) -> Callable[[str], str]:

@@ -124,6 +124,7 @@ def test_measuring_loads_neither_engine_nor_server() -> None:
         *(f".entrypoints.bench.{name}" for name in BENCH),
         ".entrypoints.server_address",
         ".entrypoints.usage",
+        ".suggestion",
         ".version",
     ]
     done = run(sys.executable, "-c", program)

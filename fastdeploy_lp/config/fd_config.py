@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_lp.config.default_sampling import default_sampling, require_default_sampling
 from fastdeploy_lp.config.option_values import (
     Given,
     at_least,
@@ -22,7 +22,6 @@ from fastdeploy_lp.config.option_values import (
 )
 from fastdeploy_lp.request.guided_decoding import WHITESPACE
 from fastdeploy_lp.request.pooling_params import POOLING_TYPES
-from fastdeploy_lp.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
@@ -74,34 +73,6 @@ def _restarts(given: str | None) -> bool:
     return given == "restart"
 
 
-# Sampling fields that may have another default than the API's.
-DEFAULT_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-
-
-def _require_defaults(name: str, value: str) -> None:
-    try:
-        given = json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: no valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f'{name}: must be a JSON object such as {{"temperature": 0.2}}, not {value}')
-    for key in given:
-        if key not in DEFAULT_SAMPLING:
-            raise ValueError(f"{name}: {key} is not allowed; allowed are {', '.join(DEFAULT_SAMPLING)}")
-    try:
-        SamplingParams(**given)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """The model that is served.
@@ -148,7 +119,7 @@ class ModelConfig:
         None,
         group="Model",
         help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
-        check=_require_defaults,
+        check=require_default_sampling,
     )
     model_sampling: dict[str, float] = field(default_factory=dict)
     other_served_names: tuple[str, ...] = ()
@@ -162,7 +133,7 @@ class ModelConfig:
     def default_sampling(self) -> dict[str, float]:
         """Values of sampling fields for requests over HTTP, and of `fastdeploy-lp chat`, that do not set them."""
         given = self.override_generation_config
-        return self.model_sampling if given is None else json.loads(given)
+        return self.model_sampling if given is None else default_sampling(given)
 
 
 @dataclass(frozen=True)

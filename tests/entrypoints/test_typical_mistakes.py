@@ -45,7 +45,7 @@ OPERATORS: dict[str, tuple[str, str]] = {
     ),
     "context too long": (
         "explain Hi --model {tiny} --max-model-len 9999",
-        "max_model_len: 9999 is more than the model's own 512",
+        "max_model_len: 9999 is more than the model's own 256",
     ),
     "part of a builtin's name": (
         "processors LogitBias",

@@ -88,7 +88,7 @@ OPERATORS: dict[str, tuple[str, str]] = {
     ),
     "no quotes": (
         "check x --logits-processors-args '{a: 1}'",
-        "argument --logits-processors-args/--params: {a: 1} is no JSON: ",
+        "argument --logits-processors-args: {a: 1} is no JSON: ",
     ),
     "no batch": ("run-batch -i gone -o o --model m", "input_file: gone: no such file"),
     "no log": ("replay gone --url http://127.0.0.1:1/v1", "log: gone: no such file"),

@@ -49,14 +49,11 @@ def _parser(prog: str | None) -> CommandParser:
         description="Check a logits processor without a server: what it returns, whose rows it changes, and so on.",
     )
     parser.add_argument("spec", metavar="SPEC", help="as behind --logits-processors")
-    parser.add_argument(
-        *("--logits-processors-args", "--params"),
-        dest="params",
-        type=_params,
-        action="append",
-        metavar="JSON",
-        help="arguments of a request, or a list of several; may stand several times (default: drawn from Params)",
-    )
+    taken: dict[str, Any] = {"dest": "params", "type": _params, "action": "append", "metavar": "JSON"}
+    text = "arguments of a request, or a list of several; repeatable (default: drawn from Params)"
+    parser.add_argument("--logits-processors-args", **taken, help=text)
+    # The former name.
+    parser.add_argument("--params", **taken, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--strict", action="store_true", help="advice, too, gives status 1")
     parser.add_argument("--skip", action="append", metavar="CHECK", help="leave a check out; may stand several times")

@@ -82,7 +82,7 @@ def golden_cases() -> list[dict[str, Any]]:
 def server() -> Iterator[ServerProcess]:
     """The default model with LogitBias and the documents' own processor, for tests that leave it as it was."""
     processors = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
-    with ServerProcess("--logits-processors", *processors) as running:
+    with ServerProcess("--log-requests", "--logits-processors", *processors) as running:
         yield running
 
 

@@ -7,6 +7,7 @@ from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_lp.config.default_sampling import default_sampling, require_default_sampling
 from fastdeploy_lp.config.option_values import (
     Given,
     at_least,
@@ -79,7 +80,8 @@ class ModelConfig:
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
     logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
-    `skip_tokenizer_init` requests and answers are token ids.
+    `skip_tokenizer_init` requests and answers are token ids. `model_sampling` has the sampling that the model's authors
+    recommend. Answers report `served_model_name`; requests may also use `other_served_names`.
     """
 
     model: str
@@ -113,6 +115,25 @@ class ModelConfig:
         group="Model",
         help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
     )
+    override_generation_config: str | None = option(
+        None,
+        group="Model",
+        help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
+        check=require_default_sampling,
+    )
+    model_sampling: dict[str, float] = field(default_factory=dict)
+    other_served_names: tuple[str, ...] = ()
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names that requests may use; `served_model_name` is the first."""
+        return (self.served_model_name, *self.other_served_names)
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """Values of sampling fields for requests over HTTP, and of `fastdeploy-lp chat`, that do not set them."""
+        given = self.override_generation_config
+        return self.model_sampling if given is None else default_sampling(given)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
 API_SERVER = "fastdeploy_lp.entrypoints.openai.api_server"
 START_SECONDS = 300.0
+DEFAULT_MODEL = "smollm2-135m"
 # Where `make test` installs the packages of tests/plugins.
 PLUGINS = Path(sys.prefix) / "test-plugins"
 # logits-processor-zoo, without the packages that it requires and these tests do not need.
@@ -61,7 +62,7 @@ class ServerProcess:
     def __init__(
         self,
         *options: str,
-        model: str = "smollm2-135m",
+        model: str = DEFAULT_MODEL,
         module: str = API_SERVER,
         own_metrics_port: bool = True,
         env: Mapping[str, str] | None = None,
@@ -73,7 +74,9 @@ class ServerProcess:
         ports = ["--port", str(self.port)]
         if own_metrics_port:
             ports += ["--metrics-port", str(self.metrics_port)]
-        self._command = server_command("--model", model, *ports, *options, module=module, python=python)
+        # As for other models: tests sample at temperature 1 where they do not say otherwise.
+        sampling = ["--override-generation-config", "{}"] if model == DEFAULT_MODEL else []
+        self._command = server_command("--model", model, *ports, *sampling, *options, module=module, python=python)
         self._env = {**server_environment(every_core=every_core), **(env or {})}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self.process: subprocess.Popen[str] | None = None

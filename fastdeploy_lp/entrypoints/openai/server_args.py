@@ -17,6 +17,7 @@ from fastdeploy_lp.config.option_values import (
     require_seconds,
 )
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
+from fastdeploy_lp.entrypoints.server_address import DEFAULT_PORT
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
@@ -31,7 +32,7 @@ class ServerArgs:
     """Options of the HTTP server; raises ValueError naming an invalid option."""
 
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
-    port: int = option(8000, help="port of the API", check=require_port)
+    port: int = option(DEFAULT_PORT, help="port of the API", check=require_port)
     metrics_port: int | None = option(None, help="port of /metrics (default: the API's own port)", check=require_port)
     timeout_graceful_shutdown: int = option(
         30, help="seconds that running requests get to finish after SIGTERM", check=at_least(0, " seconds")
@@ -50,7 +51,9 @@ class ServerArgs:
         secret=True,
         check=require_names,
     )
-    playground: bool = option(False, help="serve a page at /playground to try processors, and one with metrics")
+    playground: bool = option(
+        False, help="serve a page at /playground to try processors, and one with metrics; / leads there"
+    )
     max_body_size: int = option(
         DEFAULT_MAX_BODY_SIZE, help="maximum bytes of a request's body", check=at_least(1, " byte")
     )
@@ -101,7 +104,7 @@ class ServerArgs:
     ssl_cert_reqs: int = option(int(ssl.CERT_NONE), help="client certificates: 0 none, 1 optional, 2 required")
     log_level: str = option("info", help="minimum level of the log's lines", choices=LOG_LEVELS)
     log_format: str = option("text", help="form of the log's lines", choices=LOG_FORMATS)
-    log_prompts: bool = option(False, help="write prompts into the log")
+    log_prompts: bool = option(False, help="log a line for each request, with its prompts")
     request_log: str | None = option(
         None, help="file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"
     )
@@ -111,7 +114,6 @@ class ServerArgs:
         check=at_least(1, " byte"),
     )
     vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
-
     response_store: str | None = option(
         None, help="SQLite file that keeps responses for previous_response_id (default: memory)"
     )
@@ -120,6 +122,7 @@ class ServerArgs:
         help="bytes of responses that are kept; the oldest are dropped",
         check=at_least(1, " byte"),
     )
+    log_requests: bool = option(False, help="log a line for each request (else only at the level debug)")
 
     def __post_init__(self) -> None:
         check_options(self)

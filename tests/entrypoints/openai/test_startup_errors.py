@@ -22,7 +22,10 @@ BUILTIN = "fastdeploy_lp.logits_processor.builtin.logit_bias"
 # Options besides the port, and what the one line has to say; braces hold what the fixture `places` made. More of what
 # an option parser refuses is in test_options.py.
 CASES: dict[str, tuple[list[str], list[str]]] = {
-    "no builtin": (["--logits-processors", "LogitBias"], ["'LogitBias'", "LogitBiasLogitsProcessor"]),
+    "no builtin": (
+        ["--logits-processors", "LogitBias"],
+        ["'LogitBias'", "; did you mean LogitBiasLogitsProcessor?; names are "],
+    ),
     "no colon": (["--logits-processors", "support.processors.Doubles"], ["write support.processors:Doubles"]),
     "no module": (["--logits-processors", "no_such_module:Doubles"], ["'no_such_module'", "PYTHONPATH"]),
     "no attribute": (
@@ -53,9 +56,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "too few blocks": (["--num-gpu-blocks-override", "128"], ["num_gpu_blocks_override: 128", "needs 129 blocks"]),
     "no memory": (["--gpu-memory-utilization", "0.0001"], ["gpu_memory_utilization", "max_model_len = 2048"]),
     "no such host": (["--host", "no.such.host.invalid"], ["no.such.host.invalid"]),
-    "unknown option": (["--no-such-option", "5"], ["--no-such-option"]),
+    "unknown option": (["--no-such-option", "5"], ["error: unknown option --no-such-option"]),
+    "misspelled option": (["--max-num-sequences", "5"], ["--max-num-sequences; did you mean --max-num-seqs?"]),
     "context too long": (["--max-model-len", "1000000"], ["max_model_len: 1000000", "8192"]),
-    "unknown config key": (["--config", "{folder}/key.yaml"], ["max-num-sequences", "max-num-seqs"]),
+    "unknown config key": (["--config", "{folder}/key.yaml"], ["max-num-sequences", "did you mean max-num-seqs?"]),
     "unknown tool parser": (["--tool-call-parser", "mistral"], ["tool_call_parser: 'mistral'", "hermes"]),
     "unknown reasoning parser": (["--reasoning-parser", "o1"], ["reasoning_parser: 'o1'", "deepseek_r1, qwen3"]),
     "no chat template": (["--chat-template", "{folder}/none.jinja"], ["chat_template: cannot read", "none.jinja"]),
@@ -151,7 +155,9 @@ def test_a_mistake_is_told_in_one_line_before_the_model_loads(
 def test_model_is_needed(tmp_path: Path) -> None:
     done = start([], tmp_path)
     assert done.returncode == 2
-    assert "--model" in done.stderr.splitlines()[-1]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --model is needed")
+    assert line.endswith(" (see fastdeploy-lp serve --help)")
 
 
 FAULTY = """

@@ -111,14 +111,21 @@ QUIET = {*PROBES, PLAYGROUND_FILES}
 
 
 class RequestLogMiddleware:
-    """The outermost layer; `log_prompts` adds the prompts' text to the lines."""
+    """The outermost layer; logs at the level debug unless `log_requests`. `log_prompts` adds the prompts' text."""
 
     def __init__(
-        self, app: ASGIApp, in_flight: RequestsInFlight, metrics: HttpMetrics, *, log_prompts: bool = False
+        self,
+        app: ASGIApp,
+        in_flight: RequestsInFlight,
+        metrics: HttpMetrics,
+        *,
+        log_requests: bool,
+        log_prompts: bool = False,
     ) -> None:
         self._app = app
         self._in_flight = in_flight
         self._metrics = metrics
+        self._level = logging.INFO if log_requests else logging.DEBUG
         self._log_prompts = log_prompts
         self._refusals = RefusalLines()
 
@@ -146,7 +153,7 @@ class RequestLogMiddleware:
         seconds = time.monotonic() - record.began
         status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
         self._metrics.answered(record.method, route, status, seconds)
-        level = logging.DEBUG if route in QUIET else logging.INFO
+        level = logging.DEBUG if route in QUIET else self._level
         if logger.isEnabledFor(level) and (not _is_refused(record, status) or self._refusals.permits(status)):
             fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)
             logger.log(level, "request", extra={"fields": fields})

@@ -126,13 +126,22 @@ class ServingChat:
             members["prompt_logprobs"] = prompt_logprobs_pieces(output.prompt_logprobs)
         return PiecedObject(response, members)
 
+    async def rendered(self, request: ChatCompletionRequest, caller: Caller) -> str:
+        """Returns the conversation as the chat template shows it; raises InvalidRequestError."""
+        engine, inside = self._serving.engine, self._serving.inside(caller)
+        if request.chat_template is None:
+            return await inside(partial(self._own_rendered, request))
+        messages, options = await inside(partial(self._conversation, request))
+        return await engine.request_templates.render(messages, options, caller.client)
+
+    def _own_rendered(self, request: ChatCompletionRequest) -> str:
+        messages, options = self._conversation(request)
+        return self._serving.engine.tokenizer.render_chat(for_template(messages), options)
+
     async def _prompt(self, request: ChatCompletionRequest, caller: Caller, inside: Run) -> Prompt:
-        engine = self._serving.engine
         if request.chat_template is None or request.prompt_token_ids is not None:
             return await inside(partial(self._own_prompt, request))
-        messages, options = await inside(partial(self._conversation, request))
-        rendered = await engine.request_templates.render(messages, options, caller.client)
-        return await inside(partial(engine.inputs.rendered_prompt, rendered))
+        return await inside(partial(self._serving.engine.inputs.rendered_prompt, await self.rendered(request, caller)))
 
     def _own_prompt(self, request: ChatCompletionRequest) -> Prompt:
         """Returns the prompt from the given token ids, or from the server's chat template."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import from_json
 
 from fastdeploy_lp.engine.client.generation import Generation
@@ -26,6 +25,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.events import (
     BlockStop,
     InputDelta,
     MessageDelta,
+    MessageEvent,
     MessageStart,
     MessageStop,
     Ping,
@@ -53,10 +53,9 @@ STOP_REASONS: dict[str, StopReason] = {
 }
 
 
-def named_event(body: BaseModel) -> bytes:
-    """Returns one encoded event with its type as its name."""
-    kind: str = getattr(body, "type")  # noqa: B009 - a field of every event
-    return b"event: " + kind.encode() + b"\ndata: " + body.model_dump_json().encode() + b"\n\n"
+def named_event(event: MessageEvent) -> bytes:
+    """Returns one encoded event, with its type as its name."""
+    return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
 def stop_of(serving: Serving, finish_reason: str, stop_reason: int | str | None) -> StopDelta:

@@ -30,6 +30,8 @@ OF_GENERATION = (
     *WHITESPACE_NAMES,
 )
 
+CHAT_FIELDS = ChatCompletionRequest.model_fields
+
 if TYPE_CHECKING:
 
     class SharedRequest(RequestModel):
@@ -47,11 +49,7 @@ else:
         "SharedRequest",
         __base__=RequestModel,
         __module__=__name__,
-        **{
-            name: (field.annotation, field)
-            for name in OF_GENERATION
-            for field in [ChatCompletionRequest.model_fields[name]]
-        },
+        **{name: (CHAT_FIELDS[name].annotation, CHAT_FIELDS[name]) for name in OF_GENERATION},
     )
 
 
@@ -157,7 +155,7 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(SharedRequest, CountTokensRequest):
-    """Body of POST /v1/messages: Anthropic's fields, and those of a chat completion that Anthropic's have no name for."""
+    """Body of POST /v1/messages: Anthropic's fields, and fields of chat completions that Anthropic does not have."""
 
     # The descriptions and bounds of sampling fields.
     model_config = ConfigDict(json_schema_extra=ChatCompletionRequest.model_config.get("json_schema_extra"))
@@ -165,9 +163,7 @@ class MessagesRequest(SharedRequest, CountTokensRequest):
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**CountTokensRequest.without_effect, "n": (1,)}
     unsupported: ClassVar[dict[str, str]] = {
         **CountTokensRequest.unsupported,
-        **dict.fromkeys(
-            ("logprobs", "top_logprobs", "prompt_logprobs"), "a message has no logprobs; a chat completion has"
-        ),
+        **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "only chat completions have logprobs"),
         "n": "a body has one answer; only 1 is allowed",
         "stop": "has the name stop_sequences here",
     }

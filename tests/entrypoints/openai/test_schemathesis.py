@@ -37,6 +37,8 @@ CHECKS = [
 OPERATIONS = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v1/score",
@@ -58,7 +60,7 @@ OPERATIONS = {
     "GET /metrics",
 }
 # A call without a body cannot be varied much; those with one get what is left of the number.
-WITH_BODY = 7
+WITH_BODY = 9
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from support.clients.case import USER
 from support.clients.chat_cases import CONVERSATION, WEATHER
 from support.clients.generation_cases import A, B
+from support.clients.message_calls import COUNT_TOKENS, COUNTED, MESSAGE_CASES, MESSAGES, counts
 
 MODEL_NAME = "lab/tiny"
 HIDDEN_SIZE = 64
@@ -182,6 +183,14 @@ CALLS = [
             "request_id": "by-a-client",
             "timeout": 120,
         },
+    ),
+    *(Call(MESSAGES, "/v1/messages", case.check, case.body) for case in MESSAGE_CASES),
+    Call(COUNT_TOKENS, "/v1/messages/count_tokens", counts, COUNTED),
+    Call(
+        COUNT_TOKENS,
+        "/v1/messages/count_tokens",
+        has(input_tokens=3),
+        {"messages": USER, "chat_template": "abc"},
     ),
     Call(ABORT, "/v1/abort_requests", nobody_was_found, {"req_ids": ["nobody"]}),
     Call(ABORT, "/v1/abort_requests", nothing_runs, {"abort_all": True}),

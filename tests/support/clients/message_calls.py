@@ -158,6 +158,7 @@ MESSAGE_CASES = [
     MessageCase("cache_control", CACHED, is_message),
     MessageCase("metadata", {"metadata": {"user_id": "somebody"}}, is_message),
     MessageCase("service_tier", {"service_tier": "standard_only"}, is_message),
+    MessageCase("thread", {"thread": None}, is_message),
     MessageCase("stop_sequences", {"stop_sequences": ["never"]}, is_message),
     MessageCase("stream", {"stream": True}, is_stream),
     MessageCase("temperature", {"temperature": 0.0}, num_tokens_is(4)),

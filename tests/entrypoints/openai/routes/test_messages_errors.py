@@ -23,6 +23,7 @@ def check_error(answer: httpx.Response, status: int, kind: str) -> str:
     assert sorted(body) == ["error", "request_id", "type"]
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert set(body["error"]) <= {"type", "message", "details"}
     message: str = body["error"]["message"]
     assert message
     return message
@@ -98,6 +99,17 @@ def test_images_are_refused_since_the_model_reads_text(strict_server: ServerProc
     assert "this model reads text" in check_error(answer, 400, "invalid_request_error")
 
 
+def test_codes_are_where_clients_look_for_them(strict_server: ServerProcess) -> None:
+    for fields, code in (
+        ({"thread": {"type": "create"}}, "thread_unsupported_request"),
+        ({"max_tokens": 10**6}, "context_length_exceeded"),
+        ({"max_tokens": None}, "missing_required_parameter"),
+    ):
+        answer = httpx.post(f"{strict_server.url}{MESSAGES}", json=body_of(**fields))
+        check_error(answer, 400, "invalid_request_error")
+        assert answer.json()["error"]["details"] == {"error_code": code}
+
+
 def test_a_field_that_is_misspelled_is_suggested(strict_server: ServerProcess) -> None:
     answer = httpx.post(f"{strict_server.url}{MESSAGES}", json=body_of(stop_sequence=["a"]))
     assert "did you mean stop_sequences?" in check_error(answer, 400, "invalid_request_error")
@@ -154,5 +166,6 @@ def test_a_request_that_fails_plain_and_streamed(tiny_checkpoint: Path) -> None:
         told = check_error(answer, 500, "api_error")
         events = streamed(running, **fields)
         assert (events[0].name, events[-1].name) == ("message_start", "error")
-        assert events[-1].data["error"] == {"type": "api_error", "message": told}
+        assert events[-1].data["error"] == answer.json()["error"]
+        assert events[-1].data["error"]["message"] == told
         assert events[-1].data["request_id"]

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
+from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 ErrorType = Literal[
@@ -31,11 +32,18 @@ TYPES: dict[int, ErrorType] = {
 SERVER_ERRORS = 500
 
 
+class ErrorDetails(BaseModel):
+    """The code of OpenAI's body, where clients of the Messages API look for one."""
+
+    error_code: str
+
+
 class MessagesErrorInfo(BaseModel):
     """Details of an error; the message begins with the path of the invalid field."""
 
     type: ErrorType
     message: str
+    details: Omitted[ErrorDetails] = None
 
 
 class MessagesError(BaseModel):
@@ -49,7 +57,8 @@ class MessagesError(BaseModel):
     def of(cls, status: int, info: ErrorInfo, request_id: str | None) -> MessagesError:
         """Returns the error of a status and of OpenAI's body."""
         kind = TYPES.get(status, "invalid_request_error" if status < SERVER_ERRORS else "api_error")
-        return cls(error=MessagesErrorInfo(type=kind, message=info.message), request_id=request_id)
+        details = None if info.code is None else ErrorDetails(error_code=info.code)
+        return cls(error=MessagesErrorInfo(type=kind, message=info.message, details=details), request_id=request_id)
 
 
 def is_messages_path(path: str) -> bool:

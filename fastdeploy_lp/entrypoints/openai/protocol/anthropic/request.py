@@ -171,5 +171,7 @@ class MessagesRequest(SharedRequest, CountTokensRequest):
     max_tokens: int
     stop_sequences: ManyTexts | None = None
     metadata: Metadata | None = None
+    # Only null is allowed.
+    thread: dict[str, Any] | None = None
     # Means nothing here.
     service_tier: Literal["auto", "standard_only"] | None = None

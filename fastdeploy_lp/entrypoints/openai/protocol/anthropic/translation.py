@@ -31,6 +31,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 SYSTEM = "system"
 # Shown to the model before the result of a call that failed; chat templates have no other place for that.
 FAILED = "Error: "
+# The code with which Anthropic's client goes on without a thread.
+NO_THREADS = "thread_unsupported_request"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Paths of a chat completion, and those of a body of the Messages API; the first that fits counts.
 RENAMED = (
@@ -66,6 +68,8 @@ class TranslatedBody:
 
 def translated(body: CountTokensRequest) -> TranslatedBody:
     """Returns the chat completion that the body asks for; raises InvalidRequestError with the body's names."""
+    if isinstance(body, MessagesRequest) and body.thread is not None:
+        raise InvalidRequestError("thread", "this server holds no conversations; send all messages", NO_THREADS)
     messages = list(_messages(body))
     paths = [each.path for each in messages]
     fields: dict[str, Any] = {

@@ -95,7 +95,8 @@ def test_anthropics_package_raises_its_errors(plan: dict[str, Any]) -> None:
     assert model[:2] == ["NotFoundError", "not_found_error"]
     assert failed[:2] == ["InternalServerError", "api_error"]
     assert within[1] == "api_error"
-    assert all(each[3] for each in (invalid, tool, stranger, model, failed, within))
+    assert [each[3] for each in (stranger, model, failed)] == ["invalid_api_key", "model_not_found", "request_failed"]
+    assert all(each[4] for each in (invalid, tool, stranger, model, failed, within))
 
 
 def test_the_program_of_the_page_about_messages(server: ServerProcess) -> None:

@@ -22,6 +22,7 @@ WEATHER: Any = {
     "description": "What the weather is like",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+CONTENT = ("text", "thinking", "input")
 client = anthropic.Anthropic(api_key=PLAN["key"], **SERVER)
 
 
@@ -35,9 +36,7 @@ def told(message: Any, pieces: int = 1) -> dict[str, Any]:
     """What is compared."""
     blocks = [block.model_dump(exclude_none=True) for block in message.content]
     return {
-        "blocks": [
-            [block["type"], block.get("text") or block.get("thinking") or block.get("input")] for block in blocks
-        ],
+        "blocks": [[block["type"], next(block[name] for name in CONTENT if name in block)] for block in blocks],
         "reason": message.stop_reason,
         "sequence": message.stop_sequence,
         "tokens": message.usage.output_tokens,
@@ -81,7 +80,7 @@ def get_weather(city: str) -> str:
 
 
 def runner() -> dict[str, Any]:
-    """The package's own loop; the model may call once, since a result ends the words that are forced on it."""
+    """The package's own loop, which first tries to send only what is new; it ends after so many answers."""
     fields = asked("call", tools=[get_weather], max_iterations=2)
     messages = list(client.beta.messages.tool_runner(**fields))
     return {"reasons": [message.stop_reason for message in messages]}
@@ -96,11 +95,11 @@ async def not_blocking() -> list[dict[str, Any]]:
 
 
 def raised(ask: Callable[[], Any]) -> list[Any]:
-    """The class, the type and the message of the package's error."""
+    """The class, the type, the message and the code of the package's error."""
     try:
         ask()
     except anthropic.APIStatusError as error:
-        return [type(error).__name__, error.type, error.api_message, error.request_id is not None]
+        return [type(error).__name__, error.type, error.api_message, error.error_code, error.request_id is not None]
     return []
 
 

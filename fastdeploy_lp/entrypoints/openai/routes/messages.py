@@ -136,7 +136,7 @@ class ServingMessages:
                 async for deltas in batches:
                     if encoded := b"".join([events.of(delta) for delta in deltas]):
                         yield encoded
-        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
+        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to report it
             yield named_event(MessagesError.of(*describe(error), request_id))
         finally:
             generation.close()

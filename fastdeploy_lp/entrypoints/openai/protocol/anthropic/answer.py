@@ -53,7 +53,7 @@ class ThinkingTokens(BaseModel):
 
 
 class MessageUsage(BaseModel):
-    """Token counts; the prompt has `input_tokens` and those that were found in the prefix cache."""
+    """Token counts; `input_tokens` excludes the prompt's tokens that were found in the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

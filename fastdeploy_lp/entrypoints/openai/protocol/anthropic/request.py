@@ -19,7 +19,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_N
 from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, SamplingRequest
 from fastdeploy_lp.entrypoints.openai.protocol.request import Texts as ManyTexts
 
-# Fields of chat completions that are variables of the conversation's prompt, and those of its generation.
+# Fields of chat completions for the prompt, and for its continuation.
 OF_PROMPTS = ("chat_template", "chat_template_kwargs")
 OF_GENERATION = (
     *(name for name in SamplingRequest.model_fields if name not in ("n", "prompt_logprobs")),
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     class SharedRequest(RequestModel):
         """Fields of a chat completion that a body of the Messages API has too, all optional."""
 
-        # Those that other modules read.
+        # The fields that other modules read.
         stream: bool
         request_id: str | None
         timeout: float | None
@@ -54,7 +54,7 @@ else:
 
 
 class Thinking(RequestModel):
-    """Reasoning before the answer: required, ruled out, or up to the model, as far as the chat template knows it."""
+    """Reasoning before the answer: required, ruled out, or up to the model, if the chat template supports that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -56,7 +56,7 @@ FewCustomTools = Annotated[list[CustomTool], BeforeValidator(_few_tools)]
 
 
 class ToolChoice(RequestModel):
-    """How the model may use the tools: as it decides, any, the one with this `name`, or none."""
+    """The permitted use of tools: as the model decides, any, the one with this `name`, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None

@@ -31,10 +31,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 SYSTEM = "system"
 # Shown to the model before the result of a call that failed; chat templates have no other place for that.
 FAILED = "Error: "
-# The code with which Anthropic's client goes on without a thread.
+# The code on which Anthropic's client continues without a thread.
 NO_THREADS = "thread_unsupported_request"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Paths of a chat completion, and those of a body of the Messages API; the first that fits counts.
+# Paths of a chat completion, and the names of a body of the Messages API; the first match counts.
 RENAMED = (
     (re.compile(r"tools\.(\d+)\.function\.parameters\b"), r"tools.\1.input_schema"),
     (re.compile(r"tools\.(\d+)\.function\b"), r"tools.\1"),
@@ -137,7 +137,7 @@ def _messages(body: CountTokensRequest) -> Iterator[ChatMessageOf]:
 
 
 def _input(message: ConversationMessage) -> Iterator[dict[str, Any]]:
-    """Yields results of calls as messages of their own, and the texts between them; one message of no blocks."""
+    """Yields each result of a call as a separate message, and the texts between them; one message if there are no blocks."""
     texts: list[str] = []
     for block in message.blocks:
         if isinstance(block, ToolResultBlock):

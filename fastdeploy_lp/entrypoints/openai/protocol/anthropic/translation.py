@@ -137,7 +137,7 @@ def _messages(body: CountTokensRequest) -> Iterator[ChatMessageOf]:
 
 
 def _input(message: ConversationMessage) -> Iterator[dict[str, Any]]:
-    """Yields each result of a call as a separate message, and the texts between them; one message if there are no blocks."""
+    """Yields each result of a call as a separate message, and the texts between them; one if there are no blocks."""
     texts: list[str] = []
     for block in message.blocks:
         if isinstance(block, ToolResultBlock):

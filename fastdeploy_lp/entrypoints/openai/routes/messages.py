@@ -45,10 +45,14 @@ BUDGET = "thinking_budget"
 class RunningMessage:
     """A message that the engine generates. chat: the chat completion that it is."""
 
-    id: str
     generation: Generation
     chat: TranslatedBody
     shows_thinking: bool
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.generation.request_id
 
 
 class ServingMessages:
@@ -67,11 +71,11 @@ class ServingMessages:
         inside = self._serving.inside(caller)
         chat = await inside(partial(translated, self._with_budget(body)))
         try:
-            generation = await self._chat.start(chat.chat, caller)
+            generation = await self._chat.start(chat.chat, caller, new_message_id(body.request_id))
         except InvalidRequestError as error:
             raise chat.as_sent(error) from None
         shows_thinking = body.thinking is None or body.thinking.display != "omitted"
-        return RunningMessage(new_message_id(body.request_id), generation, chat, shows_thinking)
+        return RunningMessage(generation, chat, shows_thinking)
 
     async def count(self, body: CountTokensRequest, caller: Caller) -> int:
         """Returns the number of tokens of a prompt, which may be longer than the context; raises as `start`."""
@@ -97,7 +101,7 @@ class ServingMessages:
         """Returns the body of a plain answer, a `MessageResponse`."""
         request, completion = message.chat.chat, output.outputs
         reader = MessageReader(self._serving.engine, request, 0)
-        choice = reader.whole(completion)
+        choice = reader.read(completion)
         stop = stop_of(self._serving, choice.finish_reason, choice.stop_reason)
         reads_reasoning = self._serving.engine.message_parsers.reads_reasoning
         response = MessageResponse(

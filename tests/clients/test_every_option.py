@@ -15,6 +15,7 @@ from support.clients.case import BASE, CHAT, COMPLETIONS, STREAMED, Case, Route
 from support.clients.chat_cases import CHAT_CASES
 from support.clients.completion_cases import COMPLETION_CASES
 from support.clients.failures import CLIENT_KEY, FAILURES
+from support.clients.message_calls import COUNT_TOKENS, COUNTED, MESSAGE_CASES, MESSAGES
 from support.clients.python_client import (
     PythonAsker,
     arguments,
@@ -117,7 +118,7 @@ def test_an_option_of_embeddings_does_what_it_says(
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} {json.dumps(call.body)[:40]}")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} {json.dumps(call.body)[-40:]}")
 def test_other_routes_by_the_clients_get_and_post(call: Call, root: openai.Client) -> None:
     if call.method == "GET":
         text = root.get(call.path, cast_to=str)
@@ -196,6 +197,8 @@ def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: A
         (f"POST {CHAT}", {case.option for case in CHAT_CASES}),
         (f"POST {COMPLETIONS}", {case.option for case in COMPLETION_CASES}),
         (f"POST {EMBEDDINGS}", {case.option for case in EMBEDDING_CASES}),
+        (MESSAGES, {case.option for case in MESSAGE_CASES}),
+        (COUNT_TOKENS, {*COUNTED, "chat_template"}),
     ],
 )
 def test_every_field_of_a_body_has_a_case_of_its_own(

@@ -34,7 +34,7 @@ ANSWER_SECONDS = 60.0
 # A server may wait for the rest of a request that has none; that it closes is not asked for.
 RAW_SECONDS = 0.5
 # Types of the events with which streams end.
-LAST_EVENTS = {"[DONE]", "response.completed", "response.incomplete", "response.failed"}
+LAST_EVENTS = {"[DONE]", "response.completed", "response.incomplete", "response.failed", "message_stop", "error"}
 OPTIONS = ["--max-model-len", "64", "--max-num-seqs", "8"]
 LOGIT_BIAS = ["--logits-processors", "LogitBiasLogitsProcessor"]
 CONFIGURATIONS: dict[str, list[str]] = {
@@ -127,7 +127,8 @@ def _problem_of_stream(content: bytes) -> str | None:
     parsed = [{"type": "[DONE]"} if event == b"[DONE]" else json.loads(event) for event in events]
     if not parsed or parsed[-1].get("type") not in LAST_EVENTS:
         return f"a stream without an end: {content[-300:]!r}"
-    errors = [event for event in parsed if "server_error" in (_of_error(event, "type"), _of_error(event, "code"))]
+    faults = {"server_error", "api_error"}
+    errors = [event for event in parsed if faults & {_of_error(event, "type"), _of_error(event, "code")}]
     return f"a fault in a stream: {errors[0]!r}" if errors else None
 
 

@@ -25,6 +25,7 @@ from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.routes.completions import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
+from fastdeploy_lp.entrypoints.openai.routes.messages import messages_routes
 from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.ranking import ranking_routes
@@ -64,6 +65,7 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         _completion_routes(engine, body_route, in_flight, turns, watch),
         responses_routes(responses, in_flight, turns, watch, body_route),
         stored_response_routes(responses),
+        messages_routes(engine, turns, watch, body_route),
         embedding_routes(engine, turns, watch, body_route),
         ranking_routes(engine, turns, watch, body_route),
         pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),

@@ -10,7 +10,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
@@ -27,6 +29,7 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError, is_messages_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
 from fastdeploy_lp.suggestion import did_you_mean
 
@@ -256,6 +259,25 @@ def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | No
     """Returns the response with an error as its body."""
     # Both may contain a client's text, up to megabytes.
     info = info.model_copy(update={"message": _cut(info.message), "param": info.param and _cut(info.param)})
+    return ErrorAnswer(status, info, headers)
+
+
+class ErrorAnswer(Response):
+    """An error in the shape of the API whose path was requested: Anthropic's, or OpenAI's."""
+
+    def __init__(self, status: int, info: ErrorInfo, headers: Mapping[str, str] | None) -> None:
+        super().__init__(_encoded(ErrorResponse(error=info)), status, headers, media_type="application/json")
+        self._info = info
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if is_messages_path(scope["path"]):
+            request_id = getattr(scope.get("state", {}).get("record"), "request_id", None)
+            self.body = _encoded(MessagesError.of(self.status_code, self._info, request_id))
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def _encoded(body: BaseModel) -> bytes:
     # ASCII only: a field's name may contain half a surrogate pair, which UTF-8 cannot encode.
-    content = json.dumps(ErrorResponse(error=info).model_dump())
-    return Response(content, status, headers, media_type="application/json")
+    return json.dumps(body.model_dump()).encode()

@@ -43,6 +43,8 @@ OPERATIONS = {
     "DELETE /v1/responses/{response_id}",
     "POST /v1/responses/{response_id}/cancel",
     "GET /v1/responses/{response_id}/input_items",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v1/score",
@@ -64,7 +66,7 @@ OPERATIONS = {
     "GET /metrics",
 }
 # A call without a body cannot be varied much; those with one get what is left of the number.
-WITH_BODY = 9
+WITH_BODY = 11
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from support.clients import response_calls
 from support.clients.case import USER
 from support.clients.chat_cases import CONVERSATION, WEATHER
 from support.clients.generation_cases import A, B
-from support.clients.response_calls import COUNTED, EVERYTHING, EXCLUSIVE, INPUT_TOKENS, OWN_TEMPLATE, RESPONSES, SHORT
+from support.clients.message_calls import COUNT_TOKENS, COUNTED, MESSAGE_CASES, MESSAGES, counts
+from support.clients.response_calls import EVERYTHING, EXCLUSIVE, INPUT_TOKENS, OWN_TEMPLATE, RESPONSES, SHORT
 
 MODEL_NAME = "lab/tiny"
 HIDDEN_SIZE = 64
@@ -195,8 +197,16 @@ CALLS = [
     ),
     Call(f"POST {RESPONSES}", RESPONSES, is_response, EVERYTHING),
     *(Call(f"POST {RESPONSES}", RESPONSES, is_response, SHORT | fields) for fields in EXCLUSIVE),
-    Call(f"POST {INPUT_TOKENS}", INPUT_TOKENS, has(object="response.input_tokens"), COUNTED),
+    Call(f"POST {INPUT_TOKENS}", INPUT_TOKENS, has(object="response.input_tokens"), response_calls.COUNTED),
     Call(f"POST {INPUT_TOKENS}", INPUT_TOKENS, has(input_tokens=2), {"input": "the dog", **OWN_TEMPLATE}),
+    *(Call(MESSAGES, "/v1/messages", case.check, case.body) for case in MESSAGE_CASES),
+    Call(COUNT_TOKENS, "/v1/messages/count_tokens", counts, COUNTED),
+    Call(
+        COUNT_TOKENS,
+        "/v1/messages/count_tokens",
+        has(input_tokens=3),
+        {"messages": USER, "chat_template": "abc"},
+    ),
     Call(ABORT, "/v1/abort_requests", nobody_was_found, {"req_ids": ["nobody"]}),
     Call(ABORT, "/v1/abort_requests", nothing_runs, {"abort_all": True}),
 ]

@@ -23,6 +23,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     new_record,
     trace_parent,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import is_messages_path
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
 
 # Clients may send any method name; bounds the number of labels.
@@ -170,7 +171,10 @@ def _noting(record: RequestRecord, send: Send) -> Send:
     def note(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            own = ((b"x-request-id", record.request_id.encode()), NO_SNIFFING)
+            name = record.request_id.encode()
+            own = [(b"x-request-id", name), NO_SNIFFING]
+            if is_messages_path(record.path):
+                own.append((b"request-id", name))
             message["headers"] = [*message.get("headers", ()), *own]
         elif not message.get("more_body", False):
             record.answered = True

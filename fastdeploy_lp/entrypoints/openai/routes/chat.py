@@ -134,9 +134,19 @@ class ServingChat:
         engine, inside = self._serving.engine, self._serving.inside(caller)
         if request.chat_template is None or request.prompt_token_ids is not None:
             return await inside(partial(self._own_prompt, request))
+        return await inside(partial(engine.inputs.rendered_prompt, await self.rendered(request, caller)))
+
+    async def rendered(self, request: ChatCompletionRequest, caller: Caller) -> str:
+        """Returns the conversation as the chat template shows it; raises InvalidRequestError."""
+        engine, inside = self._serving.engine, self._serving.inside(caller)
+        if request.chat_template is None:
+            return await inside(partial(self._own_rendered, request))
         messages, options = await inside(partial(self._conversation, request))
-        rendered = await engine.request_templates.render(messages, options, caller.client)
-        return await inside(partial(engine.inputs.rendered_prompt, rendered))
+        return await engine.request_templates.render(messages, options, caller.client)
+
+    def _own_rendered(self, request: ChatCompletionRequest) -> str:
+        messages, options = self._conversation(request)
+        return self._serving.engine.tokenizer.render_chat(for_template(messages), options)
 
     def _own_prompt(self, request: ChatCompletionRequest) -> Prompt:
         """Returns the prompt from the given token ids, or from the server's chat template."""

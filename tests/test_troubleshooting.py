@@ -192,7 +192,12 @@ def unread(bench: Bench) -> str:
 
 
 def interrupt(bench: Bench) -> str:
-    with ServerProcess(model=str(bench.checkpoint)) as server:
+    body = {"messages": HELLO, "max_tokens": LONG_CONTEXT // 2, "ignore_eos": True}
+    with (
+        ServerProcess("--timeout-graceful-shutdown", "1", model=str(bench.checkpoint)) as server,
+        opened_stream(server, body) as running,
+    ):
+        wait_for_text(running)
         assert server.stop(signal.SIGINT) == 130
         return server.log
 

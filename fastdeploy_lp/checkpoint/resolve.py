@@ -11,7 +11,7 @@ from pathlib import Path
 from fastdeploy_lp.checkpoint.cache import converted_directory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles, read_model_files
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import yaml
 
 from fastdeploy_lp.config.option_values import without_none
 from fastdeploy_lp.entrypoints.usage import CommandParser, choices_shown, one_of
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 Options = TypeVar("Options")
 

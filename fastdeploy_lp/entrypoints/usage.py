@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 MISUSED = 2
 

@@ -24,7 +24,7 @@ from fastdeploy_lp.plugins import (
     installed_plugins,
     load,
 )
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 # Modules of `builtin/`, with the prefixes of "LogitsProcessor" in the names of their classes.
 _BUILTIN_MODULES = {

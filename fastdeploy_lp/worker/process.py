@@ -18,7 +18,6 @@ from typing import Any
 import cloudpickle
 import zmq
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.log_format import configure_from_environment
@@ -37,6 +36,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
+from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.kv_events import CachePortError, KVEventPublisher

@@ -20,7 +20,10 @@ CONTEXT = 160
 # A command line, and the beginning of its one line after "error: ".
 OPERATORS: dict[str, tuple[str, str]] = {
     "another subcommand": ("server m", "unknown subcommand 'server'; did you mean serve? (see fastdeploy-lp --help)"),
-    "no model": ("serve", "--model is needed: model directory, GGUF file, or the name smollm2-135m"),
+    "no model": (
+        "serve",
+        "--model is needed: model directory, GGUF file, name in Hugging Face's cache, or smollm2-135m",
+    ),
     "misspelled option": ("serve m --prot 1", "unknown option --prot; did you mean --port?"),
     "port in words": ("serve m --port http", "argument --port: invalid int value: 'http'"),
     "port too large": ("serve m --port 81800", "port: 81800 is not a TCP port; allowed are 1 to 65535"),

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import zmq
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES, FDConfig, ParallelConfig
 from fastdeploy_lp.config.tensor_parallel import RANK_LOST
 from fastdeploy_lp.engine.client.worker_socket import HOST, HandshakeWatch, LoopbackListener, SocketFolder
@@ -28,7 +27,7 @@ from fastdeploy_lp.messages import (
     decoder,
     encode,
 )
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.platforms import current_platform, shared_memory
 
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2

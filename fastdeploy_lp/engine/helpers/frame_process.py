@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import KEY_VARIABLES
 from fastdeploy_lp.engine.helpers.frames import HEAD_BYTES, framed, size_of
+from fastdeploy_lp.platforms import shared_memory
 
 
 async def start_whole(*command: str, **options: Any) -> asyncio.subprocess.Process:

@@ -14,7 +14,6 @@ from typing import IO
 import cloudpickle
 import msgspec
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.helpers.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.helpers.frames import read_frame, write_frame
@@ -27,6 +26,7 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
     vllm_compat,
 )
+from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.request.sampling_params import SamplingParams
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from fastdeploy_lp.entrypoints.usage import CommandParser
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 from fastdeploy_lp.version import __version__
 
 PROGRAM = "fastdeploy-lp"

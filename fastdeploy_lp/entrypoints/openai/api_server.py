@@ -23,7 +23,6 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from fastdeploy_lp.engine.client.data_parallel import make_engine
@@ -48,6 +47,7 @@ from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.usage import MISUSED
+from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
 

@@ -31,7 +31,7 @@ from fastdeploy_lp.engine.errors import (
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError, is_messages_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from fastdeploy_lp.logits_processor.arguments.values import require_sendable, se
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 Entering = Callable[[DeclaredProcessor, str | None], None]
 """Called with each processor whose check of a request begins, and with the JSON path that it checks."""

@@ -23,7 +23,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.suggestion import did_you_mean
+from fastdeploy_lp.request.suggestion import did_you_mean
 
 SHADOW = "logits_processors_shadow"
 

@@ -13,13 +13,13 @@ from io import RawIOBase
 import msgspec
 import paddle
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
+from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.plugins import load_class, load_general_plugins
 from fastdeploy_lp.worker.pipe import read_frame, write_frame
 from fastdeploy_lp.worker.tensor_parallel.commands import (

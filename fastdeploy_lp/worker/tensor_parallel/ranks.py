@@ -15,11 +15,11 @@ from io import FileIO
 
 import msgspec
 
-from fastdeploy_lp import shared_memory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.tensor_parallel import RANK_LOST
 from fastdeploy_lp.model_executor.parallel.communicator import RankPlace
+from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.worker.pipe import read_frame, write_frame
 from fastdeploy_lp.worker.tensor_parallel.commands import Command, RankLoaded, RankStart
 

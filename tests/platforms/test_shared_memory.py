@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_lp import shared_memory
+from fastdeploy_lp.platforms import shared_memory
 
 
 @pytest.fixture

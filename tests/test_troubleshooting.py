@@ -191,10 +191,13 @@ def unread(bench: Bench) -> str:
     return bench.log.messages[-1]
 
 
+GRACE = ["--timeout-graceful-shutdown", "1", "--max-model-len", str(LONG_CONTEXT)]
+
+
 def interrupt(bench: Bench) -> str:
     body = {"messages": HELLO, "max_tokens": LONG_CONTEXT // 2, "ignore_eos": True}
     with (
-        ServerProcess("--timeout-graceful-shutdown", "1", model=str(bench.checkpoint)) as server,
+        ServerProcess(*GRACE, model=str(bench.checkpoint)) as server,
         opened_stream(server, body) as running,
     ):
         wait_for_text(running)

@@ -50,6 +50,19 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    @property
+    def where(self) -> str:
+        """The files, for messages."""
+        return ", ".join(map(str, self._files))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors that a model may take, by name."""
+        return {name: tensor.shape for name, tensor in self._tensors.items() if not name.endswith(COMPUTED)}
+
+    def skip(self, name: str) -> None:
+        """Count a tensor that the model leaves out on purpose as taken."""
+        self._untaken.discard(name)
+
     def take(self, name: str, shape: Sequence[int], split: Split = WHOLE) -> NDArray[np.float32]:
         """The tensor of that name as float32 on the host, or this rank's part of it if the model is shared.
 
@@ -75,7 +88,7 @@ class Weights:
 
     def _take(self, name: str, shape: Sequence[int]) -> StoredTensor:
         if name not in self._tensors:
-            raise WeightsError(f"{', '.join(map(str, self._files))}: tensor {name} is missing")
+            raise WeightsError(f"{self.where}: tensor {name} is missing")
         tensor = self._tensors[name]
         if tensor.dtype not in ELEMENTS:
             message = f"tensor {name} is {tensor.dtype}; weights must be one of {', '.join(ELEMENTS)}"

@@ -1,0 +1,128 @@
+"""A causal language model of PaddleFormers, served like every other family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy_lp.checkpoint.config_field import positive_int, texts
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
+from fastdeploy_lp.model_executor.loader.weights import Weights
+from fastdeploy_lp.model_executor.models.paddleformers.attention import (
+    CachedAttention,
+    LayerAttention,
+    MeasuringAttention,
+    row_indices,
+)
+from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill
+from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
+from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.startup.cache_size import kv_bytes_per_token
+
+# Some of its models drop an axis of one token.
+_LEAST_TOKENS = 2
+_TOLERANCE = 1e-3
+
+
+class PaddleFormersForCausalLM:
+    """PaddleFormers computes everything but attention, in float32; keys and values are in the paged cache.
+
+    Raises CheckpointError for a model that cannot be served this way, with the reason.
+    """
+
+    def __init__(self, fd_config: FDConfig, weights: Weights) -> None:
+        _require_float32(fd_config)
+        hf_config = fd_config.model_config.hf_config
+        architectures = texts(hf_config, "architectures")
+        family = find_family(architectures)
+        measuring = MeasuringAttention()
+        name = f"fastdeploy_lp_{id(measuring):x}"
+        model = build(family, hf_config, name, len(weights.shapes()))
+        fill(model, weights)
+        self._body, self._head = getattr(model, model.base_model_prefix), model.lm_head
+        _register(name, measuring)
+        self._require_plain_head(model)
+        layers = measuring.layers[: len(measuring.layers) // 2]
+        _require_attention(family.__name__, layers, fd_config)
+        cache = fd_config.cache_config
+        self._attention = CachedAttention(layers, cache.block_size, half=cache.dtype == "float16")
+        _register(name, self._attention)
+        sizes, windows = layers[0].sizes, {each.window for each in layers if each.window is not None}
+        self._batches = ForwardBatchBuilder(sizes.num_heads, sizes.num_kv_heads, cache.block_size, sorted(windows))
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """See `CausalLM`."""
+        self._attention.initialize_cache(num_blocks)
+
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """See `CausalLM`."""
+        batch = self._batches.build(chunks)
+        with self._attention.running(batch):
+            hidden = self._body(**_inputs(batch.token_ids, batch.positions))[0][0]
+        return paddle.gather(hidden, batch.output_rows)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM`."""
+        return self._head(hidden.unsqueeze(0))[0]
+
+    def _require_plain_head(self, model: Any) -> None:
+        """Raises CheckpointError if the whole model's logits are others than those of its body and its head."""
+        tokens = paddle.zeros([_LEAST_TOKENS], "int64")
+        inputs = _inputs(tokens, paddle.arange(_LEAST_TOKENS))
+        expected = model(**inputs).logits[0]
+        actual = self.compute_logits(self._body(**inputs)[0][0])
+        if not bool(paddle.allclose(actual, expected, atol=_TOLERANCE)):
+            raise CheckpointError(f"config.json: {type(model).__name__} changes its logits, which is not supported")
+
+
+def _inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
+    if len(token_ids) < _LEAST_TOKENS:
+        token_ids, positions = (paddle.tile(each, [_LEAST_TOKENS]) for each in (token_ids, positions))
+    return {
+        "input_ids": token_ids.unsqueeze(0),
+        "position_ids": positions.unsqueeze(0),
+        "attn_mask_startend_row_indices": row_indices(),
+        "use_cache": False,
+        "return_dict": True,
+    }
+
+
+def _register(name: str, attention: Any) -> None:
+    from paddleformers.nn.attention.interface import AttentionInterface
+
+    AttentionInterface.register(name, attention)
+
+
+def _require_float32(fd_config: FDConfig) -> None:
+    quantization, dtype = fd_config.model_config.quantization, current_platform().model_dtype
+    if quantization is not None:
+        raise CheckpointError(f"quantization: {quantization} is not allowed through PaddleFormers; leave it out")
+    if dtype != "float32":
+        raise CheckpointError(f"model_impl: through PaddleFormers a model computes in float32, this platform in {dtype}")
+
+
+def _require_attention(name: str, layers: list[LayerAttention], fd_config: FDConfig) -> None:
+    """Raises CheckpointError unless every layer attends over the paged cache, as much of it as was reserved."""
+    hf_config, dtype = fd_config.model_config.hf_config, fd_config.cache_config.dtype
+    expected = positive_int(hf_config, "num_hidden_layers")
+    if len(layers) != expected:
+        raise CheckpointError(
+            f"config.json: {name} is not supported; {len(layers)} of its {expected} layers use PaddleFormers' attention "
+            "interface"
+        )
+    heads = {(each.sizes.num_heads, each.sizes.num_kv_heads) for each in layers}
+    if len(heads) > 1:
+        raise CheckpointError(f"config.json: {name} is not supported; its layers differ in their numbers of heads")
+    needed = sum(each.sizes.num_kv_heads * (each.sizes.key_dim + each.sizes.value_dim) for each in layers)
+    element = kv_bytes_per_token({**hf_config}, dtype)
+    per_element = {"float32": 4, "float16": 2}[dtype]
+    if element != needed * per_element:
+        raise CheckpointError(
+            f"config.json: {name} is not supported; its keys and values take {needed * per_element} bytes a token, "
+            f"config.json says {element}"
+        )

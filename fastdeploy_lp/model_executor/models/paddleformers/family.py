@@ -1,0 +1,98 @@
+"""PaddleFormers' class of a family, and a model of it without weights."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle.nn import Layer
+
+from fastdeploy_lp.checkpoint.config_field import positive_int
+from fastdeploy_lp.checkpoint.errors import CheckpointError
+
+_TASK = "ForCausalLM"
+_TRANSFORMERS = "paddleformers.transformers"
+# Frequencies that depend on the longest sequence of a pass, which a sequence must not notice.
+_CHANGING_ROPES = ("dynamic", "longrope")
+
+
+def find_family(architectures: Sequence[str]) -> type[Layer]:
+    """Returns PaddleFormers' class for `architectures` of `config.json`.
+
+    Raises CheckpointError naming the families that PaddleFormers has, and for one that it runs only with PaddleFleet.
+    """
+    with _quietly():
+        modules: dict[str, str] = importlib.import_module(f"{_TRANSFORMERS}.auto.modeling").MAPPING_NAMES
+        for architecture in architectures:
+            name = architecture.removesuffix(_TASK)
+            if name == architecture or name not in modules:
+                continue
+            module = importlib.import_module(f"{_TRANSFORMERS}.{modules[name]}.modeling")
+            if (found := getattr(module, architecture, None)) is not None:
+                return _plain(found, module)
+    known = ", ".join(f"{name}{_TASK}" for name in modules)
+    raise CheckpointError(
+        f"config.json: architectures {list(architectures)} are not supported by PaddleFormers, which has {known}"
+    )
+
+
+def _plain(found: Any, module: Any) -> type[Layer]:
+    """Returns the class that runs on Paddle alone; PaddleFormers keeps it beside the one for PaddleFleet."""
+    plain: Any = getattr(module, f"{found.__name__}Deprecated", None) if getattr(found, "is_fleet", False) else found
+    if plain is None:
+        raise CheckpointError(f"config.json: {found.__name__} is not supported; PaddleFormers runs it with PaddleFleet")
+    return plain  # type: ignore[no-any-return]
+
+
+def build(family: Any, hf_config: dict[str, Any], attention: str, num_tensors: int) -> Any:
+    """Returns a model whose parameters have shapes but no memory.
+
+    attention: the name of its attention function. num_tensors: those of the checkpoint.
+    Raises CheckpointError for a configuration that cannot be served or built.
+    """
+    _require_supported(hf_config, num_tensors)
+    with _quietly():
+        try:
+            config = family.config_class.from_dict(dict(hf_config))
+            config.dtype = "float32"
+            config._attn_implementation = attention
+            # Its fused norm has no kernel for CPUs.
+            config.fuse_rms_norm = False
+            config.use_cache = False
+            # Paddle embeds a padding token as zeros, also where a prompt has it for another purpose.
+            config.pad_token_id = None
+            with paddle.LazyGuard():
+                model = family(config)
+        except Exception as error:  # noqa: BLE001 - its constructors assert, and fail in other ways
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise CheckpointError(f"config.json: PaddleFormers cannot build {family.__name__}: {reason}") from error
+    model.eval()
+    return model
+
+
+def _require_supported(hf_config: dict[str, Any], num_tensors: int) -> None:
+    if hf_config.get("quantization_config"):
+        raise CheckpointError("config.json: quantization_config is not supported; give weights that are not quantized")
+    layers = positive_int(hf_config, "num_hidden_layers")
+    if layers > num_tensors:
+        raise CheckpointError(f"config.json: num_hidden_layers is {layers}; the weights are only {num_tensors} tensors")
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = hf_config.get(field)
+        kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
+        if kind in _CHANGING_ROPES:
+            raise CheckpointError(f"config.json: {field} of type {kind!r} is not supported through PaddleFormers")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppresses advice that PaddleFormers and transformers log while they are imported and build a model."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -17,16 +17,12 @@ from fastdeploy_lp.model_executor.models.paddleformers.attention import (
     CachedAttention,
     LayerAttention,
     MeasuringAttention,
-    row_indices,
 )
 from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill
 from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
+from fastdeploy_lp.model_executor.models.paddleformers.probe import inputs, measure
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.startup.cache_size import kv_bytes_per_token
-
-# Some of its models drop an axis of one token.
-_LEAST_TOKENS = 2
-_TOLERANCE = 1e-3
 
 
 class PaddleFormersForCausalLM:
@@ -46,8 +42,7 @@ class PaddleFormersForCausalLM:
         fill(model, weights)
         self._body, self._head = getattr(model, model.base_model_prefix), model.lm_head
         _register(name, measuring)
-        self._require_plain_head(model)
-        layers = measuring.layers[: len(measuring.layers) // 2]
+        layers = measure(model, self._body, self._head, measuring)
         _require_attention(family.__name__, layers, fd_config)
         cache = fd_config.cache_config
         self._attention = CachedAttention(layers, cache.block_size, half=cache.dtype == "float16")
@@ -63,33 +58,12 @@ class PaddleFormersForCausalLM:
         """See `CausalLM`."""
         batch = self._batches.build(chunks)
         with self._attention.running(batch):
-            hidden = self._body(**_inputs(batch.token_ids, batch.positions))[0][0]
+            hidden = self._body(**inputs(batch.token_ids, batch.positions))[0][0]
         return paddle.gather(hidden, batch.output_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM`."""
         return self._head(hidden.unsqueeze(0))[0]
-
-    def _require_plain_head(self, model: Any) -> None:
-        """Raises CheckpointError if the whole model's logits are others than those of its body and its head."""
-        tokens = paddle.zeros([_LEAST_TOKENS], "int64")
-        inputs = _inputs(tokens, paddle.arange(_LEAST_TOKENS))
-        expected = model(**inputs).logits[0]
-        actual = self.compute_logits(self._body(**inputs)[0][0])
-        if not bool(paddle.allclose(actual, expected, atol=_TOLERANCE)):
-            raise CheckpointError(f"config.json: {type(model).__name__} changes its logits, which is not supported")
-
-
-def _inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
-    if len(token_ids) < _LEAST_TOKENS:
-        token_ids, positions = (paddle.tile(each, [_LEAST_TOKENS]) for each in (token_ids, positions))
-    return {
-        "input_ids": token_ids.unsqueeze(0),
-        "position_ids": positions.unsqueeze(0),
-        "attn_mask_startend_row_indices": row_indices(),
-        "use_cache": False,
-        "return_dict": True,
-    }
 
 
 def _register(name: str, attention: Any) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import paddle
@@ -13,11 +16,14 @@ from paddle.nn import Layer
 
 from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.checkpoint.errors import CheckpointError
+from fastdeploy_lp.model_executor.models.paddleformers.rope import rotate_windows_apart, with_older_names
 
 _TASK = "ForCausalLM"
 _TRANSFORMERS = "paddleformers.transformers"
 # Frequencies that depend on the longest sequence of a pass, which a sequence must not notice.
 _CHANGING_ROPES = ("dynamic", "longrope")
+# Their evaluation gives tokens the experts' weights of other tokens; in training they compute the right ones.
+_EVALUATES_WRONG = ("GptOssExperts",)
 
 
 def find_family(architectures: Sequence[str]) -> type[Layer]:
@@ -31,7 +37,8 @@ def find_family(architectures: Sequence[str]) -> type[Layer]:
             name = architecture.removesuffix(_TASK)
             if name == architecture or name not in modules:
                 continue
-            module = importlib.import_module(f"{_TRANSFORMERS}.{modules[name]}.modeling")
+            with _without_fleet():
+                module = importlib.import_module(f"{_TRANSFORMERS}.{modules[name]}.modeling")
             if (found := getattr(module, architecture, None)) is not None:
                 return _plain(found, module)
     known = ", ".join(f"{name}{_TASK}" for name in modules)
@@ -57,7 +64,7 @@ def build(family: Any, hf_config: dict[str, Any], attention: str, num_tensors: i
     _require_supported(hf_config, num_tensors)
     with _quietly():
         try:
-            config = family.config_class.from_dict(dict(hf_config))
+            config = family.config_class.from_dict(with_older_names(hf_config))
             config.dtype = "float32"
             config._attn_implementation = attention
             # Its fused norm has no kernel for CPUs.
@@ -65,12 +72,18 @@ def build(family: Any, hf_config: dict[str, Any], attention: str, num_tensors: i
             config.use_cache = False
             # Paddle embeds a padding token as zeros, also where a prompt has it for another purpose.
             config.pad_token_id = None
+            # Layers that draft further tokens.
+            config.num_nextn_predict_layers = 0
             with paddle.LazyGuard():
                 model = family(config)
+            rotate_windows_apart(model, hf_config)
         except Exception as error:  # noqa: BLE001 - its constructors assert, and fail in other ways
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"config.json: PaddleFormers cannot build {family.__name__}: {reason}") from error
     model.eval()
+    for layer in model.sublayers():
+        if type(layer).__name__ in _EVALUATES_WRONG:
+            layer.train()
     return model
 
 
@@ -85,6 +98,25 @@ def _require_supported(hf_config: dict[str, Any], num_tensors: int) -> None:
         kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
         if kind in _CHANGING_ROPES:
             raise CheckpointError(f"config.json: {field} of type {kind!r} is not supported through PaddleFormers")
+
+
+@contextmanager
+def _without_fleet() -> Iterator[None]:
+    """Puts placeholders where PaddleFormers imports PaddleFleet, which the plain classes do not use."""
+    missing = {} if importlib.util.find_spec("paddlefleet") else _placeholders()
+    sys.modules.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
+def _placeholders() -> dict[str, ModuleType]:
+    operators, provider = ModuleType("paddlefleet_ops"), ModuleType(f"{_TRANSFORMERS}.gpt_provider")
+    vars(operators)["is_deep_ep_available"] = lambda: False
+    vars(provider)["GPTModelProvider"] = type("GPTModelProvider", (), {"transform_rules": {}})
+    return {module.__name__: module for module in (operators, provider)}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fastdeploy_lp.config.option_values import (
     at_least,
     option,
     require_collector,
+    require_model_impl,
     require_names,
     require_processors,
     require_seconds,
@@ -44,6 +45,7 @@ DEFAULT_MAX_WORKER_RESTARTS = 5
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS = ("w8a8", "w8a16")
+MODEL_IMPLS = ("auto", "native", "paddleformers")
 ON_WORKER_FAILURE = ("restart", "exit")
 
 
@@ -79,7 +81,7 @@ class ModelConfig:
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
     logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
-    `skip_tokenizer_init` requests and answers are token ids.
+    `skip_tokenizer_init` requests and answers are token ids. `model_impl` is one of MODEL_IMPLS.
     """
 
     model: str
@@ -112,6 +114,13 @@ class ModelConfig:
         False,
         group="Model",
         help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+    )
+    model_impl: str = option(
+        "auto",
+        group="Model",
+        help="who computes the model: this server's own families, PaddleFormers, or auto: the first that has it",
+        choices=MODEL_IMPLS,
+        check=require_model_impl,
     )
 
 

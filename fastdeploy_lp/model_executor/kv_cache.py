@@ -42,7 +42,7 @@ class LayerKVCache:
         self._value_rows = self.values.reshape([-1, self._value_dim])
 
     def write(self, cache_rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys [tokens * kv_heads, head_dim] and values [tokens * kv_heads, value_dim] at `cache_rows`, in place."""
+        """Store keys and values [tokens * kv_heads, their size] at `cache_rows`, in place."""
         if self._half:
             keys, values = (x.clip(-HALF_MAX, HALF_MAX).astype("float16").astype("float32") for x in (keys, values))
         paddle.scatter_(self._key_rows, cache_rows, keys)

@@ -25,7 +25,7 @@ COMPUTED = ".rotary_emb.inv_freq"
 
 
 class Weights:
-    """The tensors of a checkpoint; every one is taken once.
+    """The tensors of a checkpoint; every one is taken at least once.
 
     communicator: the ranks that share the model; what a model says is split is read in part, for this rank alone.
     """
@@ -96,8 +96,9 @@ class Weights:
         if tensor.shape != tuple(shape):
             message = f"tensor {name} has shape {list(tensor.shape)}; config.json makes it {list(shape)}"
             raise WeightsError(f"{tensor.path}: {message}")
-        self._untaken.discard(name)
-        self._progress.update()
+        if name in self._untaken:
+            self._untaken.discard(name)
+            self._progress.update()
         return tensor
 
     def require_all_taken(self) -> None:

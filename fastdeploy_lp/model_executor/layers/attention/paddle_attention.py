@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig

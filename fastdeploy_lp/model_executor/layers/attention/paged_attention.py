@@ -44,9 +44,7 @@ class PagedAttention:
         that takes part in the softmax without a value.
         """
         sizes = self._sizes
-        self._cache.write(
-            batch.cache_rows, keys.reshape([-1, sizes.key_dim]), values.reshape([-1, sizes.value_dim])
-        )
+        self._cache.write(batch.cache_rows, keys.reshape([-1, sizes.key_dim]), values.reshape([-1, sizes.value_dim]))
         queries = queries * self._scale
         outputs = [self._attend(queries, group, sinks) for group in batch.groups]
         return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)

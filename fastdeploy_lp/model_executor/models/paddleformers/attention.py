@@ -1,7 +1,8 @@
 """Paged attention under the signature of PaddleFormers' attention functions.
 
-PaddleFormers calls one function for each layer, in the order of the layers: queries, keys and values
-[1, heads, tokens, size] in, attended values [1, tokens, heads * size] out. All sequences of a pass are one row of tokens.
+PaddleFormers calls one function for each layer, in the order of the layers, with queries, keys and values
+[1, heads, tokens, size]. It returns the attended values [1, tokens, heads * size]. All sequences of a pass are one row
+of tokens.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class CachedAttention:
         layer = self._layers[self._next]
         self._next += 1
         tokens = len(batch.token_ids)
-        rows = (each[0, :, :tokens].transpose([1, 0, 2]) for each in (query, key, value))
-        out = layer(*rows, batch, sink)
+        queries, keys, values = (each[0, :, :tokens].transpose([1, 0, 2]) for each in (query, key, value))
+        out = layer(queries, keys, values, batch, sink)
         if (extra := query.shape[2] - tokens) > 0:
             out = paddle.concat([out, paddle.zeros([extra, out.shape[1]], out.dtype)])
         return out.unsqueeze(0), None

@@ -22,7 +22,7 @@ from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import 
 from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
 from fastdeploy_lp.model_executor.models.paddleformers.probe import inputs, measure
 from fastdeploy_lp.platforms import current_platform
-from fastdeploy_lp.startup.cache_size import kv_bytes_per_token
+from fastdeploy_lp.startup.cache_size import ELEMENT_BYTES, kv_bytes_per_token
 
 
 class PaddleFormersForCausalLM:
@@ -37,7 +37,7 @@ class PaddleFormersForCausalLM:
         architectures = texts(hf_config, "architectures")
         family = find_family(architectures)
         measuring = MeasuringAttention()
-        name = f"fastdeploy_lp_{id(measuring):x}"
+        name = f"fastdeploy_lp_{id(self):x}"
         model = build(family, hf_config, name, len(weights.shapes()))
         fill(model, weights)
         self._body, self._head = getattr(model, model.base_model_prefix), model.lm_head
@@ -77,7 +77,9 @@ def _require_float32(fd_config: FDConfig) -> None:
     if quantization is not None:
         raise CheckpointError(f"quantization: {quantization} is not allowed through PaddleFormers; leave it out")
     if dtype != "float32":
-        raise CheckpointError(f"model_impl: through PaddleFormers a model computes in float32, this platform in {dtype}")
+        raise CheckpointError(
+            f"model_impl: through PaddleFormers a model computes in float32, this platform in {dtype}"
+        )
 
 
 def _require_attention(name: str, layers: list[LayerAttention], fd_config: FDConfig) -> None:
@@ -86,17 +88,15 @@ def _require_attention(name: str, layers: list[LayerAttention], fd_config: FDCon
     expected = positive_int(hf_config, "num_hidden_layers")
     if len(layers) != expected:
         raise CheckpointError(
-            f"config.json: {name} is not supported; {len(layers)} of its {expected} layers use PaddleFormers' attention "
-            "interface"
+            f"config.json: {name} is not supported; {len(layers)} of its {expected} layers use the attention interface"
         )
     heads = {(each.sizes.num_heads, each.sizes.num_kv_heads) for each in layers}
     if len(heads) > 1:
         raise CheckpointError(f"config.json: {name} is not supported; its layers differ in their numbers of heads")
     needed = sum(each.sizes.num_kv_heads * (each.sizes.key_dim + each.sizes.value_dim) for each in layers)
-    element = kv_bytes_per_token({**hf_config}, dtype)
-    per_element = {"float32": 4, "float16": 2}[dtype]
-    if element != needed * per_element:
+    taken, reserved = needed * ELEMENT_BYTES[dtype], kv_bytes_per_token(hf_config, dtype)
+    if taken != reserved:
         raise CheckpointError(
-            f"config.json: {name} is not supported; its keys and values take {needed * per_element} bytes a token, "
-            f"config.json says {element}"
+            f"config.json: {name} is not supported; its keys and values take {taken} bytes a token, and its sizes are "
+            f"those of {reserved}"
         )

@@ -79,8 +79,12 @@ def _plan(
             raise WeightsError(f"{where}: tensors do not fit {name}: {_reason(error)}") from error
         pieces = [_piece(entry) for entry in entries]
         if sum(piece.size for piece in pieces) != math.prod(shape):
-            found = ", ".join(f"{each} {list(shapes[each])}" for each in dict.fromkeys(piece.tensor for piece in pieces))
-            raise WeightsError(f"{where}: {found or 'no tensor'} does not fill {name}; config.json makes it {list(shape)}")
+            found = ", ".join(
+                f"{each} {list(shapes[each])}" for each in dict.fromkeys(piece.tensor for piece in pieces)
+            )
+            raise WeightsError(
+                f"{where}: {found or 'no tensor'} does not fill {name}; config.json makes it {list(shape)}"
+            )
         plan[name] = pieces
     return plan
 

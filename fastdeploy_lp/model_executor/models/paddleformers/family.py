@@ -29,22 +29,30 @@ _EVALUATES_WRONG = ("GptOssExperts",)
 def find_family(architectures: Sequence[str]) -> type[Layer]:
     """Returns PaddleFormers' class for `architectures` of `config.json`.
 
-    Raises CheckpointError naming the families that PaddleFormers has, and for one that it runs only with PaddleFleet.
+    Raises CheckpointError naming the families that PaddleFormers has, for one that it runs only with PaddleFleet, and
+    if it cannot be imported.
     """
-    with _quietly():
-        modules: dict[str, str] = importlib.import_module(f"{_TRANSFORMERS}.auto.modeling").MAPPING_NAMES
-        for architecture in architectures:
-            name = architecture.removesuffix(_TASK)
-            if name == architecture or name not in modules:
-                continue
-            with _without_fleet():
-                module = importlib.import_module(f"{_TRANSFORMERS}.{modules[name]}.modeling")
-            if (found := getattr(module, architecture, None)) is not None:
-                return _plain(found, module)
+    modules: dict[str, str] = _imported("auto").MAPPING_NAMES
+    for architecture in architectures:
+        name = architecture.removesuffix(_TASK)
+        if name == architecture or name not in modules:
+            continue
+        module = _imported(modules[name])
+        if (found := getattr(module, architecture, None)) is not None:
+            return _plain(found, module)
     known = ", ".join(f"{name}{_TASK}" for name in modules)
     raise CheckpointError(
         f"config.json: architectures {list(architectures)} are not supported by PaddleFormers, which has {known}"
     )
+
+
+def _imported(family: str) -> Any:
+    with _quietly(), _without_fleet():
+        try:
+            return importlib.import_module(f"{_TRANSFORMERS}.{family}.modeling")
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"PaddleFormers' {family} cannot be imported: {reason}") from error
 
 
 def _plain(found: Any, module: Any) -> type[Layer]:
@@ -77,7 +85,7 @@ def build(family: Any, hf_config: dict[str, Any], attention: str, num_tensors: i
             with paddle.LazyGuard():
                 model = family(config)
             rotate_windows_apart(model, hf_config)
-        except Exception as error:  # noqa: BLE001 - its constructors assert, and fail in other ways
+        except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"config.json: PaddleFormers cannot build {family.__name__}: {reason}") from error
     model.eval()

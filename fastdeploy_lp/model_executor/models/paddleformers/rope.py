@@ -33,7 +33,9 @@ def rotate_windows_apart(model: Any, hf_config: dict[str, Any]) -> None:
     config.rope_parameters = dict(rope)
     rotary = type(body.rotary_emb)(config)
 
-    def rotate(_layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def rotate(
+        _layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named["position_embeddings"] = rotary(arguments[0], named["position_ids"])
         return arguments, named
 

@@ -27,17 +27,17 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
-MLA = {"head_dim": 8, "num_key_value_heads": 8, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
-YARN = {
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    }
+MLA = {
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "num_experts": 6, "norm_topk_prob": True}),
@@ -45,10 +45,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4Moe",
         {**EXPERTS, "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True},
     ),
-    "gpt-oss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 2, **WINDOWS}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**YARN, "truncate": False},
+            **WINDOWS,
+        },
+    ),
     "deepseek-v3": (
         "DeepseekV3",
-        {**EXPERTS, **MLA, **YARN, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        {
+            **EXPERTS,
+            **MLA,
+            "rope_parameters": YARN | MSCALE,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
     ),
     "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 48}),
     "ernie45-moe": ("Ernie4_5_Moe", {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 6}),

@@ -1,7 +1,7 @@
 """Random tiny models of families that PaddleFormers computes, with the logits of Hugging Face's implementation.
 
-Run as a program, in a process of its own: PaddleFormers hides torch from transformers. `python -m
-paddleformers.hf_models DIRECTORY NAME…` would find the package of that name, so it runs by its path.
+Run as a program, by an interpreter without PaddleFormers, which brings a release of transformers that does not import
+torch: `python hf_models.py DIRECTORY NAME…`.
 """
 
 from __future__ import annotations

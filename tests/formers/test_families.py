@@ -17,6 +17,9 @@ from support.tiny import GOLDEN
 
 from fastdeploy_lp.worker.engine_core import EngineCore
 
+# PaddleFormers' own.
+pytestmark = pytest.mark.filterwarnings("default")
+
 FAMILIES = ("qwen3-moe", "glm4-moe", "gpt-oss", "deepseek-v3", "qwen2-moe", "gemma3", "phi3")
 NATIVE = ("tiny-llama", "tiny-llama3-rope", "tiny-qwen2", "tiny-qwen3", "tiny-ernie45", "tiny-phi3")
 GREEDY_TOKENS = 12

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -129,10 +130,12 @@ def _placeholders() -> dict[str, ModuleType]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Suppresses advice that PaddleFormers and transformers log while they are imported and build a model."""
+    """Suppresses advice that PaddleFormers and transformers give while they are imported and build a model."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)

@@ -18,7 +18,7 @@ from fastdeploy_lp.model_executor.models.paddleformers.attention import (
     LayerAttention,
     MeasuringAttention,
 )
-from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill
+from fastdeploy_lp.model_executor.models.paddleformers.converted_weights import fill, skip_drafts
 from fastdeploy_lp.model_executor.models.paddleformers.family import build, find_family
 from fastdeploy_lp.model_executor.models.paddleformers.probe import inputs, measure
 from fastdeploy_lp.platforms import current_platform
@@ -40,6 +40,7 @@ class PaddleFormersForCausalLM:
         name = f"fastdeploy_lp_{id(self):x}"
         model = build(family, hf_config, name, len(weights.shapes()))
         fill(model, weights)
+        skip_drafts(weights, hf_config)
         self._body, self._head = getattr(model, model.base_model_prefix), model.lm_head
         _register(name, measuring)
         layers = measure(model, self._body, self._head, measuring)

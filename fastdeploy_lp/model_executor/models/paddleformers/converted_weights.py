@@ -19,6 +19,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle.distributed.flex_checkpoint.aoa.aoa_engine import AOAEngine, ShardedWeightDesc
 
+from fastdeploy_lp.checkpoint.config_field import positive_int
 from fastdeploy_lp.model_executor.loader.weights import Weights, WeightsError
 
 Slices = tuple[slice, ...]
@@ -55,8 +56,16 @@ def fill(model: Any, weights: Weights) -> None:
         loaded = paddle.to_tensor(array.reshape(parameter.shape), dtype=parameter.dtype)
         parameter.get_tensor()._share_data_with(loaded.get_tensor())
     _require_used_whole(plan, shapes, weights.where)
-    for name in _ignored(model, shapes):
-        weights.skip(name)
+
+
+def skip_drafts(weights: Weights, hf_config: dict[str, Any]) -> None:
+    """Leaves out tensors of layers that draft further tokens, if `config.json` has such layers."""
+    if not hf_config.get("num_nextn_predict_layers"):
+        return
+    layers = positive_int(hf_config, "num_hidden_layers")
+    for name in weights.shapes():
+        if _drafts(name, layers):
+            weights.skip(name)
 
 
 def _plan(
@@ -150,7 +159,6 @@ def _require_used_whole(plan: dict[str, list[Piece]], shapes: dict[str, tuple[in
             )
 
 
-def _ignored(model: Any, names: Iterable[str]) -> list[str]:
-    """Returns the tensors that PaddleFormers itself leaves out, as layers for drafts."""
-    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
+def _drafts(name: str, layers: int) -> bool:
+    number = re.match(r"model\.layers\.(\d{1,9})\.", name)
+    return int(number[1]) >= layers if number else any(part.startswith("mtp") for part in name.split("."))

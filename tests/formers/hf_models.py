@@ -68,6 +68,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 48}),
     "ernie45-moe": ("Ernie4_5_Moe", {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 6}),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 48, "num_hidden_layers": 4},
+    ),
     "gemma3": ("Gemma3", {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
     "phi3": ("Phi3", {"sliding_window": 20, "head_dim": 8}),
 }

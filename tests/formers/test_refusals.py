@@ -30,7 +30,7 @@ EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    make_models(folder, "qwen3-moe", "glm4-moe", "ernie45-moe")
+    make_models(folder, "qwen3-moe", "glm4-moe", "ernie45-moe", "qwen3-next")
     return folder
 
 
@@ -100,7 +100,13 @@ def test_a_mixture_whose_operator_has_no_kernel_here(made: Path) -> None:
     assert "expand_modality_expert_id" in message
 
 
-def test_quantization_and_ranks(made: Path) -> None:
+def test_linear_attention_whose_state_runs_over_all_tokens_of_a_batch(made: Path) -> None:
+    assert "Qwen3NextForCausalLM is not supported; PaddleFormers mixes the tokens of a batch" in refusal(
+        made / "qwen3-next"
+    )
+
+
+def test_quantization(made: Path) -> None:
     fd_config = config_of(made / "qwen3-moe")
     model = dataclasses.replace(fd_config.model_config, quantization="w8a8")
     with pytest.raises(CheckpointError, match="quantization: w8a8 is not allowed through PaddleFormers"):

@@ -1,7 +1,7 @@
 """Weights of a Hugging Face checkpoint in the parameters of PaddleFormers' models.
 
-A model's class describes by statements how its parameters come from the checkpoint's tensors: which are renamed,
-transposed, joined and divided. Paddle interprets the statements; tensors are read by `Weights` as for every family.
+A model's class has statements that derive its parameters from the checkpoint's tensors: renamed, transposed, joined and
+divided. Paddle interprets the statements; `Weights` reads the tensors as for every family.
 """
 
 from __future__ import annotations

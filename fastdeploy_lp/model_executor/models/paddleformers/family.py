@@ -67,7 +67,7 @@ def _plain(found: Any, module: Any) -> type[Layer]:
 def build(family: Any, hf_config: dict[str, Any], attention: str, num_tensors: int) -> Any:
     """Returns a model whose parameters have shapes but no memory.
 
-    attention: the name of its attention function. num_tensors: those of the checkpoint.
+    attention: the name of its attention function. num_tensors: number of tensors in the checkpoint.
     Raises CheckpointError for a configuration that cannot be served or built.
     """
     _require_supported(hf_config, num_tensors)

@@ -21,7 +21,7 @@ def with_older_names(hf_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rotate_windows_apart(model: Any, hf_config: dict[str, Any]) -> None:
-    """Gives layers with a sliding window a rotary embedding of their own, if `config.json` does.
+    """Gives layers with a sliding window a separate rotary embedding, if `config.json` does.
 
     PaddleFormers rotates all layers alike.
     """

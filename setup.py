@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import find_packages, setup
 
@@ -74,11 +75,19 @@ EXTRAS = {
 }
 
 
-def compile_ops() -> None:
-    """Compile the C++ operators if a compiler is there; without them the worker tries again on first use."""
+def load_ops_build() -> ModuleType:
+    """The module that compiles, without the package, which is not installed yet."""
     spec = importlib.util.spec_from_file_location("ops_build", OPS / "build.py")
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
+    return build
+
+
+build = load_ops_build()
+
+
+def compile_ops() -> None:
+    """Compile the C++ operators if a compiler is there; without them the worker tries again on first use."""
     try:
         if not (build.PACKAGED_DIRECTORY / build.library_name()).is_file():
             build.compile_library(build.PACKAGED_DIRECTORY)
@@ -103,7 +112,7 @@ setup(
         "fastdeploy_lp": ["py.typed"],
         "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
-        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", "compiled/*.so"],
+        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", f"compiled/{build.library_name()}"],
     },
     install_requires=RUNTIME,
     extras_require=EXTRAS,

@@ -18,18 +18,24 @@ import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, settings
-from support.server import PLUGINS, ZOO, ServerProcess
+from support.server import PLUGINS, TESTS, ZOO, ServerProcess
 
 from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES
 
 # The plugin packages that are installed for tests load only where a test asks for them.
 os.environ["FASTDEPLOY_LP_PLUGINS"] = ""
+# One thread, as in servers of tests. Set before xdist starts its workers, which thus begin with these variables.
+os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
 # Paddle reads these once, when it is imported; it warns about a missing compiler cache while it is at it.
 os.environ.update(current_platform().worker_environment())
 sys.path += [str(PLUGINS), str(ZOO)]
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("paddle")
+
+# Tests connect to 127.0.0.1. Each new client of httpx would first read every authority that certifi knows, for 20 ms.
+os.environ["SSL_CERT_FILE"] = str(TESTS / "data" / "tls" / "certificate.pem")
 
 # How long an example takes is the machine's affair, and no test's.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,7 +49,20 @@ PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = 120.0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-DATA = Path(__file__).parent / "data"
+DATA = TESTS / "data"
+# Fixtures of servers that several files share; a module's own fixture of that name is not meant.
+SESSION_SERVERS = ("server", "scripted_server", "guarded_server", "strict_server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has one process of xdist run all tests of a file, and all files that share one of the session's servers."""
+    shared: dict[Path, set[str]] = {}
+    for item in items:
+        names = set(getattr(item, "fixturenames", ())) - set(vars(getattr(item, "module", None) or item))
+        shared.setdefault(item.path, set()).update(names.intersection(SESSION_SERVERS))
+    for item in items:
+        groups = [*(name for name in SESSION_SERVERS if name in shared[item.path]), item.nodeid.partition("::")[0]]
+        item.add_marker(pytest.mark.xdist_group(groups[0]))
 
 
 def pytest_collection_finish() -> None:
@@ -63,7 +82,7 @@ def golden_cases() -> list[dict[str, Any]]:
 def server() -> Iterator[ServerProcess]:
     """The default model with LogitBias and the documents' own processor, for tests that leave it as it was."""
     processors = ["LogitBiasLogitsProcessor", "support.processors:YourLogitsProcessor"]
-    with ServerProcess("--logits-processors", *processors) as running:
+    with ServerProcess("--log-requests", "--logits-processors", *processors) as running:
         yield running
 
 

@@ -168,7 +168,7 @@ def test_only_options_of_the_engine_are_taken_as_arguments() -> None:
     for option in ("port", "ssl-certfile", "stream-timeout", "max-unread-tokens", "log-level", "request-log"):
         with pytest.raises(ValueError, match=f"args: {option} is no option here; "):
             read_args({"model": "m", option: 1})
-    with pytest.raises(ValueError, match="args: colour is no option; options are"):
+    with pytest.raises(ValueError, match=r"args: colour is no option$"):
         read_args({"model": "m", "colour": "red"})
     with pytest.raises(ValueError, match="args: max-num-seqs: 'many' has the wrong type"):
         read_args({"model": "m", "max-num-seqs": "many"})

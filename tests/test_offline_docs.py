@@ -38,7 +38,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env=server_environment(),
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -31,7 +31,7 @@ def test_the_fixture_passes_a_right_one_and_shows_the_report_of_a_wrong_one(tmp_
         text=True,
         cwd=tmp_path,
         env=server_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        timeout=120,
+        timeout=600,
     )
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "FAIL     host-sync" in done.stdout

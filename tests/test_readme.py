@@ -80,7 +80,16 @@ def test_the_readmes_own_processor_is_served_by_the_printed_command(tmp_path: Pa
         answer = subprocess.run(
             ["curl", "-sS", url, "-H", header, "-d", body], capture_output=True, text=True, check=True
         ).stdout
+        wrong = json.dumps(question | {"logits_processors_args": {"only_tokens": "Paris"}})
+        refusal = subprocess.run(
+            ["curl", "-sS", "-w", "%{http_code}", url, "-H", header, "-d", wrong],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     assert " Paris Paris Paris Paris Paris" in answer
+    assert json.loads(refusal[:-3])["error"]["param"] == "logits_processors_args.only_tokens"
+    assert refusal.endswith("400")
 
 
 def test_the_make_targets_and_files_that_the_readme_names_exist() -> None:

@@ -231,7 +231,7 @@ def test_templates_of_requests_are_refused_unless_trusted(server: ServerProcess)
     assert "--trust-request-chat-template" in error["message"]
 
 
-@pytest.mark.parametrize("header", [b"", b"Bearer ", b"Bearer one", b"Bearer two", b"Bearer " + b"x" * 10_000])
+@pytest.mark.parametrize("header", [b"", b"Bearer ", b"Bearer one", b"Bearer two", b"one", b"Bearer " + b"x" * 10_000])
 def test_keys_are_compared_by_digests_in_constant_time(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     whole = hmac.compare_digest
@@ -246,8 +246,10 @@ def test_keys_are_compared_by_digests_in_constant_time(header: bytes, monkeypatc
         """Behind the keys."""
 
     middleware = AuthenticationMiddleware(nobody, ["one", "three"])
-    place = middleware._place_of_key({"headers": [(b"authorization", header)]})
-    assert place == (0 if header == b"Bearer one" else None)
-    # All keys, always, and texts of one length, whatever came.
-    assert len(compared) == 2
+    for name in (b"authorization", b"x-api-key"):
+        place = middleware._place_of_key({"headers": [(name, header)]})
+        fitting = b"Bearer one" if name == b"authorization" else b"one"
+        assert place == (0 if header == fitting else None)
+    # All keys with both headers, always, and texts of one length, whatever came.
+    assert len(compared) == 2 * 2 * 2
     assert {len(text) for pair in compared for text in pair} == {32}

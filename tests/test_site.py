@@ -15,6 +15,8 @@ import yaml
 from support.server import REPOSITORY
 
 import fastdeploy_lp
+from fastdeploy_lp.entrypoints.cli.command import main
+from fastdeploy_lp.logits_processor import BUILTIN
 
 DOCS = REPOSITORY / "docs"
 
@@ -29,7 +31,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-pages = load("pages")
+pages, tables = load("pages"), load("write_tables")
 BROUGHT_ALONG = [pages.page_of(path) for path in pages.files_beside_docs(REPOSITORY) if path.endswith(".md")]
 PAGES = sorted([*(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")), *BROUGHT_ALONG])
 
@@ -93,9 +95,24 @@ def test_the_readme_links_to_every_page() -> None:
     assert {f"docs/{path.name}" for path in DOCS.glob("*.md")} - linked <= indirectly
 
 
-def test_the_tables_of_parameters_are_current() -> None:
-    page = load("write_parameters")
-    assert page.PAGE.read_text() == page.current_page(), "run `python docs/site/write_parameters.py`"
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_generated_tables_are_current(name: str) -> None:
+    assert (DOCS / name).read_text() == tables.current_page(name), "run `python docs/site/write_tables.py`"
+
+
+def test_the_help_page_has_the_options_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    usage = capsys.readouterr().out.partition("\n\n")[0]
+    offered = {name for name in re.findall(r"--([a-z][a-z0-9-]+)", usage) if not name.startswith("no-")}
+    listed = set(re.findall(r"^\| `--([a-z][a-z0-9-]+)`", prose("options.md"), re.MULTILINE))
+    assert listed == offered - {"config"}
+
+
+def test_there_is_one_row_for_every_builtin_with_a_link_to_its_parameters() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", prose("builtin-processors.md"), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(BUILTIN)
+    assert all(anchor == name.lower() for name, anchor in rows)
 
 
 def test_the_api_page_has_every_public_name() -> None:

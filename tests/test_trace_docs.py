@@ -74,7 +74,7 @@ def test_the_shadowed_request_is_counted_as_it_is_told(server: ServerProcess) ->
 def test_the_program_runs() -> None:
     (program,) = blocks("python")
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=server_environment(), timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, env=server_environment(), timeout=600
     )
     assert done.returncode == 0, done.stderr
     flips = [line.partition("[")[2].partition("]")[0] for line in done.stdout.splitlines()]

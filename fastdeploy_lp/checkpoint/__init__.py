@@ -2,7 +2,7 @@
 
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles, read_limits
-from fastdeploy_lp.checkpoint.resolve import resolve_model
+from fastdeploy_lp.checkpoint.resolve import recommended_sampling, resolve_model
 from fastdeploy_lp.checkpoint.safetensors_file import num_parameters
 
-__all__ = ["CheckpointError", "ModelFiles", "num_parameters", "read_limits", "resolve_model"]
+__all__ = ["CheckpointError", "ModelFiles", "num_parameters", "read_limits", "recommended_sampling", "resolve_model"]

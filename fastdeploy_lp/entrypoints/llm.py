@@ -81,6 +81,10 @@ class LLM:
             self.shutdown()
             raise
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the model's recommended sampling, or that of `override_generation_config`; named as in vLLM."""
+        return SamplingParams(**self._engine.fd_config.model_config.default_sampling)  # type: ignore[arg-type]
+
     @overload
     def chat(
         self,

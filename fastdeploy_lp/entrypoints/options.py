@@ -7,20 +7,24 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
 from fastdeploy_lp.config.option_values import without_none
+from fastdeploy_lp.entrypoints.usage import CommandParser, choices_shown, one_of
+from fastdeploy_lp.suggestion import did_you_mean
 
 Options = TypeVar("Options")
 
 
-class OptionsParser(argparse.ArgumentParser):
+class OptionsParser(CommandParser):
     """A parser for the fields of dataclasses as `--field-name` options, with defaults from `--config FILE.yaml`.
 
     A field's metadata has its "help", and may have "choices", "secret" (errors do not show its value), its "group" on
-    the help page (else the first line of the dataclass's docstring) and "short" names in addition to the long one. A
+    the help page (else the first line of the dataclass's docstring), "short" names in addition to the long one, and
+    "former" names of the field, which count on the command line and in the file but are not on the help page. A
     "positional" field has no name on the command line.
     The command line overrides the file; an unknown key in the file is an error. `--field_name` is equivalent to
     `--field-name`, in the file and on the command line. `first` names the option whose name may be omitted if its value
@@ -28,9 +32,10 @@ class OptionsParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *groups: type[Any], first: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs, formatter_class=_Formatter, allow_abbrev=False)
+        super().__init__(**kwargs, formatter_class=_Formatter)
         self._first = first
         self._groups = groups
+        self._former: dict[str, str] = {}
         self.add_argument("--config", metavar="FILE", help="YAML file with these same options")
         sections: dict[str, Any] = {}
         for group in groups:
@@ -43,7 +48,11 @@ class OptionsParser(argparse.ArgumentParser):
                     section.add_argument(field.name, nargs="?", metavar="FILE", help=field.metadata["help"])
                     continue
                 names = [*field.metadata.get("short", ()), _flag(field.name)]
-                section.add_argument(*names, dest=field.name, **_argument(field, hints[field.name]))
+                declared = _argument(field, hints[field.name])
+                section.add_argument(*names, dest=field.name, **declared)
+                for former in field.metadata.get("former", ()):
+                    self._former[former] = field.name
+                    section.add_argument(_flag(former), dest=field.name, **{**declared, "help": argparse.SUPPRESS})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -92,17 +101,21 @@ class OptionsParser(argparse.ArgumentParser):
     def _checked_mapping(self, source: str, content: Any) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"{source}: must hold option: value lines")
-        return {str(key).replace("-", "_"): self._checked(source, str(key), value) for key, value in content.items()}
+        return {self._field(str(key)): self._checked(source, str(key), value) for key, value in content.items()}
 
     def _checked(self, source: str, key: str, value: Any) -> Any:
         hints = {name: hint for group in self._groups for name, hint in get_type_hints(group).items()}
-        name = key.replace("-", "_")
+        name = self._field(key)
         if name not in hints:
-            raise ValueError(f"{source}: {key} is no option; options are {', '.join(map(_name, sorted(hints)))}")
+            raise ValueError(f"{source}: {key} is no option{did_you_mean(_name(name), map(_name, hints))}")
         if not _fits(value, hints[name]):
             shown = "its value" if name in self._secrets() else repr(value)
             raise ValueError(f"{source}: {key}: {shown} has the wrong type")
         return value
+
+    def _field(self, key: str) -> str:
+        name = key.replace("-", "_")
+        return self._former.get(name, name)
 
     def _with_its_name(self, flag: str, argv: list[str]) -> list[str]:
         if any(argument.partition("=")[0] == flag for argument in argv):
@@ -122,8 +135,8 @@ def _place_of(error: yaml.YAMLError) -> str:
 
 
 def _first_line(group: type[Any]) -> str:
-    """Returns the first line of a dataclass's docstring, as a title."""
-    return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".")
+    """Returns the first line of a dataclass's docstring, up to a semicolon, as a title."""
+    return (group.__doc__ or group.__name__).partition("\n")[0].partition(";")[0].rstrip(".")
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -157,14 +170,19 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": None, "help": text}
     if "choices" in field.metadata:
-        return {"choices": field.metadata["choices"], "help": text}
+        choices = field.metadata["choices"]
+        return {"type": one_of(choices), "metavar": choices_shown(choices), "help": text}
     if get_origin(kind) is list:
         return {"action": "extend", "nargs": "+", "metavar": field.metadata.get("metavar", "SPEC"), "help": text}
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kind = without_none(hint)
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return any(_fits_kind(value, kind) for kind in kinds if kind is not type(None))
+
+
+def _fits_kind(value: Any, kind: Any) -> bool:
     if get_origin(kind) is list:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind is float:

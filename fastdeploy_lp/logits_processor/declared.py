@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from fastdeploy_lp.logits_processor import vllm_v1
+from fastdeploy_lp.logits_processor import vllm_mrv2, vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
@@ -179,4 +179,4 @@ class DeclaredProcessor:
 def _overrides_check(cls: type) -> bool:
     """Returns True if the class has a `validate_params` that is not from this package's base classes."""
     owner = next((base for base in cls.__mro__ if "validate_params" in vars(base)), None)
-    return owner is not None and owner not in (LogitsProcessor, vllm_v1.LogitsProcessor)
+    return owner is not None and owner not in (LogitsProcessor, vllm_v1.LogitsProcessor, vllm_mrv2.LogitsProcessor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from fastdeploy_lp.plugins import (
     installed_plugins,
     load,
 )
+from fastdeploy_lp.suggestion import did_you_mean
 
 # Modules of `builtin/`, with the prefixes of "LogitsProcessor" in the names of their classes.
 _BUILTIN_MODULES = {
@@ -127,8 +127,8 @@ def find_dialect(found: object, spec: str) -> Dialect:
     raise LogitsProcessorSpecError(
         spec,
         "must be a subclass of LogitsProcessor: derive it from fastdeploy_lp.openai.logits_processor.LogitsProcessor, "
-        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_v1; a class without a base is called "
-        "(input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
+        "or from the class of that name in fastdeploy_lp.logits_processor.vllm_mrv2 or .vllm_v1; a class without a "
+        "base is called (input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
     )
 
 
@@ -179,8 +179,7 @@ def _require_path(target: str, spec: str, names: Iterable[str]) -> str:
 
 
 def _no_colon(target: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(target, names, n=1)
-    guess = f"; did you mean {close[0]}?" if close else ""
+    guess = did_you_mean(target, names)
     if any(plugin.name == target for plugin in installed_plugins(PluginGroup.LOGITS_PROCESSOR)):
         guess = f"; the installed plugin of this name is left out by {PLUGINS_VARIABLE}"
     elif any(plugin.name == target for plugin in allowed_plugins(PluginGroup.VLLM_LOGITS_PROCESSOR)):
@@ -188,7 +187,7 @@ def _no_colon(target: str, names: list[str]) -> str:
     if "." in target:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
-    return f"is no name known here ({', '.join(names)}) and has no colon (module.path:ClassName){guess}"
+    return f"is no name known here and has no colon (module.path:ClassName){guess}; names are {', '.join(names)}"
 
 
 def _load_path(path: str, spec: str) -> object:

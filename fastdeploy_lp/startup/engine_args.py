@@ -26,6 +26,7 @@ from fastdeploy_lp.config.option_values import (
     at_least,
     check_options,
     option,
+    require_names,
     require_port,
     spec_of,
     with_options_of,
@@ -33,6 +34,13 @@ from fastdeploy_lp.config.option_values import (
 from fastdeploy_lp.startup.settled_config import DEFAULT_MAX_MODEL_LEN, settled_config
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
+
+
+def _require_served_names(name: str, value: object) -> None:
+    names = [value] if isinstance(value, str) else value
+    require_names(name, names)
+    if not names or not all(names) or len(set(names)) < len(names):  # type: ignore[arg-type,call-overload]
+        raise ValueError(f"{name}: must be one or more different names, not {value!r}")
 
 
 @dataclass
@@ -50,8 +58,14 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16")
 class EngineArgs:
     """Flat engine options: `--max-num-seqs 8`, `max-num-seqs: 8` in YAML and `LLM(max_num_seqs=8)` all land here."""
 
-    model: str = option(group="Model", help="model directory, GGUF file, or the name smollm2-135m")
-    served_model_name: str | None = option(None, group="Model", help="name in the API (default: the --model value)")
+    model: str = option(group="Model", help="model directory, GGUF file, name in Hugging Face's cache, or smollm2-135m")
+    served_model_name: list[str] | str | None = option(
+        None,
+        group="Model",
+        help="names in the API, the first of which answers report (default: the --model value)",
+        metavar="NAME",
+        check=_require_served_names,
+    )
     max_model_len: int | None = option(
         None,
         group="Model",
@@ -108,6 +122,12 @@ class EngineArgs:
             raise ValueError("guided_decoding_whitespace: must not be any with guided_decoding_disable_any_whitespace")
         if self.cache_queue_port is not None and not self.enable_prefix_caching:
             raise ValueError("cache_queue_port: without enable_prefix_caching there are no KV-cache events to publish")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's names in the API; answers report the first."""
+        given = self.served_model_name or self.model
+        return (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def processor_specs(self) -> list[str]:

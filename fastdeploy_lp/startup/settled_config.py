@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fastdeploy_lp.checkpoint import ModelFiles, read_limits, resolve_model
+from fastdeploy_lp.checkpoint import ModelFiles, read_limits, recommended_sampling, resolve_model
 from fastdeploy_lp.config import (
     CacheConfig,
     ChatConfig,
@@ -59,12 +59,14 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             args,
             model=args.model,
             directory=str(files.directory),
-            served_model_name=args.served_model_name or args.model,
+            served_model_name=args.served_names[0],
+            other_served_names=args.served_names[1:],
             vocab_size=limits.vocab_size,
             max_model_len=_max_model_len(args, limits.max_model_len),
             eos_token_ids=limits.eos_token_ids,
             dtype=current_platform().model_dtype,
             hf_config=files.config,
+            model_sampling=recommended_sampling(args.model),
         ),
         scheduler_config=settle_part(SchedulerConfig, args),
         cache_config=settle_part(

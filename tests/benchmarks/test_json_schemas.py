@@ -104,7 +104,7 @@ def test_a_run_on_a_tiny_model(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].split()[:2] == ["bounded", "3"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_model_completes_the_schemas() -> None:
     done = ran("--quantization", "w8a16", "--whitespace", "bounded", "--show")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -88,7 +88,7 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     assert f"--texts: {tmp_path} holds no .txt file" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_model_keeps_its_quality_on_prose(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

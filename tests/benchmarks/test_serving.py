@@ -286,7 +286,7 @@ def test_no_server() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     done = run(StandIn(stream=lambda: play(()), url=url))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: cannot get a model from {url}/models")
+    assert done.stderr.startswith(f"error: base_url: no server listens at {url} (Connection refused); start one in ")
     assert "Traceback" not in done.stderr
 
 

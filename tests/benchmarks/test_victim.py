@@ -12,14 +12,13 @@ from victim import Server, measure, running_server
 
 SECONDS = 0.3
 CONTEXT = 2200
-# One of each kind: a grammar, a large body, bytes without end, connections, processors, prompts. What the others do is
-# refused or bounded in test_request_limits, test_heavy_bodies, test_request_head and test_held_code.
+# One of each kind: a large body, bytes without end, connections, prompts. What the others do is refused or bounded in
+# test_request_limits, test_heavy_bodies, test_request_head and test_held_code; grammars and orders of processors that
+# take long hold up nobody in test_grammar_checker, worker/test_guided_decoding and test_preparing.
 SHORT = {
-    "ambiguous grammar",
     "2,048 prompts x 4,096 bad words",
     "headers without end",
     "1,500 idle connections to the metrics",
-    "31 orders of 17 processors",
     "embeddings",
 }
 # Those that send or get very much, or wait for an author's code, are for the benchmark itself.

@@ -15,6 +15,7 @@ from support.clients.case import BASE, CHAT, COMPLETIONS, STREAMED, Case, Route
 from support.clients.chat_cases import CHAT_CASES
 from support.clients.completion_cases import COMPLETION_CASES
 from support.clients.failures import CLIENT_KEY, FAILURES
+from support.clients.message_calls import COUNT_TOKENS, COUNTED, MESSAGE_CASES, MESSAGES
 from support.clients.python_client import (
     PythonAsker,
     arguments,
@@ -27,6 +28,7 @@ from support.clients.python_client import (
     plain,
     streamed,
 )
+from support.clients.response_calls import INPUT_TOKENS, RESPONSES
 from support.clients.schema import all_fields, body_schemas, fields_of, operations
 from support.clients.tables import CASES, REFUSED
 from support.server import ServerProcess
@@ -37,6 +39,13 @@ from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 
 AskerOf = Callable[[Route], PythonAsker]
 EMBEDDINGS = "/v1/embeddings"
+# Operations of the client's methods for stored responses.
+STORED = {
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "GET /v1/responses/{response_id}/input_items",
+}
 BODIES: dict[Route, type[GenerationRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 
 
@@ -109,13 +118,26 @@ def test_an_option_of_embeddings_does_what_it_says(
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} {json.dumps(call.body)[:40]}")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.operation} {json.dumps(call.body)[-40:]}")
 def test_other_routes_by_the_clients_get_and_post(call: Call, root: openai.Client) -> None:
     if call.method == "GET":
         text = root.get(call.path, cast_to=str)
     else:
         text = root.post(call.path, body=call.body, cast_to=str)
     call.check(content_of(text))
+
+
+def test_stored_responses_by_the_clients_own_methods(sdk: openai.Client) -> None:
+    response = sdk.responses.create(model="default", input="Go", max_output_tokens=2)
+    assert sdk.responses.retrieve(response.id).output_text == response.output_text
+    assert [item.type for item in sdk.responses.input_items.list(response.id)] == ["message"]
+    counted = sdk.responses.input_tokens.count(input="On", previous_response_id=response.id).input_tokens
+    later = sdk.responses.create(model="default", input="On", previous_response_id=response.id, max_output_tokens=2)
+    assert later.usage is not None
+    assert later.usage.input_tokens == counted
+    sdk.responses.delete(response.id)
+    begun = sdk.responses.create(model="default", input="Go", background=True)
+    assert sdk.responses.cancel(begun.id).status in ("cancelled", "completed", "incomplete")
 
 
 @pytest.mark.parametrize(("route", "param", "fields"), REFUSED)
@@ -148,7 +170,7 @@ def test_every_argument_of_the_client_is_served_or_refused_by_name(route: Route,
 
 def test_every_operation_is_called(document: dict[str, Any]) -> None:
     called = {call.operation for call in CALLS} | {f"POST {route}" for route in (CHAT, COMPLETIONS, EMBEDDINGS)}
-    assert called == operations(document)
+    assert called | STORED == operations(document)
 
 
 def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: AskerOf) -> None:
@@ -160,6 +182,8 @@ def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: A
     sent += [(f"POST {EMBEDDINGS}", case.body) for case in EMBEDDING_CASES]
     sent += [(call.operation, call.body) for call in CALLS if call.body is not None]
     sent += [(f"POST {each.path}", each.body) for each in FAILURES if f"POST {each.path}" in schemas]
+    # `test_stored_responses_by_the_clients_own_methods` sends the id of a response.
+    sent += [(f"POST {path}", {"previous_response_id": "resp"}) for path in (RESPONSES, INPUT_TOKENS)]
     found = {field for operation, body in sent for field in fields_of(document, schemas[operation], body)}
     known = {field for schema in schemas.values() for field in all_fields(document, schema)}
     assert known - found == set()
@@ -173,6 +197,8 @@ def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: A
         (f"POST {CHAT}", {case.option for case in CHAT_CASES}),
         (f"POST {COMPLETIONS}", {case.option for case in COMPLETION_CASES}),
         (f"POST {EMBEDDINGS}", {case.option for case in EMBEDDING_CASES}),
+        (MESSAGES, {case.option for case in MESSAGE_CASES}),
+        (COUNT_TOKENS, {*COUNTED, "chat_template"}),
     ],
 )
 def test_every_field_of_a_body_has_a_case_of_its_own(

@@ -48,6 +48,7 @@ def plan(served: ServerProcess, asker_of: AskerOf) -> dict[str, Any]:
         "endless": ENDLESS,
         "boom": {"logits_processors_args": {"boom": 3}},
         "plain": BASE[CHAT],
+        "said": {"logits_processors_args": {"forced_tokens": asker_of(CHAT).encode("one two")}},
         "scripted": {
             "model": "default",
             "messages": USER,
@@ -127,3 +128,12 @@ def test_the_packages_own_helpers(told: dict[str, Any], plan: dict[str, Any], as
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("get_weather", '{"city": "Köln"}')
+
+
+def test_responses_are_streamed_stored_and_deleted(told: dict[str, Any]) -> None:
+    read = told["responses"]
+    assert read["texts"] == ["one two"] * 3
+    assert (read["events"][0], read["events"][-1]) == ("response.created", "response.completed")
+    # Two pages.
+    assert read["items"] == ["message", "message", "message"]
+    assert (read["gone"]["classes"], read["gone"]["code"]) == (["NotFoundError"], "response_not_found")

@@ -12,7 +12,7 @@ import pytest
 from support.chat import MODEL
 from support.documents import DummyLogitsProcessor
 from support.server import process_exists, wait_until
-from support.tiny import write_tiny_checkpoint
+from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 
 from fastdeploy_lp import AsyncEngineArgs, AsyncLLM, EngineArgs, FDConfig, LogitsProcessor, SamplingParams
 from fastdeploy_lp.engine.errors import EngineDeadError, EngineStartError
@@ -99,12 +99,12 @@ def test_wrong_options_are_told_at_once() -> None:
         AsyncLLM.from_engine_args(EngineArgs(model=MODEL, logits_processors=["nope"]))
 
 
-def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice() -> None:
+def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice(tmp_path: Path) -> None:
     class Local(DummyLogitsProcessor):
         """A class that no module has."""
 
     async def use() -> int:
-        llm = AsyncLLM(MODEL, logits_processors=[Local])
+        llm = AsyncLLM(str(write_tiny_checkpoint(tmp_path, context=LONG_CONTEXT)), logits_processors=[Local])
         await llm.start()
         await llm.start()
         children = worker_pids()
@@ -129,7 +129,7 @@ def test_shutdown_ends_the_worker_and_the_requests_and_may_come_twice() -> None:
         return children_of_this_process() - before
 
     worker = asyncio.run(use())
-    wait_until(lambda: not process_exists(worker), 5.0)
+    wait_until(lambda: not process_exists(worker), 60.0)
 
 
 def children_of_this_process() -> set[int]:
@@ -173,5 +173,5 @@ def test_a_start_that_fails_leaves_no_worker(tmp_path: Path, caplog: pytest.LogC
             await starting
 
     before = children_of_this_process()
-    asyncio.run(asyncio.wait_for(start(), 120))
+    asyncio.run(asyncio.wait_for(start(), 600))
     assert children_of_this_process() == before

@@ -23,7 +23,7 @@ from fastdeploy_lp import LLM, AsyncLLM, RequestOutput, RequestOutputKind, Sampl
 
 COUNT = int(os.environ.get("FASTDEPLOY_LP_TEST_REQUESTS", "200"))
 SEED = 20261121
-SECONDS = 120.0
+SECONDS = 600.0
 # Fewer slots than requests: some wait, and rows come and go all the time.
 OPTIONS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
 BIAS = "LogitBiasLogitsProcessor"

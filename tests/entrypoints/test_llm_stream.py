@@ -30,6 +30,13 @@ def llm() -> Iterator[LLM]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def other() -> Iterator[LLM]:
+    """A second one, whose processor is in quarantine after one fault."""
+    with LLM(MODEL, logits_processors=[RaisesOnBoom], logits_processors_max_faults=1, max_num_seqs=2) as running:
+        yield running
+
+
 def greedy(**fields: Any) -> SamplingParams:
     return SamplingParams(**{**GREEDY, **fields})
 
@@ -190,13 +197,12 @@ def test_a_failed_request_may_leave_the_others_alone(llm: LLM, golden_cases: lis
         assert [each.token_ids for each in failed.completions] == [[]]
 
 
-def test_quarantine_reads_as_unavailable() -> None:
-    with LLM(MODEL, logits_processors=[RaisesOnBoom], logits_processors_max_faults=1) as llm:
-        assert [output.error_code for output in llm.generate("Hi", BOOM, raise_on_error=False, use_tqdm=False)] == [500]
-        (output,) = llm.generate("Hi", BOOM, raise_on_error=False, use_tqdm=False)
-        assert output.error_code == 503
-        with pytest.raises(ProcessorUnavailableError):
-            list(llm.generate("Hi", BOOM, stream=True))
+def test_quarantine_reads_as_unavailable(other: LLM) -> None:
+    assert [output.error_code for output in other.generate("Hi", BOOM, raise_on_error=False, use_tqdm=False)] == [500]
+    (output,) = other.generate("Hi", BOOM, raise_on_error=False, use_tqdm=False)
+    assert output.error_code == 503
+    with pytest.raises(ProcessorUnavailableError):
+        list(other.generate("Hi", BOOM, stream=True))
 
 
 # Prompts
@@ -325,27 +331,28 @@ def test_a_stream_draws_no_progress(llm: LLM, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr() == ("", "")
 
 
-def test_two_llms_in_one_process_work_side_by_side(llm: LLM, golden_cases: list[Case]) -> None:
+def test_two_llms_in_one_process_work_side_by_side(llm: LLM, other: LLM, golden_cases: list[Case]) -> None:
     case = golden_cases[1]
-    with LLM(MODEL, max_num_seqs=2) as other:
-        assert other.worker_pid != llm.worker_pid
-        streams = [each.chat(case["messages"], greedy(), stream=True) for each in (llm, other)]
-        last: list[RequestOutput | None] = [None, None]
-        # A slow reader's pieces come together, so that one may have fewer.
-        for pair in zip_longest(*streams):
-            last = [new or old for new, old in zip(pair, last, strict=True)]
-        assert [output and output.outputs.token_ids for output in last] == [case["output_ids"]] * 2
-    (output,) = llm.chat(case["messages"], greedy(), use_tqdm=False)
-    assert output.outputs.token_ids == case["output_ids"]
+    assert other.worker_pid != llm.worker_pid
+    streams = [each.chat(case["messages"], greedy(), stream=True) for each in (llm, other)]
+    last: list[RequestOutput | None] = [None, None]
+    # A slow reader's pieces come together, so that one may have fewer.
+    for pair in zip_longest(*streams):
+        last = [new or old for new, old in zip(pair, last, strict=True)]
+    assert [output and output.outputs.token_ids for output in last] == [case["output_ids"]] * 2
 
 
-def test_a_stream_outlives_neither_its_llm_nor_a_second_use(golden_cases: list[Case]) -> None:
-    with LLM(MODEL, max_num_seqs=2) as llm:
-        outputs = llm.generate("Hello", ENDLESS, stream=True)
-        next(outputs)
+def test_a_stream_outlives_neither_its_llm_nor_a_second_use(llm: LLM, other: LLM, golden_cases: list[Case]) -> None:
+    """The last test that uses the other one, whose end is nothing to the first."""
+    outputs = other.generate("Hello", ENDLESS, stream=True)
+    next(outputs)
+    other.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         next(outputs)
     assert list(outputs) == []
+    case = golden_cases[1]
+    (output,) = llm.chat(case["messages"], greedy(), use_tqdm=False)
+    assert output.outputs.token_ids == case["output_ids"]
 
 
 def test_every_field_of_the_engine_arguments_is_a_keyword() -> None:

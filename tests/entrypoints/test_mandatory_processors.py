@@ -20,7 +20,7 @@ from fastdeploy_lp import LLM, SamplingParams
 from fastdeploy_lp.entrypoints.cli import main
 
 COUNT, SEED = 48, 20261123
-VOCAB_SIZE, SECONDS = 512, 120.0
+VOCAB_SIZE, SECONDS = 512, 600.0
 SAMPLING = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
 BANNED = frozenset(banned(VOCAB_SIZE).tolist())
 OPTIONS = ["--max-num-seqs", "8", "--logits-processors", *CHAIN, "--mandatory", *MANDATORY]

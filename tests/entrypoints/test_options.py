@@ -65,7 +65,7 @@ def test_every_field_is_an_option() -> None:
     )
     assert engine_args == EngineArgs(
         model="m",
-        served_model_name="s",
+        served_model_name=["s"],
         logits_processors=["A", "b.c:D"],
         max_model_len=100,
         max_num_seqs=3,
@@ -133,7 +133,7 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
         "1024",
         "0.9",
         "True",
-        "8000",
+        "8180",
         "127.0.0.1",
         "30",
         "the --model value",
@@ -254,7 +254,7 @@ def test_every_option_may_be_spelled_with_underscores(group: type) -> None:
 
 def test_only_names_are_respelled() -> None:
     (engine_args, _) = parse("--model", "my_model", "--served_model_name=a_b", "--logits_processors", "my_mod:My_Class")
-    assert (engine_args.model, engine_args.served_model_name) == ("my_model", "a_b")
+    assert (engine_args.model, engine_args.served_model_name) == ("my_model", ["a_b"])
     assert engine_args.logits_processors == ["my_mod:My_Class"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.tiny import write_tiny_checkpoint
 
 # Ours, in the shape of programs for vLLM: a batch-level class, a request-level one, one whose constructor asks for the
-# device, declared as classes of the program itself; offline and on an event loop.
+# device, a slot-keyed one, declared as classes of the program itself; offline and on an event loop.
 PROGRAM = """
 import asyncio
 import json
@@ -29,6 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.sample.logits_processor import (
     AdapterLogitsProcessor, BatchUpdate, LogitsProcessor, RequestLogitsProcessor)
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.worker.gpu.sample import logits_processor as slot_keyed
 
 logger = init_logger(__name__)
 
@@ -99,14 +100,42 @@ class OnThisDevice(AdapterLogitsProcessor):
         return lambda row: forced(output_ids, row)
 
 
-PROMPTS = ["the dog", "the fox", "a cat", "over the"]
+class BySlot(slot_keyed.LogitsProcessor):
+    @classmethod
+    def validate_params(cls, params: SamplingParams):
+        if not isinstance(wanted(params, "slot") or 0, int):
+            raise VLLMValidationError("slot is not int", parameter="slot")
+
+    def __init__(self, vllm_config: VllmConfig, req_states: slot_keyed.LogitsProcRequestState):
+        self.staged = torch.full((req_states.max_num_reqs,), -1)
+        self.tokens = self.staged.to(req_states.device)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        token = wanted(sampling_params, "slot")
+        self.staged[req_idx] = -1 if token is None else token
+        return token is not None
+
+    def apply_staged_writes(self) -> None:
+        self.tokens.copy_(self.staged, non_blocking=True)
+
+    def apply(self, logits: torch.Tensor, ctx: slot_keyed.LogitsContext) -> torch.Tensor:
+        tokens = self.tokens[ctx.expanded_idx_mapping.long()]
+        rows = torch.nonzero(tokens >= 0).squeeze(1)
+        kept = logits[rows, tokens[rows]].clone()
+        logits[rows] = -torch.inf
+        logits[rows, tokens[rows]] = kept
+        return logits
+
+
+PROMPTS = ["the dog", "the fox", "a cat", "over the", "jumps"]
 PARAMS = [
     SamplingParams(temperature=0.0, extra_args={"batch": 128}),
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, extra_args={"request": 67}),
     SamplingParams(temperature=0.0, max_tokens=3, extra_args={"device": 100}),
+    SamplingParams(temperature=0.0, extra_args={"slot": 90}),
 ]
-CLASSES = [Batch, Request, OnThisDevice]
+CLASSES = [Batch, Request, OnThisDevice, BySlot]
 
 
 async def streamed(engine):
@@ -126,10 +155,12 @@ def main(argv):
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     plain = llm.generate(PROMPTS, PARAMS[1], use_tqdm=False)
     assert all(isinstance(output, RequestOutput) and output.prompt in PROMPTS for output in outputs)
-    try:
-        llm.generate("the", SamplingParams(extra_args={"batch": "x"}))
-    except ValueError as error:
-        refusal = str(error)
+    refusals = []
+    for name in ("batch", "slot"):
+        try:
+            llm.generate("the", SamplingParams(extra_args={name: "x"}))
+        except ValueError as error:
+            refusals.append(str(error))
     args = AsyncEngineArgs(model=argv[1], logits_processors=CLASSES)
     engine = AsyncLLM.from_engine_args(args)
 
@@ -144,7 +175,7 @@ def main(argv):
         "plain": [output.outputs[0].token_ids for output in plain],
         "prompt": len(outputs[3].prompt_token_ids),
         "async": asyncio.run(run()),
-        "refusal": refusal,
+        "refusals": refusals,
     }
     print("TOLD", json.dumps(told))
 
@@ -171,9 +202,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_processors_of_each_kind_force_their_tokens_and_leave_the_others_alone(told: dict[str, Any]) -> None:
-    batch, untouched, request, device = told["offline"]
+    batch, untouched, request, device, by_slot = told["offline"]
     # 16 tokens is what vLLM generates unless a request says otherwise.
-    assert (batch, request) == ([128] * 16, [67] * 16)
+    assert (batch, request, by_slot) == ([128] * 16, [67] * 16, [90] * 16)
     assert device == [100 + told["prompt"]] * 3
     assert untouched == told["plain"][1]
 
@@ -183,4 +214,6 @@ def test_an_engine_that_nobody_started_answers_the_same(told: dict[str, Any]) ->
 
 
 def test_vllms_error_refuses_a_request(told: dict[str, Any]) -> None:
-    assert "Batch: batch is not int (parameter=batch)" in told["refusal"]
+    batch, by_slot = told["refusals"]
+    assert "Batch: batch is not int (parameter=batch)" in batch
+    assert "BySlot: slot is not int (parameter=slot)" in by_slot

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import support.faulty as faulty
 from support.faulty import PLUGIN, Fault
-from support.faulty_torch import HuggingFace, torch_vllm_class
+from support.faulty_torch import HuggingFace, torch_vllm_classes
 from support.outcomes import Outcome, engine_with, naming, run
 from support.sequences import request
 from support.stand_ins import vllm_stand_ins
@@ -133,12 +133,12 @@ ERRORS = [
 ]
 
 
-@pytest.fixture(params=["Native", "Vllm", "TorchVllm", "Request", "Plugin", "HuggingFace"])
+@pytest.fixture(params=["Native", "Vllm", "Mrv2", "TorchVllm", "TorchMrv2", "Request", "Plugin", "HuggingFace"])
 def dialect(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
     """The name of a failing processor, and the thing itself."""
     found = {**vars(faulty), "Plugin": PLUGIN, "HuggingFace": HuggingFace}
-    with vllm_stand_ins() if request.param == "TorchVllm" else nullcontext():
-        yield request.param, torch_vllm_class() if request.param == "TorchVllm" else found[request.param]
+    with vllm_stand_ins() if request.param in ("TorchVllm", "TorchMrv2") else nullcontext():
+        yield request.param, found[request.param] if request.param in found else torch_vllm_classes()[request.param]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

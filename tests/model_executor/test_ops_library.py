@@ -182,6 +182,18 @@ def test_operators_that_others_can_have_written_are_not_loaded(installation: Ins
     assert runs(installation.bin) == 0
 
 
+def test_the_package_of_another_machine_is_named_where_nothing_can_be_compiled(installation: Installation) -> None:
+    other = installation.packaged.with_name("ops-0123456789abcdef.so")
+    other.parent.mkdir()
+    other.write_bytes(b"for another processor")
+    found = installation.find(**NO_COMPILER)
+    assert found.path is None
+    (warning,) = found.warnings
+    assert "no C++ compiler" in warning
+    assert warning.endswith("; ops-0123456789abcdef.so of the package is for another processor or other sources")
+    assert installation.find().path == installation.cached
+
+
 @pytest.mark.parametrize("compiler", ["", "no-such-compiler"])
 def test_without_a_compiler_there_is_one_warning_and_no_library(compiler: str, installation: Installation) -> None:
     found = installation.find(CXX=compiler, PATH="")

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,6 +33,8 @@ CONNECTIONS = 8
 ANSWER_SECONDS = 60.0
 # A server may wait for the rest of a request that has none; that it closes is not asked for.
 RAW_SECONDS = 0.5
+# Types of the events with which streams end.
+LAST_EVENTS = {"[DONE]", "response.completed", "response.incomplete", "response.failed", "message_stop", "error"}
 OPTIONS = ["--max-model-len", "64", "--max-num-seqs", "8"]
 LOGIT_BIAS = ["--logits-processors", "LogitBiasLogitsProcessor"]
 CONFIGURATIONS: dict[str, list[str]] = {
@@ -120,11 +123,18 @@ def _problem(method: str, path: str, status: int, content_type: str, content: by
 
 
 def _problem_of_stream(content: bytes) -> str | None:
-    events = [line.removeprefix(b"data: ") for line in content.split(b"\n\n") if line]
-    if not events or events[-1] != b"[DONE]":
+    events = [event.rpartition(b"data: ")[2] for event in content.split(b"\n\n") if event]
+    parsed = [{"type": "[DONE]"} if event == b"[DONE]" else json.loads(event) for event in events]
+    if not parsed or parsed[-1].get("type") not in LAST_EVENTS:
         return f"a stream without an end: {content[-300:]!r}"
-    errors = [event for event in events[:-1] if json.loads(event).get("error", {}).get("type") == "server_error"]
+    faults = {"server_error", "api_error"}
+    errors = [event for event in parsed if faults & {_of_error(event, "type"), _of_error(event, "code")}]
     return f"a fault in a stream: {errors[0]!r}" if errors else None
+
+
+def _of_error(event: dict[str, Any], name: str) -> Any:
+    """A field of an event's error: of OpenAI's chats, or of a response."""
+    return ((event.get("response") or event).get("error") or {}).get(name)
 
 
 async def send_raw(port: int, seed: int, numbers: Sequence[int]) -> FuzzReport:

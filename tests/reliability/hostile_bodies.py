@@ -41,6 +41,38 @@ SEEDS: list[tuple[str, dict[str, JsonValue]]] = [
         },
     ),
     (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+            "instructions": "Be brief.",
+            "max_output_tokens": 2,
+            "stream": True,
+            "metadata": {"a": "b"},
+            "reasoning": {"effort": "low"},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Go",
+            "max_output_tokens": 2,
+            "background": True,
+            "previous_response_id": "resp_1",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        },
+    ),
+    (
+        "/v1/responses/input_tokens",
+        {"input": "Go", "tools": [{"type": "function", "name": "f", "parameters": {}}], "tool_choice": "auto"},
+    ),
+    (
         "/v1/chat/completions",
         {
             "messages": [{"role": "user", "content": "Go"}],
@@ -114,6 +146,50 @@ SEEDS: list[tuple[str, dict[str, JsonValue]]] = [
     (
         "/v1/completions",
         {"prompt": "Hi", "max_tokens": 2, "logits_processors": [{"name": "LogitBiasLogitsProcessor", "params": {}}]},
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": "default",
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "5m"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "Go"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1, {"b": None}]}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2", "is_error": True}],
+                },
+            ],
+            "tools": [{"name": "f", "description": "F", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "none"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+            "max_tokens": 2,
+            "metadata": {"user_id": "u"},
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "So"}],
+            "max_tokens": 2,
+            "stream": True,
+            "stop_sequences": ["a", "b"],
+            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"enum": [1, "a"]}}},
+            "temperature": 0.5,
+            "top_k": 5,
+            "logit_bias": {"5": 1.5},
+            "return_token_ids": True,
+        },
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": "Go"}], "tools": [{"name": "f", "input_schema": {}}]},
     ),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2, "pooling": "mean"}),
     ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": False}),
@@ -219,6 +295,7 @@ WORDS = [
     *("structural_tag", "chat_template", "chat_template_kwargs", "logits_processors", "logits_processors_args"),
     *("vllm_xargs", "prompt_token_ids", "bad_words", "bad_words_token_ids", "allowed_token_ids", "min_tokens", "user"),
     *("logprobs", "top_logprobs", "prompt_logprobs", "request_id", "metadata", "functions", "enable_thinking", "echo"),
+    *("system", "thinking", "output_config", "cache_control", "tool_use_id", "input_schema", "type", "is_error"),
     *("continue_final_message", "stop_token_ids", "input", "dimensions", "tokens", "abort_all", "req_ids", "__class__"),
 ]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 class CountsSteps(LogitsProcessor):

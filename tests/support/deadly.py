@@ -7,14 +7,16 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 class DeadlyParams(BaseModel):

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_v1
+from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_mrv2, vllm_v1
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 FAULT_STEP = 2
@@ -88,6 +88,34 @@ class VllmBody:
 
 
 class Vllm(VllmBody, vllm_v1.LogitsProcessor): ...
+
+
+class SlotBody:
+    """The methods of a slot-keyed processor for vLLM, on whichever base class."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        self._requests = req_states
+        self._fails = np.zeros(req_states.max_num_reqs, bool)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        args = sampling_params.extra_args or {}
+        self._fails[req_idx] = bool(args.get("fail"))
+        return "fail" in args
+
+    def apply_staged_writes(self) -> None:
+        if self._due.any():
+            Fault.strike_state()
+
+    def apply(self, logits: Any, ctx: Any) -> Any:
+        return Fault.strike(logits) if self._due[ctx.idx_mapping_np].any() else logits
+
+    @property
+    def _due(self) -> Any:
+        generated = self._requests.total_len.np - self._requests.prompt_len.np
+        return self._fails & (generated == FAULT_STEP)
+
+
+class Mrv2(SlotBody, vllm_mrv2.LogitsProcessor): ...
 
 
 class Request(vllm_v1.AdapterLogitsProcessor):

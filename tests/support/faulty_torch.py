@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from support.faulty import FAULT_STEP, Fault, VllmBody
+from support.faulty import FAULT_STEP, Fault, SlotBody, VllmBody
 
 PROMPT_LEN = 3
 
@@ -25,10 +25,13 @@ class HuggingFace(LogitsProcessor):
         return Fault.strike(scores) if due else scores
 
 
-def torch_vllm_class() -> type:
-    """Only inside `vllm_stand_ins`."""
-    from vllm.v1.sample.logits_processor import LogitsProcessor as Base
+def torch_vllm_classes() -> dict[str, type]:
+    """One for each of vLLM's interfaces; only inside `vllm_stand_ins`."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor as V1Base
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotBase
 
-    class TorchVllm(VllmBody, Base): ...
+    class TorchVllm(VllmBody, V1Base): ...
 
-    return TorchVllm
+    class TorchMrv2(SlotBody, SlotBase): ...
+
+    return {"TorchVllm": TorchVllm, "TorchMrv2": TorchMrv2}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
 from support.chat import encode
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 END = 2
 

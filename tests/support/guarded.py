@@ -21,7 +21,7 @@ def guarded_server_process(checkpoint: Path) -> ServerProcess:
     """Keys, an origin, a small bound on bodies, a root path, and a log in JSON."""
     options = ["--api-key", API_KEYS[0], "--api-key", API_KEYS[1], "--max-body-size", str(MAX_BODY_SIZE)]
     options += ["--allowed-origins", ORIGIN, "--allow-credentials", "--root-path", ROOT_PATH]
-    options += ["--log-format", "json", "--log-level", "debug", "--served-model-name", MODEL_NAME]
+    options += ["--log-format", "json", "--log-level", "debug", "--log-requests", "--served-model-name", MODEL_NAME]
     options += ["--logits-processors", "LogitBiasLogitsProcessor"]
     return ServerProcess(*options, model=str(checkpoint), own_metrics_port=False)
 

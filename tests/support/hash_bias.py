@@ -7,16 +7,19 @@ token than `reference` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import paddle
 from numpy.typing import NDArray
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_v1
+from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_mrv2, vllm_v1
 from fastdeploy_lp.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 VOCAB_SIZE = 512
 
@@ -100,6 +103,46 @@ class Vllm(vllm_v1.LogitsProcessor):
         for row, token, value in self._state.edits():
             logits[row, token] = logits[row, token] + value
         return logits
+
+
+class SlotStates:
+    """Staged state by slot as vLLM's document says, on the host; `-1` is a slot whose request needs nothing."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.token = np.full(num_slots, -1, np.int64)
+        self.value = np.zeros(num_slots, np.float32)
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        self.token[slot], self.value[slot] = bias_of(params) or (-1, 0.0)
+        return bool(self.token[slot] >= 0)
+
+    def rows(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Rows of the requests that need something."""
+        return np.flatnonzero(self.token[slots] >= 0)
+
+
+class Mrv2(vllm_mrv2.LogitsProcessor):
+    """Reads the tokens on the device, from a tensor that it was given once."""
+
+    def __init__(self, vllm_config: vllm_mrv2.VllmConfig, req_states: vllm_mrv2.LogitsProcRequestState) -> None:
+        assert vllm_config.model_config.get_vocab_size() == req_states.vocab_size == VOCAB_SIZE
+        self._states = SlotStates(req_states.max_num_reqs)
+        self._ids = req_states.all_token_ids.gpu
+        self._weights = paddle.arange(1, self._ids.shape[1] + 1)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        return self._states.add(req_idx, sampling_params)
+
+    def apply(self, logits: Tensor, ctx: vllm_mrv2.LogitsContext) -> Tensor:
+        mine = self._states.rows(ctx.idx_mapping_np)
+        if not mine.size:
+            return logits
+        rows, slots = paddle.to_tensor(mine), ctx.idx_mapping_np[mine]
+        ids = paddle.gather(self._ids, ctx.expanded_idx_mapping[rows]).astype("int64")
+        seen = (self._weights <= ctx.pos[rows].unsqueeze(1) + 1).astype("int64")
+        hashed = (ids * self._weights * seen).sum(1) + paddle.to_tensor(self._states.token[slots])
+        values = paddle.to_tensor(self._states.value[slots])
+        return logits.index_put_((rows, hashed % VOCAB_SIZE), values, accumulate=True)
 
 
 class RequestTwo(vllm_v1.AdapterLogitsProcessor):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from support.hash_bias import VllmState, place
+from support.hash_bias import SlotStates, VllmState, place
 
 
 class HuggingFace(LogitsProcessor):
@@ -45,3 +45,38 @@ def torch_vllm_classes() -> list[type]:
             return super().apply(logits.clone())
 
     return [TorchVllm, TorchVllmCopies]
+
+
+def torch_slot_keyed_classes() -> list[type]:
+    """The same for vLLM's model runner V2; only inside `vllm_stand_ins`."""
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Base
+
+    class TorchMrv2(Base):
+        def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
+            assert vllm_config.model_config.dtype is torch.float32
+            self._requests = req_states
+            self._states = SlotStates(req_states.max_num_reqs)
+            self._tokens = torch.full((req_states.max_num_reqs,), -1, dtype=torch.int64, device=req_states.device)
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            return self._states.add(req_idx, sampling_params)
+
+        def apply_staged_writes(self) -> None:
+            self._tokens.copy_(torch.from_numpy(self._states.token), non_blocking=True)
+
+        def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+            tokens = self._tokens[ctx.expanded_idx_mapping.long()]
+            for row in torch.nonzero(tokens >= 0).flatten().tolist():
+                slot = ctx.idx_mapping_np[row]
+                ids = self._requests.all_token_ids.gpu[slot, : ctx.seq_lens_upper_bound_np[row]].tolist()
+                assert len(ids) == self._requests.total_len.gpu[slot] == ctx.pos[row] + 1
+                assert ids[-1] == ctx.input_ids[row]
+                logits[row, place(int(tokens[row]), ids)] += float(self._states.value[slot])
+            return logits
+
+    class TorchMrv2Copies(TorchMrv2):
+        def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+            return super().apply(logits.clone(), ctx)
+
+    return [TorchMrv2, TorchMrv2Copies]

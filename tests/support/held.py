@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paddle import Tensor
 from pydantic import BaseModel, field_validator
 
 from fastdeploy_lp import SamplingParams
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 ERRORS = {error.__name__: error for error in (KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit)}
 

@@ -33,6 +33,15 @@ def ready(page: Page) -> Page:
     return page
 
 
+def unlock(page: Page, server_url: str) -> Page:
+    """Open the playground of a server that wants a key, and enter the key."""
+    page.open(f"{server_url}{ROOT_PATH}/playground")
+    page.until(lambda: errors(page))
+    page.keys(KEY)
+    page.button("Use").click()
+    return ready(page)
+
+
 def card(name: str) -> str:
     """Selects a processor's card."""
     return f'.processor[data-name="{name}"]'

@@ -29,6 +29,7 @@ import httpx
 
 import fastdeploy_lp
 from fastdeploy_lp.entrypoints.cli import main as command
+from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS
 from support.server import REPOSITORY, TESTS, ServerProcess, server_environment
 from support.tiny import write_tiny_checkpoint
 
@@ -138,7 +139,7 @@ def parameters() -> dict[str, set[str]]:
 def options() -> dict[str, set[str]]:
     """Returns the options and positional arguments of the command and of each subcommand."""
     top = _parser_of([])
-    (subcommands,) = [action.choices for action in top._actions if action.choices]
+    subcommands = [each.name for each in SUBCOMMANDS]
     found = {"": {*subcommands, *_names(top)}}
     for subcommand in subcommands:
         # With a URL some subcommands have options for a server instead of a model.

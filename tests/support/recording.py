@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 Rows = dict[tuple[str, int], NDArray[np.float32]]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel
 
 from fastdeploy_lp import SamplingParams
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.vllm_v1 import AdapterLogitsProcessor, RequestLogitsProcessor
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 class BoomParams(BaseModel):

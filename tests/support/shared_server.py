@@ -1,7 +1,8 @@
-"""A tiny model that one or several ranks serve, with every dialect and builtin in its chain."""
+"""A tiny model that one or several ranks serve, with dialects and every builtin in its chain."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,24 @@ from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 
 RANKS = "2"
 HASH_BIAS = {"hash_bias": [7, 40.0]}
-DIALECTS = {
+PADDLE_DIALECTS = {
     "Native": "support.hash_bias:Native",
     "Vllm": "support.hash_bias:Vllm",
+    "Mrv2": "support.hash_bias:Mrv2",
     "RequestTwo": "support.hash_bias:RequestTwo",
     "RequestThree": "support.hash_bias:RequestThree",
     "Plugin": "Plugin=support.hash_bias:PLUGIN",
+}
+DIALECTS = {
+    **PADDLE_DIALECTS,
     "HuggingFace": "support.hash_bias_torch:HuggingFace",
     "TorchBoost": "support.torch_boost:TorchBoost",
 }
 
 
-def serve(folder: Path, *options: str) -> ServerProcess:
+def serve(folder: Path, *options: str, dialects: Mapping[str, str] = DIALECTS) -> ServerProcess:
     """A server of tiny-llama with room for long answers, its checkpoint in `folder`."""
-    declared = [*DIALECTS.values(), *BUILTIN, "support.counting:CountsSteps"]
+    declared = [*dialects.values(), *BUILTIN, "support.counting:CountsSteps"]
     sizes = ["--max-num-seqs", "4", "--max-model-len", str(LONG_CONTEXT), "--vllm-compat"]
     write_tiny_checkpoint(folder, context=LONG_CONTEXT)
     return ServerProcess("--logits-processors", *declared, *sizes, *options, model=str(folder))

@@ -11,7 +11,7 @@ from support.chat import HELLO
 from support.server import ServerProcess, health, wait_until
 from support.tiny import LONG_CONTEXT, write_tiny_checkpoint
 
-BACK_SECONDS = 60.0
+BACK_SECONDS = 300.0
 LONG: dict[str, Any] = {
     "messages": HELLO,
     "max_tokens": LONG_CONTEXT - 100,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.builtin.logit_bias import TokenId
 from fastdeploy_lp.logits_processor.token_arguments import Phrase
 from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 class Inner(BaseModel):

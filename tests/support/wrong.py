@@ -6,15 +6,17 @@ A request passes `token_id` and `boost`, and the right ones add the boost to the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paddle import Tensor
 from pydantic import BaseModel, Field
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor, vllm_v1
 from fastdeploy_lp.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 class Params(BaseModel):

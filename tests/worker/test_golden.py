@@ -39,19 +39,21 @@ BUDGETS = [1, 17, *(pytest.param(budget, marks=pytest.mark.long) for budget in (
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_prompts_cut_anywhere(golden_cases: Cases, budget: int) -> None:
-    ran = run_to_end(engine(max_num_batched_tokens=budget, max_num_seqs=8), golden_requests(golden_cases))
-    assert_golden(ran, golden_cases)
+    # One token a step takes as many steps as there are tokens: two prompts are enough of them.
+    cases = golden_cases[: 2 if budget == 1 else None]
+    ran = run_to_end(engine(max_num_batched_tokens=budget, max_num_seqs=8), golden_requests(cases))
+    assert_golden(ran, cases)
 
 
 def test_alone_and_with_a_warm_prefix_cache(golden_cases: Cases) -> None:
-    one = engine()
+    one, cases = engine(), golden_cases[::2]
     for name in ("cold", "warm"):
         hits = one.blocks.num_hit_tokens
         ran: dict[str, Ran] = {}
-        for each in golden_requests(golden_cases, name):
+        for each in golden_requests(cases, name):
             ran |= run_to_end(one, [each])
-        assert_golden(ran, golden_cases, name)
-    assert one.blocks.num_hit_tokens - hits >= 16 * len(golden_cases)
+        assert_golden(ran, cases, name)
+    assert one.blocks.num_hit_tokens - hits >= 16 * len(cases)
 
 
 def test_in_a_crowd_whose_members_join_and_leave(golden_cases: Cases) -> None:

@@ -3,7 +3,7 @@
 Each concurrency level keeps that many streaming requests in flight until it has sent all of its requests, then
 reports throughput and latency. With request rates, each level sends its requests at random times (Poisson) instead,
 without a concurrency limit. ``benchmarks/README.md`` defines each number. The module uses no other part of this
-project than this folder, so that it measures every server the same way.
+project than this folder, the parser of options and the server's address, so that it measures every server the same way.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from fastdeploy_lp.entrypoints.bench.load import (
     render,
     summarise,
 )
+from fastdeploy_lp.entrypoints.server_address import EXAMPLE, ServerAddress
+from fastdeploy_lp.entrypoints.usage import CommandParser
 
 SCHEMA_VERSION = 1
 
@@ -67,11 +69,11 @@ def positive_float(text: str) -> float:
 
 def parse_arguments(argv: Sequence[str] | None, prog: str | None = None) -> argparse.Namespace:
     """Parses and checks the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog, description="Measure an OpenAI-compatible server under closed-loop or open-loop load."
     )
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8180/v1", help="API root, with /v1 (default: %(default)s)")
+    add("--base-url", default=EXAMPLE, help="API root, with /v1 (default: %(default)s)")
     add("--model", help="model id (default: the first one the server lists)")
     add("--api-key", help="sent as a bearer token, never written to the results")
     add("--concurrency", type=positive_int, nargs="+", default=[1, 8, 32], metavar="N", help="levels (default: 1 8 32)")
@@ -173,8 +175,9 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Runs the command line; returns 1 if any request failed."""
     args = parse_arguments(argv, prog)
     try:
+        ServerAddress(args.base_url, "base_url").require_listening()
         report = asyncio.run(benchmark(args))
-    except (BenchmarkError, HTTPClientError, OSError, UnicodeDecodeError) as error:
+    except (BenchmarkError, HTTPClientError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{report['model']} at {args.base_url}\n\n{render(report['levels'])}")

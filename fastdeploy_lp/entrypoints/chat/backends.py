@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
-from urllib.parse import urlsplit
+
+import msgspec
 
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.entrypoints.bench.load import SSEDecoder
 from fastdeploy_lp.entrypoints.chat.session import BackendError, Message
 from fastdeploy_lp.entrypoints.llm import LLM
+from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.request.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -30,7 +32,8 @@ class LLMBackend:
         if unknown:
             raise BackendError(f"{unknown[0]}: is no sampling field; fields are {', '.join(fields)}")
         try:
-            params = SamplingParams(**{**settings, "n": 1, "output_kind": RequestOutputKind.DELTA})
+            fixed = {"n": 1, "output_kind": RequestOutputKind.DELTA}
+            params = msgspec.structs.replace(self._llm.get_default_sampling_params(), **settings, **fixed)
             for output in self._llm.chat(messages, params, stream=True):
                 yield output.outputs.text
         except (ValueError, RequestFailedError, EngineDeadError) as error:
@@ -44,16 +47,15 @@ class ServerBackend:
     """Answers over HTTP; uses one connection per answer, so that closing it aborts the request.
 
     url: the API's root, such as `http://127.0.0.1:8180/v1`. model: None selects the first one that the server lists.
-    Raises BackendError for an invalid URL or when no model can be read from the server.
+    Raises BackendError for an invalid URL, without a server, or when no model can be read from it.
     """
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BackendError(f"url: {url!r} is none like http://127.0.0.1:8180/v1")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
-        self._path = parts.path.rstrip("/")
+        try:
+            self._address = ServerAddress(url)
+            self._address.require_listening()
+        except ValueError as error:
+            raise BackendError(str(error)) from None
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -73,25 +75,25 @@ class ServerBackend:
 
     def _first_model(self) -> str:
         try:
-            with closing(self._kind(self._host, self._port)) as connection:
+            with closing(self._address.connection()) as connection:
                 models = json.loads(self._ask(connection, "GET", "models", None).read())
                 return str(models["data"][0]["id"])
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-            raise BackendError(f"url: no model from {self._path}/models of {self._host}: {error!r}") from None
+            raise BackendError(f"url: no model from {self._address.url}: {error!r}") from None
 
     def _payloads(self, method: str, path: str, body: Mapping[str, Any]) -> Iterator[str]:
         decoder = SSEDecoder()
         try:
-            with closing(self._kind(self._host, self._port)) as connection:
+            with closing(self._address.connection()) as connection:
                 response = self._ask(connection, method, path, body)
                 while block := response.read1(PIECE_BYTES):
                     yield from decoder.feed(block)
         except (OSError, HTTPException, ValueError) as error:
-            raise BackendError(f"the connection to {self._host} failed: {error}") from None
+            raise BackendError(f"the connection to {self._address.host} failed: {error}") from None
 
     def _ask(self, connection: HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
         content = None if body is None else json.dumps(body).encode()
-        connection.request(method, f"{self._path}/{path}", content, self._headers)
+        connection.request(method, self._address.path(path), content, self._headers)
         response = connection.getresponse()
         if response.status != HTTPStatus.OK:
             raise BackendError(f"HTTP {response.status}: {_reason(response.read())}")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Protocol, TextIO
 
+# Bounds an answer, about in tokens: a small model may never end its answer.
+MAX_PIECES = 512
 PROCESSORS, ARGS = "logits_processors", "logits_processors_args"
 
 
@@ -124,9 +126,12 @@ class ChatSession:
         try:
             pieces = self._backend.answer(self._messages, self._settings.fields)
             with closing(pieces):  # type: ignore[type-var]
-                for piece in pieces:
+                for count, piece in enumerate(pieces, start=1):
                     answer += piece
                     self._show(piece)
+                    if count == MAX_PIECES and "max_tokens" not in self._settings.fields:
+                        self._show(f" (stopped after {MAX_PIECES} tokens; /set max_tokens 2000 allows more)")
+                        break
         except BackendError as error:
             # Removes the failed message, so that the user can send it again.
             self._messages.pop()

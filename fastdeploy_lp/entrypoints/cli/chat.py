@@ -15,6 +15,7 @@ from fastdeploy_lp.entrypoints.chat.backends import LLMBackend, ServerBackend
 from fastdeploy_lp.entrypoints.chat.session import ARGS, Backend, BackendError, ChatSession, Settings, parse_assignments
 from fastdeploy_lp.entrypoints.llm import LLM
 from fastdeploy_lp.entrypoints.options import OptionsParser
+from fastdeploy_lp.entrypoints.server_address import EXAMPLE
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
 PROMPT = "> "
@@ -64,7 +65,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     remote = any(word == "--url" or word.startswith("--url=") for word in arguments)
     second: type[Any] = ServerModel if remote else EngineArgs
-    args, model = OptionsParser(ChatArgs, second, prog=prog, description=DESCRIPTION).parse_options(arguments)
+    parser = OptionsParser(ChatArgs, second, prog=prog, description=DESCRIPTION)
+    given = parser.parse_args(arguments)
+    if not remote and given.model is None and given.config is None:
+        parser.error(f"needs a running server (--url {EXAMPLE}) or a model to load (--model smollm2-135m)")
+    args, model = parser.parse_options(arguments)
     try:
         settings = _settings(args)
         if remote:

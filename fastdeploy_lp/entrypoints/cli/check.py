@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.startup.engine_args import EngineArgs
@@ -42,20 +43,17 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     return 0 if report.passed and not (args.strict and report.of(Outcome.ADVICE)) else 1
 
 
-def _parser(prog: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str | None) -> CommandParser:
+    parser = CommandParser(
         prog=prog,
-        allow_abbrev=False,
         description="Check a logits processor without a server: what it returns, whose rows it changes, and so on.",
     )
     parser.add_argument("spec", metavar="SPEC", help="as behind --logits-processors")
-    parser.add_argument(
-        "--params",
-        type=_params,
-        action="append",
-        metavar="JSON",
-        help="arguments of a request, or a list of several; may stand several times (default: drawn from Params)",
-    )
+    taken: dict[str, Any] = {"dest": "params", "type": _params, "action": "append", "metavar": "JSON"}
+    text = "arguments of a request, or a list of several; repeatable (default: drawn from Params)"
+    parser.add_argument("--logits-processors-args", **taken, help=text)
+    # The former name.
+    parser.add_argument("--params", **taken, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--strict", action="store_true", help="advice, too, gives status 1")
     parser.add_argument("--skip", action="append", metavar="CHECK", help="leave a check out; may stand several times")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import re
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import PluginGroup, installed_plugins
 from fastdeploy_lp.version import __version__
@@ -44,7 +44,7 @@ OPS_SECONDS = 60.0
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Prints the information, without values of secrets."""
-    argparse.ArgumentParser(
+    CommandParser(
         prog=prog, description="Show versions, processor and settings, for a report of a problem. Secrets are left out."
     ).parse_args(argv)
     for title, lines in _sections():

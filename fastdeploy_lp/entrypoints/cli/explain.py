@@ -107,7 +107,9 @@ class ExplainArgs:
     """Explain."""
 
     prompt: str = field(metadata={"help": "what the model is asked", "positional": True})
-    args: str | None = field(default=None, metadata={"help": "JSON object of arguments for all logits processors"})
+    logits_processors_args: str | None = field(
+        default=None, metadata={"help": "JSON object of arguments for all logits processors", "former": ["args"]}
+    )
     use: list[str] = field(
         default_factory=list,
         metadata={"help": "logits processors to select, with parameters as a JSON object", "metavar": "NAME[={JSON}]"},
@@ -126,8 +128,8 @@ class ExplainArgs:
         """Returns the sampling parameters; raises ValueError naming the option."""
         settings = Settings()
         parse_assignments(self.use, "use", settings.use)
-        if self.args is not None:
-            settings.set(ARGS, self.args)
+        if self.logits_processors_args is not None:
+            settings.set(ARGS, self.logits_processors_args)
         try:
             return SamplingParams(
                 temperature=self.temperature,

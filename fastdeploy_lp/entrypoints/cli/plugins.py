@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.logits_processor import vllm_compat
 from fastdeploy_lp.logits_processor.registry import find_dialect
 from fastdeploy_lp.platforms import platform_of
@@ -53,7 +53,7 @@ class Row:
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Loads every allowed plugin and reports its status; returns 1 if one failed or is incompatible."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog, description="Load the installed plugins as a server would, and say what became of each."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

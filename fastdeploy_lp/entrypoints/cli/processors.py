@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastdeploy_lp.engine.client.processor_states import ProcessorInfo, ProcessorStates
+from fastdeploy_lp.entrypoints.usage import CommandParser
 from fastdeploy_lp.logits_processor import BUILTIN, load_processors, vllm_compat
 
 _PLURALS = {"integer": "integers", "number": "numbers", "string": "strings", "boolean": "booleans", "array": "lists"}
@@ -116,12 +118,13 @@ def _cell(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Shows the chain that `--logits-processors SPEC …` declares; returns 2 for a SPEC without a processor."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Show what these logits processors, and the installed ones, are and take."
+    parser = CommandParser(
+        prog=prog, description="List these logits processors, and the installed ones, with their arguments."
     )
-    text = "as behind --logits-processors (default: the builtin ones)"
+    text = "same syntax as --logits-processors (default: the builtin ones)"
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
     parser.add_argument("--mandatory", nargs="+", default=[], metavar="NAME", help="as --mandatory of a server")
+    parser.add_argument("--json", action="store_true", help="as JSON, with the schemas of their arguments")
     parser.add_argument("--markdown", action="store_true", help="as Markdown, with a table of arguments each")
     parser.add_argument("--vllm-compat", action="store_true", help="let them import vllm's modules without vLLM")
     options = parser.parse_args(argv)
@@ -134,16 +137,35 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show = parameter_section if options.markdown else _lines
-    print("\n".join(show(info) for info in ProcessorStates(declared).describe()).rstrip("\n"))
+    infos = ProcessorStates(declared).describe()
+    if options.json:
+        print(json.dumps([_as_dict(info) for info in infos], indent=2, ensure_ascii=False))
+    elif options.markdown:
+        print("\n".join(map(parameter_section, infos)).rstrip("\n"))
+    else:
+        print("\n".join(_table(infos, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)))
     return 0
 
 
-def _lines(info: ProcessorInfo) -> str:
-    parameters = "unknown to the server" if info.parameters is None else json.dumps(info.parameters)
-    mandatory = ", mandatory" if info.mandatory else ""
-    return (
-        f"{info.order}. {info.name}  ({info.dialect}, {info.source}: {info.spec}{mandatory})\n"
-        f"   {info.description or 'no description'}\n"
-        f"   parameters: {parameters}"
-    )
+def _as_dict(info: ProcessorInfo) -> dict[str, Any]:
+    names = ("order", "name", "dialect", "source", "spec", "mandatory", "description", "parameters")
+    return {name: getattr(info, name) for name in names}
+
+
+_HEAD = ("name", "from", "arguments", "effect")
+
+
+def _table(infos: Sequence[ProcessorInfo], width: int | None) -> Iterator[str]:
+    """Yields a line for each processor, in chain order, of at most `width` characters."""
+    rows = [_HEAD, *map(_row, infos)]
+    columns = [max(len(row[place]) for row in rows) for place in range(len(_HEAD) - 1)]
+    for row in rows:
+        cells = [f"{cell:<{size}}" for cell, size in zip(row, columns, strict=False)]
+        yield "  ".join([*cells, row[-1]])[:width].rstrip()
+
+
+def _row(info: ProcessorInfo) -> tuple[str, str, str, str]:
+    source = info.source if info.source == "builtin" else f"{info.dialect} {info.spec}"
+    arguments = "unknown" if info.parameters is None else ", ".join(info.parameters.get("properties", ())) or "none"
+    effect = re.split(r"(?<=\.) ", info.description or "no description", maxsplit=1)[0]
+    return info.name, f"{source}, mandatory" if info.mandatory else source, arguments, " ".join(effect.split())

@@ -19,6 +19,7 @@ from fastdeploy_lp.entrypoints.declare import DeclaredEngine, declare_engine
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.replay.backends import EngineBackend, ServerReplay
 from fastdeploy_lp.entrypoints.replay.runner import ReplayRunner, ReplayTally
+from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
 DESCRIPTION = """Run the requests of a file that a server wrote with --request-log again, with an engine of its own
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 async def _on_server(args: ReplayArgs) -> ReplayTally:
     concurrency = args.max_concurrency or SERVER_CONCURRENCY
-    backend = ServerReplay(args.url or "", args.api_key or key_of_environment(), concurrency)
+    backend = ServerReplay(ServerAddress(args.url or ""), args.api_key or key_of_environment(), concurrency)
     runner = ReplayRunner(backend, print)
     await runner.run(_lines(args.log), concurrency)
     return runner.tally

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -46,6 +47,7 @@ from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
+from fastdeploy_lp.entrypoints.usage import MISUSED
 from fastdeploy_lp.startup.engine_args import EngineArgs
 
 
@@ -88,10 +90,12 @@ class MetricsServer:
             await asyncio.gather(self._serving, return_exceptions=True)
 
 
-MISUSED, FAILED = 2, 1
+FAILED = 1
+
+logger = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy-lp serve") -> None:
     """Serves until a signal arrives; reports every option error in one line before the model loads."""
     description = "Serve a model over the OpenAI API. The model may also come first, without --model."
     parser = OptionsParser(EngineArgs, ServerArgs, first="model", prog=prog, description=description)
@@ -103,6 +107,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
         with ExitStack() as stack:
             listeners = _Listeners.of(server_args, stack)
             setup = declare_engine(engine_args.of_a_server(), progress=sys.stderr.isatty())
+            logger.info("loading %s", engine_args.model)
             uvloop.run(_serve(setup, server_args, listeners))
     except (ValueError, EngineStartError) as error:
         _exit_with(str(error), MISUSED)
@@ -181,22 +186,32 @@ def _uvicorn_config(app: ASGIApp, protocol: type[Connection], tls: dict[str, Any
 
 def _banner(fd_config: FDConfig, args: ServerArgs, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Who is Lu Xun?"}], "max_tokens": 64}
     processors = fd_config.structured_outputs_config.logits_processors
-    if "LogitBiasLogitsProcessor" in processors:
-        body["logits_processors_args"] = {"logit_bias": {"128": 5.0, "2": -10.0}}
     chain = " → ".join(processors) or "none"
     where = f"platform {fd_config.device_config.platform}"
     url = f"{'https' if args.ssl_certfile else 'http'}://{host}:{port}/v1"
     # Never the key itself: this output ends up in logs.
     key = "-H 'Authorization: Bearer KEY' " if args.api_key else ""
+    curl = f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d"
+    tries = "\n\n".join(f"{curl} '{json.dumps(body)}'" for body in _example_bodies(fd_config))
     page = url.removesuffix("/v1") + PLAYGROUND
     playground = f"\nSee what the processors do: {page}\n" if args.playground else ""
     return (
-        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
-        f"\nTry it:\n\ncurl {url}/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
+        f"\nTry it:\n\n{tries}\n"
         f"{playground}"
+        f"\nServing {fd_config.model_config.served_model_name} on {url} ({where}; logits processors: {chain})."
     )
+
+
+def _example_bodies(fd_config: FDConfig) -> list[dict[str, Any]]:
+    """Returns a request, and with LogitBiasLogitsProcessor the same one with a bias that changes its answer."""
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 32, "temperature": 0}
+    declared = fd_config.structured_outputs_config.logits_processors
+    if "LogitBiasLogitsProcessor" not in declared or fd_config.model_config.skip_tokenizer_init:
+        return [body]
+    (banned, *_) = fd_config.tokenizer.encode(" Paris", add_special_tokens=False)
+    return [body, {**body, "logits_processors_args": {"logit_bias": {str(banned): -100.0}}}]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,20 @@ from fastdeploy_lp.entrypoints.openai.openapi import failures, publish_schema
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
+from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore
 from fastdeploy_lp.entrypoints.openai.routes.abort import abort_routes
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.routes.completions import ServingCompletion
 from fastdeploy_lp.entrypoints.openai.routes.embeddings import embedding_routes
+from fastdeploy_lp.entrypoints.openai.routes.messages import messages_routes
 from fastdeploy_lp.entrypoints.openai.routes.pooling import pooling_routes
 from fastdeploy_lp.entrypoints.openai.routes.processors import processor_routes
 from fastdeploy_lp.entrypoints.openai.routes.ranking import ranking_routes
+from fastdeploy_lp.entrypoints.openai.routes.responses import (
+    ServingResponses,
+    responses_routes,
+    stored_response_routes,
+)
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_routes, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
@@ -53,8 +60,12 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
     async def require_started() -> None:
         engine.require_started()
 
+    responses = ServingResponses(engine, ResponseStore(args.response_store, args.response_store_max_bytes))
     for router in (
         _completion_routes(engine, body_route, in_flight, turns, watch),
+        responses_routes(responses, in_flight, turns, watch, body_route),
+        stored_response_routes(responses),
+        messages_routes(engine, turns, watch, body_route),
         embedding_routes(engine, turns, watch, body_route),
         ranking_routes(engine, turns, watch, body_route),
         pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
@@ -28,7 +29,9 @@ from fastdeploy_lp.engine.errors import (
     WorkerLostError,
 )
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, is_disconnect
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError, is_messages_path
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo, ErrorResponse
+from fastdeploy_lp.suggestion import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +43,6 @@ HTTP_ERRORS = {
 }
 # Characters of an error's message, and of its path.
 MAX_SHOWN = 4000
-# Characters of an unknown field's name for which a similar one is looked for; the search takes time for each.
-MAX_MISSPELLED = 40
 # The framework's message for a body on which the JSON parser itself failed.
 UNREADABLE_BODY = "There was an error parsing the body"
 # While the server loads its model or shuts down: clients back off by themselves after further refusals.
@@ -177,19 +178,15 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
         param = f"{param}.{field}" if param else field
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
-        if (similar := _similar_field(param, request)) is not None:
-            reason = f"{reason}; did you mean {similar}?"
+        reason = f"{reason}{did_you_mean(param, _fields_of_body(request))}"
     message = f"{param}: {reason}" if param else reason
     return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param or None, code=code))
 
 
-def _similar_field(unknown: str, request: Request) -> str | None:
-    """Returns the field of the route's body whose name is most like an unknown one; None if there is none."""
+def _fields_of_body(request: Request) -> Iterable[str]:
+    """Returns the names of the fields of the route's body."""
     body = getattr(request.scope.get("route"), "body_field", None)
-    if body is None or len(unknown) > MAX_MISSPELLED:
-        return None
-    fields = getattr(body.field_info.annotation, "model_fields", {})
-    return next(iter(get_close_matches(unknown, fields, n=1)), None)
+    return () if body is None else getattr(body.field_info.annotation, "model_fields", ())
 
 
 def _reason(error: Mapping[str, Any], param: str) -> str:
@@ -197,6 +194,8 @@ def _reason(error: Mapping[str, Any], param: str) -> str:
     kind = error["type"]
     if kind == "missing" and not param:
         return "a body is needed: a JSON object"
+    if kind == "dict_type":
+        return "must be a JSON object"
     if kind == "model_attributes_type":
         return "must be a JSON object" if param else "the body must be a JSON object"
     if kind in ("too_short", "string_too_short") and error["ctx"]["min_length"] == 1:
@@ -227,6 +226,8 @@ def foremost(errors: Sequence[Any], body: Any) -> Any:
 
 
 def _path_of(error: Mapping[str, Any], body: Any) -> str:
+    if error["loc"][:1] in (("query",), ("path",)):
+        return str(error["loc"][1])
     return json_path(error["loc"][1:], body, of_missing=error["type"] == "missing")
 
 
@@ -258,6 +259,25 @@ def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | No
     """Returns the response with an error as its body."""
     # Both may contain a client's text, up to megabytes.
     info = info.model_copy(update={"message": _cut(info.message), "param": info.param and _cut(info.param)})
+    return ErrorAnswer(status, info, headers)
+
+
+class ErrorAnswer(Response):
+    """An error in the shape of the API whose path was requested: Anthropic's, or OpenAI's."""
+
+    def __init__(self, status: int, info: ErrorInfo, headers: Mapping[str, str] | None) -> None:
+        super().__init__(_encoded(ErrorResponse(error=info)), status, headers, media_type="application/json")
+        self._info = info
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if is_messages_path(scope["path"]):
+            request_id = getattr(scope.get("state", {}).get("record"), "request_id", None)
+            self.body = _encoded(MessagesError.of(self.status_code, self._info, request_id))
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def _encoded(body: BaseModel) -> bytes:
     # ASCII only: a field's name may contain half a surrogate pair, which UTF-8 cannot encode.
-    content = json.dumps(ErrorResponse(error=info).model_dump())
-    return Response(content, status, headers, media_type="application/json")
+    return json.dumps(body.model_dump()).encode()

@@ -123,8 +123,12 @@ def named(positions: Iterable[dict[int, Logprob]]) -> Iterator[tuple[str, dict[i
 
 def chat_logprobs_pieces(positions: Positions, count: int, tokenizer: Tokenizer) -> Pieces:
     """Returns `ChatLogprobs` in pieces."""
-    content = ((_content_logprob(each, count, tokenizer).model_dump_json().encode(),) for each in positions)
-    return PiecedObject(NoRefusal(), {"content": array(content)})
+    return PiecedObject(NoRefusal(), {"content": content_logprobs_pieces(positions, count, tokenizer)})
+
+
+def content_logprobs_pieces(positions: Positions, count: int, tokenizer: Tokenizer) -> Pieces:
+    """Returns a list of `ContentLogprob` in pieces."""
+    return array((_content_logprob(each, count, tokenizer).model_dump_json().encode(),) for each in positions)
 
 
 class NoRefusal(BaseModel):

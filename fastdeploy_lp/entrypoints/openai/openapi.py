@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from fastdeploy_lp.engine.client.processor_states import ProcessorStates
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.events import MessageEvent
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionChunk
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.protocol.response_events import ResponseEvent
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -19,10 +22,22 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 REF = "#/components/schemas/{model}"
-# Models of the events of streamed answers, by path.
-STREAMED: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatCompletionChunk,
-    "/v1/completions": CompletionResponse,
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The events of a streamed answer. ends_with: the data of the last event, if that is no JSON."""
+
+    events: tuple[type[BaseModel], ...]
+    ends_with: str | None = "[DONE]"
+
+
+# By path.
+STREAMED = {
+    "/v1/chat/completions": Streamed((ChatCompletionChunk, ErrorResponse)),
+    "/v1/completions": Streamed((CompletionResponse, ErrorResponse)),
+    "/v1/responses": Streamed(get_args(ResponseEvent), None),
+    "/v1/messages": Streamed(get_args(MessageEvent), None),
 }
 
 
@@ -34,8 +49,8 @@ def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
         if app.openapi_schema is None:
             schema = generate()
             _drop_unused_failures(schema)
-            for path, event in STREAMED.items():
-                _declare_stream(schema, path, event)
+            for path, streamed in STREAMED.items():
+                _declare_stream(schema, path, streamed)
             for info in processors.describe():
                 if info.parameters is not None:
                     schema["components"]["schemas"][f"logits_processors.{info.name}"] = info.parameters
@@ -54,13 +69,15 @@ def _drop_unused_failures(schema: dict[str, Any]) -> None:
         schema["components"]["schemas"].pop(name, None)
 
 
-def _declare_stream(schema: dict[str, Any], path: str, event: type[BaseModel]) -> None:
-    """Declares a POST that answers with server-sent events if its body sets `stream`; the last event is [DONE]."""
+def _declare_stream(schema: dict[str, Any], path: str, streamed: Streamed) -> None:
+    """Declares a POST that answers with server-sent events if its body sets `stream`."""
     schemas = schema["components"]["schemas"]
-    described = event.model_json_schema(ref_template=REF)
-    for name, definition in (described.pop("$defs", {}) | {event.__name__: described}).items():
-        schemas.setdefault(name, definition)
-    either = [{"$ref": REF.format(model=kind.__name__)} for kind in (event, ErrorResponse)]
+    for event in streamed.events:
+        described = event.model_json_schema(ref_template=REF)
+        for name, definition in (described.pop("$defs", {}) | {event.__name__: described}).items():
+            schemas.setdefault(name, definition)
+    either = [{"$ref": REF.format(model=kind.__name__)} for kind in streamed.events]
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": either}}
-    item = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}}
+    last = [] if streamed.ends_with is None else [{"const": streamed.ends_with}]
+    item = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [*last, data]}}}
     schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": item}

@@ -17,11 +17,13 @@ from fastdeploy_lp.config.option_values import (
     require_seconds,
 )
 from fastdeploy_lp.entrypoints.api_keys import admin_keys_of_environment, keys_of_environment
+from fastdeploy_lp.entrypoints.server_address import DEFAULT_PORT
 
 DEFAULT_MAX_BODY_SIZE = 16 * 1024 * 1024
 DEFAULT_STREAM_TIMEOUT = 60.0
 DEFAULT_MAX_UNREAD_TOKENS = 4096
 DEFAULT_REQUEST_LOG_BYTES = 256 * 1024 * 1024
+DEFAULT_RESPONSE_STORE_BYTES = 64 * 1024 * 1024
 CERT_REQS = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
 
@@ -30,7 +32,7 @@ class ServerArgs:
     """Options of the HTTP server; raises ValueError naming an invalid option."""
 
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
-    port: int = option(8000, help="port of the API", check=require_port)
+    port: int = option(DEFAULT_PORT, help="port of the API", check=require_port)
     metrics_port: int | None = option(None, help="port of /metrics (default: the API's own port)", check=require_port)
     timeout_graceful_shutdown: int = option(
         30, help="seconds that running requests get to finish after SIGTERM", check=at_least(0, " seconds")
@@ -49,36 +51,40 @@ class ServerArgs:
         secret=True,
         check=require_names,
     )
-    playground: bool = option(False, help="serve a page at /playground to try processors, and one with metrics")
+    playground: bool = option(
+        False, help="serve a page at /playground to try processors, and one with metrics; / leads there"
+    )
     max_body_size: int = option(
-        DEFAULT_MAX_BODY_SIZE, help="bytes that a request's body may have", check=at_least(1, " byte")
+        DEFAULT_MAX_BODY_SIZE, help="maximum bytes of a request's body", check=at_least(1, " byte")
     )
     max_bodies_size: int | None = option(
-        None, help="bytes of bodies that may arrive at once (default: 8 of the largest)"
+        None, help="bytes of bodies arriving at once, over all connections (default: 8 of the largest)"
     )
-    fair_queue: bool = option(False, help="let API keys take turns when requests wait, by the tokens each was given")
+    fair_queue: bool = option(False, help="API keys take turns when requests wait, by the tokens served to each")
     stream_timeout: float = option(
         DEFAULT_STREAM_TIMEOUT,
-        help="seconds that a stream's client may read nothing before its request ends; 0 for no limit",
+        help="seconds without reading before a stream's request ends; 0 for no limit",
         check=require_seconds,
     )
     max_unread_tokens: int = option(
         DEFAULT_MAX_UNREAD_TOKENS,
-        help="tokens that wait for a stream's client to read before its request ends",
+        help="unread tokens of a stream's client before its request ends",
         check=at_least(1),
     )
     max_connections: int | None = option(
         None,
-        help="connections that may stand before idle ones give way (default: as files may be open)",
+        help="connections before idle ones are closed (default: by the limit of open files)",
         check=at_least(1),
     )
     max_connections_per_client: int | None = option(
-        None, help="connections of one address before its idle ones give way (default: half of all)", check=at_least(1)
+        None,
+        help="connections of one address (IPv6: one /64 network) before its idle ones are closed (default: half)",
+        check=at_least(1),
     )
     allow_extra_fields: bool = option(
-        False, help="ignore unknown fields of bodies, with a warning a name, instead of refusing"
+        False, help="ignore unknown fields of bodies, with one warning per name, instead of refusing them"
     )
-    root_path: str = option("", help="path under which a proxy shows this server")
+    root_path: str = option("", help="path under which a proxy serves this server, stripped by the proxy or not")
     allowed_origins: list[str] = option(
         [],
         help="origins whose web pages may use this server; * for all (default: none)",
@@ -91,14 +97,14 @@ class ServerArgs:
     allowed_headers: list[str] = option(
         ["*"], help="headers that those pages may send (default: all)", metavar="HEADER", check=require_names
     )
-    allow_credentials: bool = option(False, help="let those pages send cookies along")
+    allow_credentials: bool = option(False, help="allow those pages to send cookies")
     ssl_certfile: str | None = option(None, help="certificate chain (PEM): serve HTTPS")
     ssl_keyfile: str | None = option(None, help="its private key (default: in the same file)")
-    ssl_ca_certs: str | None = option(None, help="authorities whose client certificates count")
+    ssl_ca_certs: str | None = option(None, help="trusted authorities of client certificates")
     ssl_cert_reqs: int = option(int(ssl.CERT_NONE), help="client certificates: 0 none, 1 optional, 2 required")
-    log_level: str = option("info", help="least grave lines of the log", choices=LOG_LEVELS)
+    log_level: str = option("info", help="minimum level of the log's lines", choices=LOG_LEVELS)
     log_format: str = option("text", help="form of the log's lines", choices=LOG_FORMATS)
-    log_prompts: bool = option(False, help="write prompts into the log")
+    log_prompts: bool = option(False, help="log a line for each request, with its prompts")
     request_log: str | None = option(
         None, help="file to record requests in, tokens included, for `fastdeploy-lp replay` (default: none)"
     )
@@ -108,6 +114,15 @@ class ServerArgs:
         check=at_least(1, " byte"),
     )
     vllm_metrics: bool = option(False, help="list metrics in /metrics a second time with vLLM's names and labels")
+    response_store: str | None = option(
+        None, help="SQLite file that keeps responses for previous_response_id (default: memory)"
+    )
+    response_store_max_bytes: int = option(
+        DEFAULT_RESPONSE_STORE_BYTES,
+        help="bytes of responses that are kept; the oldest are dropped",
+        check=at_least(1, " byte"),
+    )
+    log_requests: bool = option(False, help="log a line for each request (else only at the level debug)")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -74,16 +74,21 @@ class Serving:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.model = engine.fd_config.model_config.served_model_name
+        self._default_sampling = engine.fd_config.model_config.default_sampling
 
     def require_model(self, name: str | None) -> None:
-        """Raises NotFoundError for any model except the served one."""
-        if name not in (None, "", DEFAULT_MODEL_NAME, self.model):
-            reason = f"the model {name[:SHOWN]!r} does not exist; this server has {self.model!r}"
+        """Raises NotFoundError for any name except those of the served model."""
+        served = self.engine.fd_config.model_config.served_names
+        if name and name not in (DEFAULT_MODEL_NAME, *served):
+            reason = f"the model {name[:SHOWN]!r} does not exist; this server has {', '.join(map(repr, served))}"
             raise NotFoundError(reason, "model", "model_not_found")
 
     def params(self, request: GenerationRequest) -> SamplingParams:
         """Returns the request's parameters for the served model; raises InvalidRequestError or NotFoundError."""
         self.require_model(request.model)
+        for name, value in self._default_sampling.items():
+            if getattr(request, name) is None:
+                setattr(request, name, value)
         if request.return_token_ids is None and not self.engine.inputs.handles_text:
             # Without text, token ids are the only output.
             request.return_token_ids = True

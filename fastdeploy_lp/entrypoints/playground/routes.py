@@ -10,6 +10,7 @@ from importlib import resources
 
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
 
 STATIC = "static"
 CONTENT_TYPES = {
@@ -73,6 +74,8 @@ def static_files() -> Mapping[str, StaticFile]:
 
 
 PATH = "/playground"
+# Leads to the page: the address that people open.
+ROOT = "/"
 FILES = f"{PATH}/{{name}}"
 PAGES = {PATH: "index.html", f"{PATH}/metrics": "metrics.html"}
 
@@ -90,6 +93,10 @@ def playground_routes() -> APIRouter:
             raise HTTPException(404)
         return _answer(request, files[name])
 
+    async def to_the_page(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{PATH}")
+
+    router.add_api_route(ROOT, to_the_page, methods=["GET", "HEAD"])
     for path in PAGES:
         router.add_api_route(path, page, methods=["GET", "HEAD"])
     router.add_api_route(FILES, file, methods=["GET", "HEAD"])

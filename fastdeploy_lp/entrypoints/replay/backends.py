@@ -7,9 +7,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +18,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
 from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_NAMES
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
+from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -52,16 +52,12 @@ NOT_SENT = ("guided_decoding", "logprobs", "prompt_logprobs", "output_kind")
 class ServerReplay:
     """POSTs each request to /v1/completions.
 
-    url: the API's root, such as `http://127.0.0.1:8180/v1`. concurrency: maximum requests in flight.
-    Raises ValueError for an invalid URL.
+    concurrency: maximum requests in flight. Raises ValueError if nothing listens at the address.
     """
 
-    def __init__(self, url: str, api_key: str | None, concurrency: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: {url!r} is none like http://127.0.0.1:8180/v1")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path.rstrip('/')}/completions"
+    def __init__(self, address: ServerAddress, api_key: str | None, concurrency: int) -> None:
+        address.require_listening()
+        self._address = address
         self._threads = ThreadPoolExecutor(concurrency, "replay")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -77,17 +73,17 @@ class ServerReplay:
                 for each in answer["choices"]
             ]
         except (LookupError, TypeError):
-            raise ReplayError(f"{self._host} gives no token ids: it is no server of this kind") from None
+            raise ReplayError(f"{self._address.host} gives no token ids: it is no server of this kind") from None
 
     def _post(self, body: dict[str, Any]) -> Any:
         try:
-            with closing(self._kind(self._host, self._port)) as connection:
-                connection.request("POST", self._path, json.dumps(body), self._headers)
+            with closing(self._address.connection()) as connection:
+                connection.request("POST", self._address.path("completions"), json.dumps(body), self._headers)
                 response = connection.getresponse()
                 content = response.read()
             answer = json.loads(content)
         except (OSError, HTTPException, ValueError) as error:
-            raise ReplayError(f"no answer from {self._host}: {error}") from None
+            raise ReplayError(f"no answer from {self._address.host}: {error}") from None
         if response.status != HTTPStatus.OK:
             raise ReplayError(f"status {response.status}: {_reason(answer)}")
         return answer

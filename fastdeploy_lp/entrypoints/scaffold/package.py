@@ -13,7 +13,7 @@ from string import Template
 
 from fastdeploy_lp.logits_processor import BUILTIN
 
-DIALECTS = ("native", "vllm-v1", "request", "plugin", "torch")
+DIALECTS = ("native", "vllm-mrv2", "vllm-v1", "request", "plugin", "torch")
 MAX_LENGTH = 64
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 SUFFIX = ".tmpl"

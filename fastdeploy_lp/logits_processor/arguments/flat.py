@@ -10,6 +10,7 @@ from fastdeploy_lp.logits_processor.arguments.values import require_sendable, se
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import RequestArgsError
 from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.suggestion import did_you_mean
 
 Entering = Callable[[DeclaredProcessor, str | None], None]
 """Called with each processor whose check of a request begins, and with the JSON path that it checks."""
@@ -64,7 +65,7 @@ class FlatArgsReader:
                 # OpenAI's field is meant for the builtin; a processor that accepts any argument would not read it.
                 takers = self._seeing if source else self._bias_takers
                 if not any(processor.takes(name) for processor in takers):
-                    raise RequestArgsError(".".join(path), self._unknown())
+                    raise RequestArgsError(".".join(path), self._unknown(name))
                 require_sendable(value, ".".join(path))
                 args.values[name], args.paths[name] = value, path
         return args
@@ -98,13 +99,14 @@ class FlatArgsReader:
                 settled |= settled_args(processor.params_model, own, self._context, source, args.paths)
         return settled
 
-    def _unknown(self) -> str:
+    def _unknown(self, argument: str) -> str:
         if not self._declared:
             return "no logits processors are declared; start the server with --logits-processors"
         names = ", ".join(processor.name for processor in self._declared)
         known = sorted({name for processor in self._seeing for name in processor.argument_names})
         reason = (
-            f"no declared logits processor ({names}) takes this argument; known arguments: {', '.join(known) or 'none'}"
+            f"no declared logits processor ({names}) takes this argument{did_you_mean(argument, known)}; "
+            f"known arguments: {', '.join(known) or 'none'}"
         )
         opaque = [processor.name for processor in self._seeing if processor.params_model is None]
         if not opaque:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
 from fastdeploy_lp.request.sampling_params import SamplingParams
+from fastdeploy_lp.suggestion import did_you_mean
 
 SHADOW = "logits_processors_shadow"
 
@@ -149,9 +149,10 @@ class RequestArgsValidator:
             return params
         for name in params:
             if name not in processor.argument_names:
+                guess = did_you_mean(name, sorted(processor.argument_names))
                 known = ", ".join(sorted(processor.argument_names)) or "none"
                 raise RequestArgsError(
-                    ".".join((*path, name)), f"{processor.name} takes no such argument; known: {known}"
+                    ".".join((*path, name)), f"{processor.name} takes no such argument{guess}; known: {known}"
                 )
         return settled_args(processor.params_model, params, self._context, path)
 
@@ -172,9 +173,8 @@ class RequestArgsValidator:
     def _unknown_name(self, name: str) -> str:
         if not self._declared:
             return f"{name!r} is not declared; start the server with --logits-processors"
-        close = difflib.get_close_matches(name, self._declared, n=1)
-        guess = f"; did you mean {close[0]}?" if close else ""
-        return f"no logits processor of the name {name!r} is declared; declared are {', '.join(self._declared)}{guess}"
+        guess = did_you_mean(name, self._declared)
+        return f"no logits processor of the name {name!r} is declared{guess}; declared are {', '.join(self._declared)}"
 
 
 class _Paths:

@@ -9,11 +9,15 @@ from fastdeploy_lp.logits_processor.dialects.plugin_dict import PluginDictDialec
 from fastdeploy_lp.logits_processor.dialects.request_level import RequestLevelDialect
 from fastdeploy_lp.logits_processor.dialects.torch_vllm import TorchVllmDialect
 from fastdeploy_lp.logits_processor.dialects.vllm import VllmV1Dialect
+from fastdeploy_lp.logits_processor.dialects.vllm_mrv2 import TorchVllmMrv2Dialect, VllmMrv2Dialect
 
-# The first dialect that recognizes an object runs it, so special dialects precede general ones.
+# The first dialect that recognizes an object runs it, so special dialects precede general ones. A class that has both
+# of vLLM's interfaces runs by the current one, as in vLLM.
 DIALECTS: tuple[Dialect, ...] = (
     FastDeployDialect(),
     NativeDialect(),
+    TorchVllmMrv2Dialect(),
+    VllmMrv2Dialect(),
     TorchVllmDialect(),
     RequestLevelDialect(),
     VllmV1Dialect(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.logits_processor import vllm_v1
@@ -25,6 +27,27 @@ INTERFACE_MODULE = "vllm.v1.sample.logits_processor"
 ERRORS_MODULE = "vllm.exceptions"
 
 
+@contextmanager
+def refusals_as_value_errors() -> Iterator[None]:
+    """Turns vLLM's own request error in the block, which may be no ValueError, into one."""
+    try:
+        yield
+    except Exception as error:
+        refusal = getattr(sys.modules.get(ERRORS_MODULE), "VLLMClientError", None)
+        if refusal is None or not isinstance(error, refusal):
+            raise
+        raise ValueError(str(error)) from error
+
+
+def torch_config(fd_config: FDConfig) -> VllmConfig:
+    """Returns the configuration under vLLM's names, with a `torch.dtype`."""
+    import torch
+
+    config = VllmConfig.from_fd_config(fd_config)
+    model = dataclasses.replace(config.model_config, dtype=getattr(torch, fd_config.model_config.dtype))
+    return dataclasses.replace(config, model_config=model)
+
+
 class TorchVllmDialect(Dialect):
     """Runs subclasses of `vllm.v1.sample.logits_processor.LogitsProcessor` on torch views of the logits."""
 
@@ -40,23 +63,14 @@ class TorchVllmDialect(Dialect):
         require_methods(found, spec, "vLLM V1 LogitsProcessor", CONSTRUCTOR)
 
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:
-        """Validates as the base class does; turns vLLM's own request error, which may be no ValueError, into one."""
-        try:
+        """Validates as the base class does; turns vLLM's own request error into a ValueError."""
+        with refusals_as_value_errors():
             super().validate(found, sampling_params, facts)
-        except Exception as error:
-            refusal = getattr(sys.modules.get(ERRORS_MODULE), "VLLMClientError", None)
-            if refusal is None or not isinstance(error, refusal):
-                raise
-            raise ValueError(str(error)) from error
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """Returns an instance that works on torch tensors; it gets updates of the classes of vLLM's module."""
-        import torch
-
-        config = VllmConfig.from_fd_config(fd_config)
-        model = dataclasses.replace(config.model_config, dtype=getattr(torch, fd_config.model_config.dtype))
-        with set_current_vllm_config(dataclasses.replace(config, model_config=model)) as settled:
-            processor = found(settled, torch_device(), False)
+        with set_current_vllm_config(torch_config(fd_config)) as config:
+            processor = found(config, torch_device(), False)
         eos_token_ids = fd_config.model_config.eos_token_ids
         if _is_vllms_adapter(processor):
             return TorchVllmProcessor(_AdapterRows(processor), BatchTracker(OWN, eos_token_ids))

@@ -127,7 +127,8 @@ def check_processor(
         subject = Subject(declared, config, _arguments(declared, config, params, seed), seed)
         findings = tuple(_run_all(subject, skip))
     arguments = tuple(subject.arguments)
-    return CheckReport(declared.name, declared.spec, declared.dialect.name, arguments, findings, tuple(subject.times))
+    times, steps = tuple(subject.times), subject.count.steps
+    return CheckReport(declared.name, declared.spec, declared.dialect.name, arguments, findings, times, steps)
 
 
 def _run_all(subject: Subject, skip: Collection[str]) -> Iterator[Finding]:

@@ -58,6 +58,13 @@ class Slots(ShareInputs):
         list.append(self["output_token_ids"][slot], token)
 
 
+@dataclass
+class StepCount:
+    """Number of steps, which several harnesses may add to."""
+
+    steps: int = 0
+
+
 Row = NDArray[np.float32]
 PROMPT = (5, 6, 7)
 
@@ -90,6 +97,7 @@ class ProcessorHarness:
         num_slots = self.fd_config.scheduler_config.max_num_seqs
         self.slots = Slots(num_slots, self.fd_config.model_config.max_model_len)
         self.requests: dict[int, Occupant] = {}
+        self.count = StepCount()
         self._held: set[int] = set()
         self._seed = seed
         self._validator = RequestArgsValidator(
@@ -190,6 +198,7 @@ class ProcessorHarness:
 
     def update(self) -> None:
         """Runs the first half of a step: the processor reads the slots."""
+        self.count.steps += 1
         self.slots.set_active(self.active)
         if self.entry.needs_update:
             self._run("update_state", self.entry.update_state, self.slots, self.slots["stop_flags"])

@@ -42,7 +42,7 @@ class StepTime:
 class CheckReport:
     """Findings about one processor in the order of the checks, and the times of its steps.
 
-    arguments: the requests' arguments that the checks used.
+    arguments: the requests' arguments that the checks used. steps: number of steps that they ran.
     """
 
     name: str
@@ -51,6 +51,7 @@ class CheckReport:
     arguments: tuple[dict[str, Any], ...]
     findings: tuple[Finding, ...]
     times: tuple[StepTime, ...] = ()
+    steps: int = 0
 
     @property
     def passed(self) -> bool:
@@ -76,17 +77,20 @@ class CheckReport:
             "arguments": list(self.arguments),
             "findings": [asdict(finding) | {"outcome": finding.outcome.value.lower()} for finding in self.findings],
             "times": [asdict(each) for each in self.times],
+            "steps": self.steps,
         }
 
     def __str__(self) -> str:
-        width = max(len(finding.check) for finding in self.findings)
+        # Passed and skipped checks would hide the failed ones.
+        shown = [each for each in self.findings if self.passed or each.outcome in (Outcome.FAIL, Outcome.ADVICE)]
+        width = max(len(finding.check) for finding in shown)
         lines = [f"{self.name} ({self.dialect}, {self.spec})"]
-        lines += [f"  {each.outcome.value:<7}  {each.check:<{width}}  {each.message}" for each in self.findings]
+        lines += [f"  {each.outcome.value:<7}  {each.check:<{width}}  {each.message}" for each in shown]
         lines += self._table()
         counts = {outcome: len(self.of(outcome)) for outcome in Outcome}
         lines.append(
             f"{counts[Outcome.PASS]} passed, {counts[Outcome.FAIL]} failed, {counts[Outcome.ADVICE]} with advice, "
-            f"{counts[Outcome.SKIPPED]} skipped"
+            f"{counts[Outcome.SKIPPED]} skipped; {self.steps} steps ran"
         )
         return "\n".join(lines)
 

@@ -13,7 +13,7 @@ import numpy as np
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.testing.arguments import integers_in
-from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row
+from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row, StepCount
 from fastdeploy_lp.logits_processor.testing.loading import resized
 from fastdeploy_lp.logits_processor.testing.report import StepTime
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -99,6 +99,7 @@ class Subject:
         self.arguments = [dict(args) for args in arguments]
         self.seed = seed
         self.times: list[StepTime] = []
+        self.count = StepCount()
 
     @property
     def vocab_size(self) -> int:
@@ -112,7 +113,9 @@ class Subject:
     def harness(self, **size: int) -> ProcessorHarness:
         """Returns a new harness without scripts; `size` holds arguments for `resized`."""
         config = resized(self.fd_config, **{"max_num_seqs": SLOTS, **size})
-        return ProcessorHarness(self.declared, fd_config=config, seed=self.seed)
+        harness = ProcessorHarness(self.declared, fd_config=config, seed=self.seed)
+        harness.count = self.count
+        return harness
 
     @cached_property
     def scripts(self) -> list[Script]:

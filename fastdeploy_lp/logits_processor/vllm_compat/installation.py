@@ -12,6 +12,7 @@ from typing import Any
 
 _HERE = "fastdeploy_lp.logits_processor.vllm_compat"
 _V1 = "fastdeploy_lp.logits_processor.vllm_v1"
+_MRV2 = "fastdeploy_lp.logits_processor.vllm_mrv2"
 _CONFIG = "fastdeploy_lp.logits_processor.vllm_config"
 _ENGINE = "fastdeploy_lp.entrypoints.vllm_engine"
 
@@ -33,6 +34,14 @@ _BUILD = _at(
     f"{_HERE}.build",
     *("BUILTIN_LOGITS_PROCESSORS", "LOGITSPROCS_GROUP", "build_logitsprocs"),
     *("STR_POOLING_REJECTS_LOGITSPROCS", "STR_SPEC_DEC_REJECTS_LOGITSPROCS"),
+)
+_SLOT_KEYED = {
+    **_at(f"{_HERE}.slot_keyed", "LogitsProcessor"),
+    **_at(_MRV2, "LogitsContext", "LogitsProcRequestState"),
+}
+_SLOT_LOADER = _at(
+    f"{_HERE}.slot_keyed",
+    *("build_custom_logits_processors", "build_custom_logits_processors_params_validator"),
 )
 _CONFIGS = {
     "CacheConfig": "fastdeploy_lp.config:CacheConfig",
@@ -97,6 +106,7 @@ CONTENTS: dict[str, dict[str, str]] = {
         "cached_get_tokenizer": f"{_HERE}.tokenizer:get_tokenizer",
     },
     "vllm.utils": _at(f"{_HERE}.utils", "cdiv", "is_pin_memory_available", "random_uuid", "resolve_obj_by_qualname"),
+    "vllm.utils.gpu_sync_debug": _at(f"{_HERE}.utils", "gpu_sync_allowed"),
     "vllm.utils.import_utils": _at(f"{_HERE}.utils", "resolve_obj_by_qualname"),
     "vllm.utils.math_utils": _at(f"{_HERE}.utils", "cdiv"),
     "vllm.utils.platform_utils": _at(f"{_HERE}.utils", "is_pin_memory_available"),
@@ -116,6 +126,18 @@ CONTENTS: dict[str, dict[str, str]] = {
     "vllm.v1.sample.logits_processor.interface": _INTERFACE,
     "vllm.v1.sample.logits_processor.state": _STATE,
     "vllm.v1.sample.metadata": _at(f"{_HERE}.batch", "SamplingMetadata"),
+    "vllm.v1.worker": {},
+    "vllm.v1.worker.gpu": {},
+    "vllm.v1.worker.gpu.buffer_utils": _at(f"{_HERE}.buffers", "StagedWriteTensor", "UvaBackedTensor"),
+    "vllm.v1.worker.gpu.sample": {},
+    "vllm.v1.worker.gpu.sample.logits_processor": {**_SLOT_KEYED, **_SLOT_LOADER},
+    "vllm.v1.worker.gpu.sample.logits_processor.interface": _SLOT_KEYED,
+    "vllm.v1.worker.gpu.sample.logits_processor.loader": {
+        **_at(f"{_HERE}.slot_keyed", "LOGITSPROCS_GROUP", "LogitsProcessor", "entry_points"),
+        **_at(_MRV2, "LogitsProcRequestState"),
+        **_SLOT_LOADER,
+        "_cached_load_v2_logitsprocs": f"{_HERE}.slot_keyed:load_once",
+    },
     "vllm.version": _at(f"{_HERE}.utils", "__version__", "__version_tuple__"),
 }
 

@@ -78,11 +78,22 @@ def resolve_obj_by_qualname(qualname: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def async_tensor_h2d(data: Any, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """Returns the data as a torch tensor on `device`, with the copy complete."""
+def async_tensor_h2d(data: Any, device: Any = None, dtype: Any = None, out: Any = None, **_: Any) -> Any:
+    """Returns a copy of the data as a torch tensor on `device`, or in the tensor `out`, with the copy complete.
+
+    vLLM's older releases have `dtype` before the device; both orders are understood.
+    """
     import torch
 
-    return torch.as_tensor(data, dtype=dtype, device=device)
+    if isinstance(device, torch.dtype) or isinstance(dtype, str | torch.device):
+        device, dtype = dtype, device
+    made = torch.as_tensor(data, dtype=dtype, device=device)
+    return out.copy_(made) if isinstance(out, torch.Tensor) else made.clone()
+
+
+def gpu_sync_allowed(first_only: bool = False) -> AbstractContextManager[None]:  # noqa: ARG001 - vLLM's
+    """Does nothing: no check for waits on the device runs here."""
+    return nullcontext()
 
 
 def guard_cuda_initialization() -> AbstractContextManager[None]:

@@ -73,7 +73,8 @@ def compiled_ops() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(_find() or _build()))
     except (BuildError, UntrustedFileError, OSError) as error:
-        logger.warning("no compiled operators, Paddle's own compute, several times slower: %s", error)
+        reason = f"{error}{_packaged_for_others()}"
+        logger.warning("no compiled operators, Paddle's own compute, several times slower: %s", reason)
         return None
 
 
@@ -88,7 +89,8 @@ def describe_library() -> str:
     except UntrustedFileError as error:
         return f"Paddle's own: {error}"
     if found is None:
-        return f"none compiled for this processor yet; a worker would compile {library_name()} at its start"
+        yet = f"none compiled for this processor yet; a worker would compile {library_name()} at its start"
+        return f"{yet}{_packaged_for_others()}"
     try:
         ctypes.CDLL(str(found))
     except OSError as error:
@@ -104,7 +106,14 @@ def _find() -> Path | None:
     return require_own(cached) if cached.is_file() else None
 
 
+def _packaged_for_others() -> str:
+    """Returns a remark on libraries of the package that do not fit here, such as a wheel's from another machine."""
+    others = ", ".join(sorted(path.name for path in PACKAGED_DIRECTORY.glob("ops-*.so")))
+    return f"; {others} of the package is for another processor or other sources" if others else ""
+
+
 def _build() -> Path:
+    logger.info("compiling the operators for this processor, a minute or two%s", _packaged_for_others())
     began = time.monotonic()
     path = require_own(compile_library(make_own(_cache_directory())))
     logger.info("compiled the operators for this processor in %.0f s: %s", time.monotonic() - began, path)

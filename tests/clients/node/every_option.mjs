@@ -152,6 +152,23 @@ async function helpers() {
   };
 }
 
+async function responses() {
+  const body = { model: "default", input: "Go", ...plan.said };
+  const plain = await client.responses.create(body);
+  const stream = client.responses.stream({ ...body, previous_response_id: plain.id });
+  const events = await gathered(stream);
+  const final = await stream.finalResponse();
+  const stored = await client.responses.retrieve(plain.id);
+  const items = await gathered(client.responses.inputItems.list(final.id, { limit: 2, order: "asc" }));
+  await client.responses.delete(plain.id);
+  return {
+    texts: [plain.output_text, final.output_text, stored.output_text],
+    events: events.map((event) => event.type),
+    items: items.map((item) => item.type),
+    gone: await raised(client.responses.retrieve(plain.id)),
+  };
+}
+
 const results = {
   answers: await answers(),
   calls: await calls(),
@@ -160,5 +177,6 @@ const results = {
   abortedByName: await abortedByName(),
   brokenStream: await brokenStream(),
   helpers: await helpers(),
+  responses: await responses(),
 };
 process.stdout.write(JSON.stringify(results));

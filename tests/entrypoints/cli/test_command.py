@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,9 @@ from pathlib import Path
 import pytest
 from support.server import REPOSITORY
 
+from fastdeploy_lp.entrypoints.cli import command
 from fastdeploy_lp.entrypoints.cli.command import SUBCOMMANDS, main
+from fastdeploy_lp.logits_processor import BUILTIN
 from fastdeploy_lp.version import __version__
 
 BENCH = ("http_client", "load", "serving")
@@ -43,25 +48,66 @@ def test_help_names_the_subcommands(option: str) -> None:
 
 
 # `serve` sets up this process's logging; its own help is read above.
-@pytest.mark.parametrize("name", [each.name for each in SUBCOMMANDS if each.name != "serve"])
-@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--no-such-option", 2)])
-def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str, option: str, status: int) -> None:
+OTHERS = [each.name for each in SUBCOMMANDS if each.name != "serve"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_subcommand_has_its_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([name, "word", option])
+        main([name, "word", "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: fastdeploy-lp {name} ")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_misspelled_option_is_one_line_with_the_right_spelling_and_a_pointer(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "word", "--hepl=secret"])
     shown = capsys.readouterr()
-    assert ended.value.code == status
-    assert (shown.err if status else shown.out).startswith(f"usage: fastdeploy-lp {name} ")
-    assert (option in shown.err) == (status == 2)
+    assert (ended.value.code, shown.out) == (2, "")
+    assert shown.err == f"error: unknown option --hepl; did you mean --help? (see fastdeploy-lp {name} --help)\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["benhc"], ["--serve"], ["Serve"], [""]])
-def test_unknown_subcommand_shows_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "the following arguments are required: SUBCOMMAND"),
+        (["benhc", "--model", "m"], "unknown subcommand 'benhc'; did you mean bench?"),
+        (["--serve"], "unknown subcommand '--serve'; did you mean serve?"),
+        (["Serve"], "unknown subcommand 'Serve'; did you mean serve?"),
+        (["smollm2-135m"], "unknown subcommand 'smollm2-135m'"),
+        ([""], "unknown subcommand ''"),
+    ],
+)
+def test_unknown_subcommand_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert shown.err == f"error: {reason} (see fastdeploy-lp --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["check"], "the following arguments are required: SPEC"),
+        (["collect-env", "word"], "unexpected argument 'word'"),
+        (
+            ["new-processor", "mine", "--dialect", "nativ"],
+            "argument --dialect: 'nativ' is not allowed; did you mean native?; allowed: "
+            "native, vllm-v1, request, plugin, torch",
+        ),
+        (["bench", "--max-tokens", "0"], "argument --max-tokens: 0 is below 1"),
+        (["chat", "--model", "m", "--zzz", "1"], "unknown option --zzz"),
+    ],
+)
+def test_usage_error_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "usage: fastdeploy-lp SUBCOMMAND" in shown.err
+    assert capsys.readouterr().err == f"error: {reason} (see fastdeploy-lp {arguments[0]} --help)\n"
 
 
 def test_measuring_loads_neither_engine_nor_server() -> None:
@@ -71,23 +117,58 @@ def test_measuring_loads_neither_engine_nor_server() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('fastdeploy_lp')), "
         "[name for name in ('pydantic', 'fastapi', 'zmq', 'tokenizers', 'numpy') if name in sys.modules])"
     )
-    own = ["", ".entrypoints", ".entrypoints.bench", *(f".entrypoints.bench.{name}" for name in BENCH), ".version"]
+    own = [
+        "",
+        ".entrypoints",
+        ".entrypoints.bench",
+        *(f".entrypoints.bench.{name}" for name in BENCH),
+        ".entrypoints.server_address",
+        ".entrypoints.usage",
+        ".suggestion",
+        ".version",
+    ]
     done = run(sys.executable, "-c", program)
     assert done.stdout.strip() == f"{[f'fastdeploy_lp{name}' for name in own]} []", done.stderr
 
 
 @pytest.mark.parametrize("specs", [[], ["LogitBiasLogitsProcessor"]])
-def test_processors_are_shown(capsys: pytest.CaptureFixture[str], specs: list[str]) -> None:
+def test_processors_are_a_table_with_a_line_each(capsys: pytest.CaptureFixture[str], specs: list[str]) -> None:
     main(["processors", *specs])
-    shown = capsys.readouterr()
-    assert "0. LogitBiasLogitsProcessor  (native, builtin: LogitBiasLogitsProcessor)" in shown.out
-    assert '"logit_bias"' in shown.out
+    head, first, *others = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "from", "arguments", "effect"]
+    assert re.fullmatch(r"LogitBiasLogitsProcessor +builtin  logit_bias +`\{\"logit_bias\": .*\.", first)
+    assert [line.split()[0] for line in others] == ([] if specs else list(BUILTIN)[1:])
+
+
+def test_processors_as_json_have_the_schemas_of_their_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["processors", "mine=MinPLogitsProcessor", "LogitBiasLogitsProcessor", "--json"])
+    mine, bias = json.loads(capsys.readouterr().out)
+    assert (mine["order"], mine["name"], mine["spec"]) == (0, "mine", "mine=MinPLogitsProcessor")
+    assert (bias["source"], bias["dialect"], bias["mandatory"]) == ("builtin", "native", False)
+    assert "logit_bias" in bias["parameters"]["properties"]
+
+
+def test_output_may_be_read_in_part() -> None:
+    done = run("bash", "-c", f"{sys.executable} -m fastdeploy_lp processors --json | head -n 1")
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+def test_ctrl_c_ends_a_subcommand_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it arrives, also in an import."""
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["processors"])
+    assert ended.value.code == 130
 
 
 def test_mandatory_processors_are_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     main(["processors", "LogitBiasLogitsProcessor", "MinPLogitsProcessor", "--mandatory", "MinPLogitsProcessor"])
     shown = capsys.readouterr().out
-    assert "builtin: MinPLogitsProcessor, mandatory)" in shown
+    assert "MinPLogitsProcessor       builtin, mandatory  " in shown
     assert shown.count("mandatory") == 1
     with pytest.raises(SystemExit):
         main(["processors", "LogitBiasLogitsProcessor", "--mandatory", "MinP"])
@@ -109,10 +190,52 @@ def test_serve_tells_mistakes_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["fastdeploy_lp.entrypoints.openai.api_server", "entrypoints.openai.api_server", "api_server"]
+    "module",
+    [
+        ["fastdeploy_lp.entrypoints.openai.api_server"],
+        ["entrypoints.openai.api_server"],
+        ["api_server"],
+        ["fastdeploy_lp", "serve"],
+    ],
+    ids=" ".join,
 )
-def test_api_server_runs_as_a_module(module: str) -> None:
-    """The second name is the link at the root of the checkout."""
-    done = run(sys.executable, "-m", module, "--help")
+def test_server_runs_as_a_module(module: list[str]) -> None:
+    """The second and the third name are those of a checkout."""
+    done = run(sys.executable, "-m", *module, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "--logits-processors" in done.stdout
+    assert done.stdout == run(COMMAND, "serve", "--help").stdout
+
+
+HERE = """
+from fastdeploy_lp.openai.logits_processor import LogitsProcessor
+
+
+class OfThisFolder(LogitsProcessor):
+    def __init__(self, fd_config):
+        pass
+
+    def update_state(self, share_inputs):
+        pass
+
+    def apply(self, logits):
+        return logits
+"""
+
+
+@pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "fastdeploy_lp"]], ids=["script", "module"])
+def test_processors_of_the_current_folder_are_found(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "of_this_folder.py").write_text(HERE)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def serve(**variables: str) -> str:
+        options = ["serve", "nowhere", "--logits-processors", "of_this_folder:OfThisFolder"]
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment | variables
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+    # The processor is found before the model, which is not.
+    assert serve().startswith("error: 'nowhere': no such model")
+    if sys.version_info >= (3, 11):
+        assert "names the module 'of_this_folder', which cannot be found" in serve(PYTHONSAFEPATH="1")

@@ -26,8 +26,8 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_a_table_tells_of_each_token(capsys: pytest.CaptureFixture[str], model: str) -> None:
-    options = ["--model", model, "--max-num-seqs", "1", "--args", json.dumps(FORCED), "--max-tokens", "2"]
-    lines = explain(capsys, "Hello", *options, "--logits-processors", BIAS).splitlines()
+    options = ["--model", model, "--max-num-seqs", "1", "--logits-processors-args", json.dumps(FORCED)]
+    lines = explain(capsys, "Hello", *options, "--max-tokens", "2", "--logits-processors", BIAS).splitlines()
     assert [line for line in lines if line.startswith("token ")] == [line for line in lines if f"({TOKEN})" in line]
     stages = [line.split()[0] for line in lines if "%" in line]
     assert stages == ["raw", BIAS, "final"] * 2
@@ -50,6 +50,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str], model: str) -> No
     [
         ([], "prompt is needed"),
         (["Hi", "--top-k", "21"], "top_k: must be an integer from 1 to 20, not 21"),
+        (["Hi", "--logits-processors-args", "[]"], "logits_processors_args: must be a JSON object"),
         (["Hi", "--args", "[]"], "logits_processors_args: must be a JSON object"),
         (["Hi", "--temperature", "-1"], "temperature: must be from 0 to 100"),
     ],

@@ -48,7 +48,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> FreshVenv:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory, fresh: FreshVenv) -> Iterator[ServerProcess]:
-    """The five in one chain, found by their entry points."""
+    """All of them in one chain, found by their entry points."""
     model = write_tiny_checkpoint(tmp_path_factory.mktemp("model"))
     environment = fresh.environment(*NAMES)
     with ServerProcess(model=model, own_metrics_port=False, python=fresh.python, env=environment) as running:
@@ -60,7 +60,7 @@ def test_their_own_tests_pass(fresh: FreshVenv, folder: Path) -> None:
         "pytest", "-q", "-W", "error", "--import-mode=importlib", *sorted(p.name for p in folder.iterdir()), cwd=folder
     )
     assert done.returncode == 0, done.stdout
-    assert "20 passed" in done.stdout
+    assert "24 passed" in done.stdout
 
 
 def test_their_checks_are_green(fresh: FreshVenv, folder: Path) -> None:
@@ -69,7 +69,14 @@ def test_their_checks_are_green(fresh: FreshVenv, folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["name"] for each in reports] == list(NAMES)
-    assert [each["dialect"] for each in reports] == ["native", "vllm-v1", "request", "plugin-dict", "torch"]
+    assert [each["dialect"] for each in reports] == [
+        "native",
+        "vllm-mrv2",
+        "vllm-v1",
+        "request",
+        "plugin-dict",
+        "torch",
+    ]
     for each in reports:
         assert {found["outcome"] for found in each["findings"] if found["check"] != "speed"} == {"pass"}
 
@@ -126,7 +133,9 @@ def test_names_that_can_be_are_accepted(name: str) -> None:
 
 
 def test_a_dialect_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="dialect: 'jax' is none of native, vllm-v1, request, plugin, torch"):
+    with pytest.raises(
+        ValueError, match="dialect: 'jax' is none of native, vllm-mrv2, vllm-v1, request, plugin, torch"
+    ):
         ProcessorPackage("boost", "jax")
 
 

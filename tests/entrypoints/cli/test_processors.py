@@ -17,4 +17,4 @@ def test_processors_for_vllm_are_shown_with_the_option_that_a_refusal_advises(
     assert "add --vllm-compat" in capsys.readouterr().err
     with vllm_stand_ins():
         assert main(["--vllm-compat", SPEC]) == 0
-    assert f"DummyLogitsProcessor  (torch, module: {SPEC})" in capsys.readouterr().out
+    assert f"DummyLogitsProcessor  torch {SPEC}  " in capsys.readouterr().out

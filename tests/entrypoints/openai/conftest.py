@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from support.guarded import guarded_server_process
 from support.server import TESTS, ServerProcess
 from support.tiny import write_tiny_checkpoint
+
+from fastdeploy_lp.config.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 
 TEMPLATE = TESTS / "data" / "chatml_tools.jinja"
 
@@ -41,3 +44,15 @@ def scripted(scripted_server: ServerProcess) -> Iterator[openai.Client]:
     """The real OpenAI client on `scripted_server`."""
     with openai.Client(base_url=f"{scripted_server.url}/v1", api_key="EMPTY_API_KEY", max_retries=0) as connected:
         yield connected
+
+
+@pytest.fixture
+def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What `main` does to the process is undone."""
+    for name in (LEVEL_VARIABLE, FORMAT_VARIABLE):
+        monkeypatch.setenv(name, "")
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -46,7 +46,7 @@ def curl(server: ServerProcess, arguments: str) -> subprocess.CompletedProcess[s
         {arguments}
       }}
     }}'"""
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600, check=True)
 
 
 def test_curl_with_a_logit_bias(documented: ServerProcess) -> None:

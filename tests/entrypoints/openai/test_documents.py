@@ -37,18 +37,12 @@ Ask = Callable[[ServerProcess, list[dict[str, Any]], "dict[str, Any] | None"], s
 
 
 @pytest.fixture(scope="module")
-def fqcn_server() -> Iterator[ServerProcess]:
-    """The plugin dict as an entry point, and classes named by their paths."""
-    classes = ["support.documents:DummyLogitsProcessor", "support.documents:ThresholdLogitsProcessor"]
-    with ServerProcess("--logits-processors", *classes, env={"FASTDEPLOY_LP_PLUGINS": "example_plugin"}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def entry_point_server() -> Iterator[ServerProcess]:
-    """A vLLM V1 class as an entry point, and a wrapped request-level processor."""
-    classes = ["support.documents:WrappedPerReqLogitsProcessor"]
-    with ServerProcess("--logits-processors", *classes, env={"FASTDEPLOY_LP_PLUGINS": "my_decoder"}) as running:
+def paddle_server() -> Iterator[ServerProcess]:
+    """A plugin dict and a vLLM V1 class as entry points, and classes named by their paths, one of them wrapped."""
+    names = ["DummyLogitsProcessor", "ThresholdLogitsProcessor", "WrappedPerReqLogitsProcessor"]
+    classes = [f"support.documents:{name}" for name in names]
+    plugins = {"FASTDEPLOY_LP_PLUGINS": "example_plugin,my_decoder"}
+    with ServerProcess("--logits-processors", *classes, env=plugins) as running:
         yield running
 
 
@@ -116,30 +110,30 @@ def plugin_curl(server: ServerProcess, parameters: dict[str, Any]) -> dict[str, 
     return answer
 
 
-def test_the_plugin_multiplies_the_chosen_tokens_logit(fqcn_server: ServerProcess) -> None:
+def test_the_plugin_multiplies_the_chosen_tokens_logit(paddle_server: ServerProcess) -> None:
     """A hundred times a positive logit is the highest one."""
-    answer = plugin_curl(fqcn_server, {"token_id": POSITIVE_TOKEN})
+    answer = plugin_curl(paddle_server, {"token_id": POSITIVE_TOKEN})
     assert answer["choices"][0]["text"] == decode(POSITIVE_TOKEN)
     assert answer["usage"]["completion_tokens"] == 1
 
 
-def test_the_plugin_leaves_the_greedy_answer_when_the_token_can_not_win(fqcn_server: ServerProcess) -> None:
+def test_the_plugin_leaves_the_greedy_answer_when_the_token_can_not_win(paddle_server: ServerProcess) -> None:
     """A hundred times a negative logit is lower still."""
-    answer = plugin_curl(fqcn_server, {"token_id": NEGATIVE_TOKEN})
+    answer = plugin_curl(paddle_server, {"token_id": NEGATIVE_TOKEN})
     assert answer["choices"][0]["text"] == decode(GREEDY_TOKEN)
 
 
-def test_without_the_field_the_plugin_does_nothing(fqcn_server: ServerProcess, server: ServerProcess) -> None:
-    plain = completed(fqcn_server, max_tokens=TOKENS)
+def test_without_the_field_the_plugin_does_nothing(paddle_server: ServerProcess, server: ServerProcess) -> None:
+    plain = completed(paddle_server, max_tokens=TOKENS)
     assert plain == completed(server, max_tokens=TOKENS)
     assert plain.startswith(decode(GREEDY_TOKEN))
 
 
-def test_every_request_has_a_plugin_instance_of_its_own(fqcn_server: ServerProcess) -> None:
+def test_every_request_has_a_plugin_instance_of_its_own(paddle_server: ServerProcess) -> None:
     tokens = [POSITIVE_TOKEN, NEGATIVE_TOKEN, None, 42] * 2
     chosen = [{} if t is None else {"logits_processors": {"example_plugin": {"token_id": t}}} for t in tokens]
     with ThreadPoolExecutor(len(tokens)) as pool:
-        texts = list(pool.map(lambda fields: completed(fqcn_server, **fields), chosen))
+        texts = list(pool.map(lambda fields: completed(paddle_server, **fields), chosen))
     assert texts == [decode(t) for t in (POSITIVE_TOKEN, GREEDY_TOKEN, GREEDY_TOKEN, 42) * 2]
 
 
@@ -157,19 +151,19 @@ def test_every_request_has_a_plugin_instance_of_its_own(fqcn_server: ServerProce
     ],
 )
 def test_wrong_parameters_of_a_plugin_are_refused_with_their_path(
-    fqcn_server: ServerProcess, chosen: Any, param: str
+    paddle_server: ServerProcess, chosen: Any, param: str
 ) -> None:
-    error = refused(complete(fqcn_server, logits_processors=chosen))
+    error = refused(complete(paddle_server, logits_processors=chosen))
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
 
 
-def test_a_token_that_does_not_exist_refuses_the_request_with_the_plugins_name(fqcn_server: ServerProcess) -> None:
+def test_a_token_that_does_not_exist_refuses_the_request_with_the_plugins_name(paddle_server: ServerProcess) -> None:
     """The plugin's parameters know nothing of the vocabulary, but a call of it does."""
-    answer = complete(fqcn_server, logits_processors={"example_plugin": {"token_id": 10**6}})
+    answer = complete(paddle_server, logits_processors={"example_plugin": {"token_id": 10**6}})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "logits_processors.example_plugin"
-    assert completed(fqcn_server) == decode(GREEDY_TOKEN)
+    assert completed(paddle_server) == decode(GREEDY_TOKEN)
 
 
 # vLLM's interface: {"vllm_xargs": {"target_token": N}}, in the documents' four ways
@@ -207,12 +201,7 @@ def check_in_one_batch(server: ServerProcess, cases: list[Case], ask: Ask, argum
     assert texts == [decode(*tokens) for tokens in expected_tokens(cases)]
 
 
-LOADED = [
-    ("fqcn_server", "target_token"),
-    ("entry_point_server", "decoder_token"),
-    ("entry_point_server", "target_token"),
-    ("torch_server", "target_token"),
-]
+LOADED = [("paddle_server", "target_token"), ("paddle_server", "decoder_token"), ("torch_server", "target_token")]
 
 
 @pytest.mark.parametrize("ask", [ask_rest, ask_sdk])
@@ -224,8 +213,10 @@ def test_only_requests_with_the_argument_get_nothing_but_the_target(
 
 
 @pytest.mark.parametrize("name", ["DummyLogitsProcessor", "WrappedPerReqLogitsProcessor"])
-def test_each_printed_torch_class_works_alone(torch_server: ServerProcess, name: str) -> None:
-    text = completed(torch_server, logits_processors={name: {"target_token": TARGET}}, max_tokens=TOKENS)
+@pytest.mark.parametrize("fixture", ["paddle_server", "torch_server"])
+def test_each_printed_class_works_alone(fixture: str, name: str, request: pytest.FixtureRequest) -> None:
+    named = {name: {"target_token": TARGET}}
+    text = completed(request.getfixturevalue(fixture), logits_processors=named, max_tokens=TOKENS)
     assert text == decode(*[TARGET] * TOKENS)
 
 
@@ -258,9 +249,9 @@ def test_async_llm_takes_a_class_object_and_extra_args(golden_cases: list[Case])
     assert asyncio.run(answer_all()) == expected_tokens(golden_cases)
 
 
-def test_a_target_token_of_the_wrong_type_is_refused_by_validate_params(fqcn_server: ServerProcess) -> None:
+def test_a_target_token_of_the_wrong_type_is_refused_by_validate_params(paddle_server: ServerProcess) -> None:
     with (
-        openai.Client(base_url=f"{fqcn_server.url}/v1", api_key="EMPTY", max_retries=0) as client,
+        openai.Client(base_url=f"{paddle_server.url}/v1", api_key="EMPTY", max_retries=0) as client,
         pytest.raises(openai.BadRequestError, match="target_token value many is not int") as caught,
     ):
         client.chat.completions.create(
@@ -273,20 +264,20 @@ def test_a_target_token_of_the_wrong_type_is_refused_by_validate_params(fqcn_ser
 
 
 def test_a_wrapped_processor_that_returns_none_leaves_the_request_alone(
-    entry_point_server: ServerProcess, golden_cases: list[Case]
+    paddle_server: ServerProcess, server: ServerProcess
 ) -> None:
     """The document's adapter only warns of a target that is no number."""
-    case = golden_cases[0]
-    plain = decode(*case["output_ids"][:TOKENS])
-    assert ask_rest(entry_point_server, case["messages"], {"target_token": "many"}) == plain
-    assert "target_token value many is not int" in entry_point_server.log
+    named = {"WrappedPerReqLogitsProcessor": {"target_token": "many"}}
+    plain = completed(server, max_tokens=TOKENS)
+    assert completed(paddle_server, logits_processors=named, max_tokens=TOKENS) == plain
+    assert "target_token value many is not int" in paddle_server.log
 
 
 def test_entry_points_load_by_themselves_before_the_declared_ones(
-    fqcn_server: ServerProcess, entry_point_server: ServerProcess, server: ServerProcess
+    paddle_server: ServerProcess, server: ServerProcess
 ) -> None:
-    assert names_of(fqcn_server) == ["example_plugin", "DummyLogitsProcessor", "ThresholdLogitsProcessor"]
-    assert names_of(entry_point_server) == ["my_decoder", "WrappedPerReqLogitsProcessor"]
+    loaded, declared = ["example_plugin", "my_decoder"], ["Dummy", "Threshold", "WrappedPerReq"]
+    assert names_of(paddle_server) == [*loaded, *(f"{name}LogitsProcessor" for name in declared)]
     assert names_of(server) == ["LogitBiasLogitsProcessor", "YourLogitsProcessor"]
 
 
@@ -312,12 +303,12 @@ def test_a_request_that_names_no_processor_is_left_alone_by_a_global_one(
     assert sampled(torch_server, 0.8, logits_processors=named) == sampled(server, 1.6)
 
 
-def test_state_of_a_request_comes_from_its_extra_args(fqcn_server: ServerProcess, server: ServerProcess) -> None:
+def test_state_of_a_request_comes_from_its_extra_args(paddle_server: ServerProcess, server: ServerProcess) -> None:
     """At a threshold of 1 only the most likely token is left, at 0 every one, whatever a neighbour asks for."""
     thresholds = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     with ThreadPoolExecutor(len(thresholds)) as pool:
         chosen = [{"vllm_xargs": {"my_threshold": threshold}} for threshold in thresholds]
-        texts = list(pool.map(lambda fields: sampled(fqcn_server, 1.0, **fields), chosen))
+        texts = list(pool.map(lambda fields: sampled(paddle_server, 1.0, **fields), chosen))
     greedy, drawn = completed(server, max_tokens=16), sampled(server, 1.0)
     assert greedy != drawn
     assert texts == [greedy if threshold else drawn for threshold in thresholds]

@@ -1,6 +1,6 @@
 """Outputs that have a form, from the real model over HTTP.
 
-30 JSON Schemas by default; FASTDEPLOY_LP_GUIDED_SCHEMAS asks for more.
+16 JSON Schemas by default; FASTDEPLOY_LP_GUIDED_SCHEMAS asks for more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.grammars import ambiguous
 from support.json_schemas import random_schema
 from support.server import ServerProcess
 
-SCHEMAS = int(os.environ.get("FASTDEPLOY_LP_GUIDED_SCHEMAS", "30"))
+SCHEMAS = int(os.environ.get("FASTDEPLOY_LP_GUIDED_SCHEMAS", "16"))
 AT_ONCE = 16
 ASK = [{"role": "user", "content": "Make up a short record, as JSON."}]
 # Raised in every other request, by more than the model's logits differ; forbidden nearly everywhere.

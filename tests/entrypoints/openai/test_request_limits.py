@@ -43,7 +43,7 @@ from fastdeploy_lp.request.limits import (
     REQUEST_TEMPLATE_SECONDS,
 )
 
-SECONDS = 120.0
+SECONDS = 600.0
 ASK: dict[str, Any] = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 TOOL = {"type": "function", "function": {"name": "f"}}

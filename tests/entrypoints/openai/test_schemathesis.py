@@ -37,6 +37,14 @@ CHECKS = [
 OPERATIONS = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "GET /v1/responses/{response_id}/input_items",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v1/score",
@@ -58,7 +66,7 @@ OPERATIONS = {
     "GET /metrics",
 }
 # A call without a body cannot be varied much; those with one get what is left of the number.
-WITH_BODY = 7
+WITH_BODY = 11
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

@@ -17,7 +17,7 @@ from support.chat import metric, opened_stream, post, wait_for_running, wait_for
 from support.server import ServerProcess, process_exists, wait_until
 from support.supervised import LONG, kill_worker, supervised_server, wait_for_new_worker
 
-TOLD_SECONDS = 2.0
+TOLD_SECONDS = 20.0
 ENDED_SECONDS = 20.0
 
 

@@ -22,6 +22,7 @@ SLOTS = 4
 STEP_TIMEOUT = 2.0
 SEEDED: dict[str, Any] = {"messages": HELLO, "max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 11}
 TOLD: dict[str, Any] = {**SEEDED, "max_tokens": 2500, "seed": 12}
+BESIDE: dict[str, Any] = {**SEEDED, "max_tokens": 600, "seed": 13}
 SHORT: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
 
 
@@ -65,7 +66,7 @@ def seen(server: ServerProcess) -> Seen:
             wait_for_running(server, SLOTS)
             waiting = pool.submit(post, server, SEEDED)
             fresh = pool.submit(read_stream, server, SEEDED)
-            vector = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=embedding, timeout=120)
+            vector = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=embedding, timeout=600)
             wait_until(lambda: metric(server, "num_requests_waiting") == 3, 30)
             old = kill_worker(server)
             wait_until(lambda: health(server.url) == 503, 30)
@@ -76,8 +77,8 @@ def seen(server: ServerProcess) -> Seen:
             later = pool.submit(post, server, SHORT)
             stream = chunks(streams[0])
         wait_for_new_worker(server, old)
-        answers = [each.result(120) for each in (plain, waiting, vector, later)]
-        return Seen(calm, calm_stream, *answers, stream, fresh.result(120), states)
+        answers = [each.result(600) for each in (plain, waiting, vector, later)]
+        return Seen(calm, calm_stream, *answers, stream, fresh.result(600), states)
 
 
 def read_stream(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -135,26 +136,30 @@ def test_nothing_is_left_of_the_old_worker(seen: Seen, server: ServerProcess) ->
     assert "Traceback" not in server.log
 
 
+@pytest.fixture(scope="module")
+def calm_beside(server: ServerProcess) -> str:
+    """What `BESIDE` is answered with while nothing happens."""
+    return content_of(post(server, BESIDE).json())
+
+
 @pytest.mark.parametrize(
     ("deadly", "word"), [("segfault", "SIGSEGV"), ("exit", "status 7"), ("hang", "step_timeout"), ("kill", "SIGKILL")]
 )
 def test_a_processor_that_ends_the_worker_is_named_and_out_of_service(
-    server: ServerProcess, deadly: str, word: str
+    server: ServerProcess, calm_beside: str, deadly: str, word: str
 ) -> None:
     """Its requests end, never run again, and everybody else's have the answers they would have had."""
     restarts = metric(server, "worker_restarts_total")
-    others = {**SEEDED, "seed": 13}
-    calm = content_of(post(server, others).json())
     poison = {**SHORT, "logits_processors_args": {"deadly": deadly, "deadly_at": 2}}
     with ThreadPoolExecutor(8) as pool:
-        bystanders = [pool.submit(post, server, others) for _ in range(2)]
-        streamed = pool.submit(read_stream, server, others)
+        bystanders = [pool.submit(post, server, BESIDE) for _ in range(2)]
+        streamed = pool.submit(read_stream, server, BESIDE)
         wait_for_running(server, 3)
         error = check_error(post(server, poison), 500)
         assert "logits processor Deadly ended the worker" in error["message"]
         assert word in error["message"]
-        assert [content_of(each.result(120).json()) for each in bystanders] == [calm] * 2
-        assert text_of(streamed.result(120)) == calm
+        assert [content_of(each.result(600).json()) for each in bystanders] == [calm_beside] * 2
+        assert text_of(streamed.result(600)) == calm_beside
     assert cards(server)["Deadly"]["state"] == "quarantined"
     assert check_error(post(server, poison), 503)["code"] == "logits_processor_quarantined"
     wait_until(lambda: metric(server, "worker_restarts_total") == restarts + 1, 60)
@@ -182,17 +187,16 @@ def test_those_who_waited_behind_a_deadly_request_have_their_answers(server: Ser
         deadly = pool.submit(post, server, poison)
         wait_until(lambda: health(server.url) == 503, 60)
         behind = [pool.submit(post, server, body) for _ in range(3)]
-        assert "status 7" in check_error(deadly.result(120), 500)["message"]
-        assert [content_of(each.result(120).json()) for each in behind] == [calm] * 3
+        assert "status 7" in check_error(deadly.result(600), 500)["message"]
+        assert [content_of(each.result(600).json()) for each in behind] == [calm] * 3
     httpx.post(f"{server.url}/v1/logits_processors/Deadly/reset")
 
 
-def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
-    calm = text_of(read_stream(server, TOLD))
+def test_a_worker_that_is_stopped_is_ended_and_replaced(server: ServerProcess, seen: Seen) -> None:
     with opened_stream(server, TOLD) as payloads:
         wait_for_text(payloads)
         old = kill_worker(server, signal.SIGSTOP)
-        assert calm.endswith(text_of(chunks(payloads)))
+        assert seen.calm_stream.endswith(text_of(chunks(payloads)))
     assert "hung" in server.log
     wait_for_new_worker(server, old)
     assert not process_exists(old)
@@ -233,7 +237,7 @@ def test_requests_of_clients_that_left_do_not_run_again(server: ServerProcess) -
         hurried = pool.submit(post, server, {**LONG, "timeout": 1.0})
         wait_for_running(server, 1)
         old = kill_worker(server)
-        assert hurried.result(120).status_code == 408
+        assert hurried.result(600).status_code == 408
     wait_for_new_worker(server, old)
     wait_for_running(server, 0)
 

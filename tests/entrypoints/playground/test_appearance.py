@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from support.browser import NARROW, WIDE, Page
@@ -28,7 +29,7 @@ def overflow(page: Page) -> int:
 
 
 def fill(page: Page) -> None:
-    """Everything that the page can show: open forms, an error, two answers, a token, bars."""
+    """Everything that the page can show: open forms, an error, answers of two runs, a token, bars."""
     for spec in CHAIN:
         unfold(page, spec.rpartition(":")[2])
     for panel in page.all("details.panel:not([open]) > summary"):
@@ -38,7 +39,11 @@ def fill(page: Page) -> None:
     settle(page, "max_tokens", "12")
     ask(page)
     answered(page, 2)
+    page.button("Run again").click()
+    answered(page, 4)
+    page.find(".earlier > summary").click()
     page.find(CHIP).click()
+    ActionChains(page.driver).move_to_element(page.find(".inspector .term")).perform()
     set_argument(page, "TakesEverything", "ratio", "7")
     page.find("#send").click()
 
@@ -129,13 +134,12 @@ def test_a_keyboard_is_enough(page: Page) -> None:
         return page.tab_to(lambda each: each.get_attribute(attribute) == value)
 
     assert page.focused.get_attribute("id") == "message"
-    has("aria-label", f"Move {name}")
-    page.keys(Keys.ARROW_UP)
-    page.tab_to(lambda each: "disclosure" in str(each.get_attribute("class")))
-    page.keys(Keys.ENTER)
+    has("id", "chain-filter")
+    page.keys("forced")
     has("aria-label", f"Use {name}")
     page.keys(Keys.SPACE)
     assert page.find(f"{card(name)} [role=switch]").is_selected()
+    assert page.focused.get_attribute("aria-label") == f"Use {name}"
     page.tab_to(lambda each: each.tag_name == "textarea")
     page.keys("the quick")
     page.driver.execute_script("arguments[0].focus()", page.find("#theme"))

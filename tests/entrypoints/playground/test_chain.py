@@ -12,8 +12,6 @@ from support.browser import Page
 from support.playground import (
     CHAIN,
     KEPT,
-    KEY,
-    ROOT_PATH,
     TRIED,
     answered,
     ask,
@@ -22,9 +20,9 @@ from support.playground import (
     errors,
     next_request,
     order,
-    ready,
     set_argument,
     unfold,
+    unlock,
 )
 from support.server import ServerProcess
 
@@ -156,11 +154,7 @@ def test_a_processor_in_shadow_is_counted_and_changes_nothing(page: Page, served
 
 
 def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked: ServerProcess) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     label = "Shadow: count what it would change"
     within = unfold(page, TRIED)
     box = page.field(label, within)
@@ -178,11 +172,7 @@ def test_a_processor_that_the_server_keeps_in_shadow_says_so(blank: Page, locked
 def test_a_mandatory_processor_is_neither_left_out_nor_moved_nor_put_into_shadow(
     blank: Page, locked: ServerProcess
 ) -> None:
-    page = blank.open(f"{locked.url}{ROOT_PATH}/playground")
-    page.until(lambda: errors(page))
-    page.keys(KEY)
-    page.button("Use").click()
-    ready(page)
+    page = unlock(blank, locked.url)
     within = unfold(page, KEPT)
     switch = page.find(f"{within} [role=switch]")
     assert switch.is_selected()
@@ -194,6 +184,8 @@ def test_a_mandatory_processor_is_neither_left_out_nor_moved_nor_put_into_shadow
     # It runs without being named.
     assert entries(page) == []
     # Nothing passes it.
+    for name in (CHAIN[0], TRIED):
+        page.find(f"{card(name)} [role=switch]").click()
     assert not page.button(f"Move {TRIED} down", unfold(page, TRIED)).is_enabled()
     assert page.button(f"Move {TRIED} up", card(TRIED)).is_enabled()
 
@@ -205,7 +197,7 @@ def test_dragging_a_handle_changes_the_order_of_the_request(page: Page) -> None:
     assert [entry["name"] for entry in entries(page)] == [EVERYTHING, "TakesAnything"]
     for name in (EVERYTHING, "TakesAnything"):
         page.find(f"{card(name)} .disclosure").click()
-    first, last = (page.find(f"{card(name)} .handle") for name in (NAMES[0], "TakesAnything"))
+    first, last = (page.find(f"{card(name)} .handle") for name in (EVERYTHING, "TakesAnything"))
     drag = ActionChains(page.driver).move_to_element(last).click_and_hold().move_by_offset(0, -30)
     drag.move_to_element_with_offset(first, 0, -8).release().perform()
     page.until(lambda: order(page)[0] == "TakesAnything", "it was not moved")
@@ -215,17 +207,20 @@ def test_dragging_a_handle_changes_the_order_of_the_request(page: Page) -> None:
     ask(page)
     answered(page)
     page.find(".answer .chip").click()
-    stages = [each.text for each in page.all(".stage h5")]
+    stages = [each.text for each in page.all(".stage h3")]
     assert stages[1:3] == ["TakesAnything", EVERYTHING]
 
 
 def test_arrow_keys_and_buttons_change_the_order_and_say_so(page: Page) -> None:
+    for name in NAMES[:2]:
+        page.find(f"{card(name)} [role=switch]").click()
+        page.find(f"{card(name)} .disclosure").click()
     handle = page.find(f"{card(NAMES[1])} .handle")
     handle.send_keys(Keys.ARROW_UP)
     assert order(page)[:2] == [NAMES[1], NAMES[0]]
     assert page.focused == handle
     said = page.driver.execute_script("return document.getElementById('announcer').textContent")
-    assert said == f"{NAMES[1]} is now number 1 of {len(NAMES)}"
+    assert said == f"{NAMES[1]} is now number 1 of 2"
     handle.send_keys(Keys.ARROW_UP)
     handle.send_keys(Keys.ARROW_DOWN)
     assert order(page) == NAMES
@@ -236,3 +231,52 @@ def test_arrow_keys_and_buttons_change_the_order_and_say_so(page: Page) -> None:
     assert order(page) == NAMES
     assert not up.is_enabled()
     assert page.focused == page.button(f"Move {NAMES[0]} down", card(NAMES[0]))
+
+
+def test_active_processors_come_first_and_the_others_in_the_servers_order(page: Page) -> None:
+    last, second = NAMES[-1], NAMES[1]
+    assert not any(each.is_displayed() for each in page.all(".processor .handle"))
+    page.find(f"{card(last)} [role=switch]").click()
+    assert order(page) == [last, *NAMES[:-1]]
+    assert page.focused == page.find(f"{card(last)} [role=switch]")
+    page.find(f"{card(second)} [role=switch]").click()
+    others = [name for name in NAMES if name not in (second, last)]
+    assert order(page) == [second, last, *others]
+    assert [each.text for each in page.all(".processor .place") if each.is_displayed()] == ["1", "2"]
+    page.find(f"{card(last)} [role=switch]").click()
+    assert order(page) == [second, *(name for name in NAMES if name != second)]
+
+
+def test_typing_an_argument_keeps_the_field_when_its_card_moves(page: Page) -> None:
+    set_argument(page, "RaisesOnBoom", "boom", "40")
+    assert order(page)[0] == "RaisesOnBoom"
+    field = page.field("boom", card("RaisesOnBoom"))
+    assert page.focused == field
+    assert field.get_property("value") == "40"
+    assert field.is_displayed()
+
+
+def test_a_filter_finds_processors_by_name_argument_and_purpose(page: Page) -> None:
+    def shown() -> list[str]:
+        found = [each for each in page.all(".processor") if each.is_displayed()]
+        return [str(each.get_attribute("data-name")) for each in found]
+
+    page.find(f"{card('TakesAnything')} [role=switch]").click()
+    for text, wanted in {
+        "forced": ["ForcedSequenceLogitsProcessor"],
+        "logit_bias": ["LogitBiasLogitsProcessor"],
+        "WORDS model": ["ForcedSequenceLogitsProcessor"],
+        "nothing like it": [],
+    }.items():
+        page.type(page.find("#chain-filter"), text)
+        # An active one is part of the request, so it stays in sight.
+        assert shown() == ["TakesAnything", *wanted]
+        assert page.find(".chain-filter [role=status]").text == f"1 active, {len(wanted)} of 5 others match"
+    page.keys(Keys.ESCAPE)
+    assert sorted(shown()) == sorted(NAMES)
+    assert page.find(".chain-filter [role=status]").text == "1 active, 5 others"
+
+
+def test_few_processors_need_no_filter(blank: Page, locked: ServerProcess) -> None:
+    page = unlock(blank, locked.url)
+    assert not page.driver.find_element("id", "chain-filter").is_displayed()

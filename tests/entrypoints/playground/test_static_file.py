@@ -92,6 +92,14 @@ def test_pages_need_no_key_and_the_api_still_does(locked: ServerProcess) -> None
             assert httpx.get(f"{locked.url}{root}{path}").status_code == 401, path
 
 
+def test_the_root_leads_to_the_page_without_a_key_and_below_a_proxys_path(
+    served: ServerProcess, locked: ServerProcess
+) -> None:
+    for server, location in ((served, "/playground"), (locked, f"{ROOT_PATH}/playground")):
+        answer = httpx.get(f"{server.url}/")
+        assert (answer.status_code, answer.headers["location"]) == (307, location)
+
+
 def test_without_the_option_there_is_no_playground(strict_server: ServerProcess) -> None:
     answer = httpx.get(f"{strict_server.url}/playground")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

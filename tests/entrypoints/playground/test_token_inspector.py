@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
 import pytest
 from selenium.webdriver.common.keys import Keys
-from support.browser import Page
-from support.playground import CHIP, answered, ask, next_request, set_argument, settle
+from support.browser import NARROW, WIDE, Page
+from support.playground import CHIP, answered, ask, next_request, ready, set_argument, settle
 from support.server import ServerProcess
 
 WORDS = "the quick"
+BOX = "return arguments[0].getBoundingClientRect().toJSON()"
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def trace_of_the_last_request(page: Page, served: ServerProcess) -> list[dict[st
 def test_bars_show_what_the_trace_says(opened: Page, served: ServerProcess) -> None:
     trace = trace_of_the_last_request(opened, served)
     assert len(opened.all(CHIP)) == len(trace)
-    titles = [each.text for each in opened.all(".stage h5")]
+    titles = [each.text for each in opened.all(".stage h3")]
     assert titles == ["The model", "ForcedSequenceLogitsProcessor", "The draw"]
     for column, stage in zip(opened.all(".stage"), trace[0]["stages"], strict=True):
         shares = [each.text for each in column.find_elements("css selector", ".bar-share")]
@@ -57,6 +59,8 @@ def test_colours_and_marks_follow_the_chain(opened: Page, served: ServerProcess)
         level = sum(moved >= bound for bound in (0.01, 0.1, 0.3, 0.6))
         classes = str(chip.get_attribute("class")).split()
         assert f"change-{level}" in classes
+        confidence = token["stages"][0]["sampled"]["probability"]
+        assert f"confidence-{sum(confidence >= bound for bound in (0.2, 0.5, 0.9))}" in classes
         flipped = any(stage["flipped"] for stage in token["stages"] if stage["kind"] == "processor")
         assert ("flipped" in classes) == flipped
     assert "change-4" in str(opened.find(CHIP).get_attribute("class"))
@@ -78,7 +82,7 @@ def test_the_table_has_the_same_numbers(opened: Page, served: ServerProcess) -> 
 def test_keys_and_buttons_lead_from_token_to_token(opened: Page) -> None:
     assert "number 1 of 8" in opened.find(".inspector").text
     assert not opened.button("Token before").is_enabled()
-    opened.button("Token behind").click()
+    opened.button("Token after").click()
     assert "number 2 of 8" in opened.find(".inspector").text
     opened.keys(Keys.ESCAPE)
     assert opened.all(".inspector") == []
@@ -106,9 +110,8 @@ def test_a_token_is_banned_with_one_press_and_gone_in_the_next_answer(page: Page
     (entry,) = next_request(page)["logits_processors"]
     assert (entry["name"], list(entry["params"]["logit_bias"].values())) == ("LogitBiasLogitsProcessor", [-100])
     page.button("Run again").click()
-    page.until(lambda: page.find(CHIP).get_attribute("aria-label") != token, "the answer is still the old one")
-    answered(page)
-    label = str(page.find(CHIP).get_attribute("aria-label"))
+    answered(page, 2)
+    label = str(page.find(".answer:not(.former) .chip").get_attribute("aria-label"))
     assert "flipped by the chain" in label
     assert label.split(", moved")[0] != token.split(", moved")[0]
 
@@ -130,3 +133,56 @@ def test_markup_in_an_answer_is_text(page: Page, traced: bool) -> None:
         page.button("As a table").click()
         assert page.all(".inspector img, .inspector b") == []
     assert page.driver.execute_script("return window.hit") is None
+
+
+def test_tokens_look_like_buttons_before_the_first_click(page: Page) -> None:
+    settle(page, "max_tokens", "12")
+    ask(page)
+    answered(page)
+    style = "const ink = arguments[0].querySelector('.ink'); return getComputedStyle(ink).backgroundColor"
+    tones = [page.driver.execute_script(style, chip) for chip in page.all(CHIP)]
+    assert "rgba(0, 0, 0, 0)" not in tones
+    assert "confidence" in str(page.find(CHIP).get_attribute("aria-label"))
+    assert page.driver.execute_script("return getComputedStyle(arguments[0]).cursor", page.find(CHIP)) == "pointer"
+
+
+def test_a_darker_token_was_less_certain(page: Page, served: ServerProcess) -> None:
+    script = """
+        const [root, done] = arguments;
+        import(root + "/trace.js").then(({ confidenceLevelOf }) =>
+            done([0, 0.19, 0.2, 0.5, 0.89, 0.9, 1].map(confidenceLevelOf)), (error) => done(String(error)));
+    """
+    levels = page.driver.execute_async_script(script, f"{served.url}/playground")
+    assert levels == [0, 0, 1, 2, 2, 3, 3]
+
+    def brightness(level: int) -> int:
+        colour = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+        found = page.driver.execute_script(colour, f".sample.confidence-{level}")
+        return sum(map(int, re.findall(r"\d+", found)[:3]))
+
+    assert brightness(0) < brightness(1) < brightness(2) < brightness(3)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_the_bars_are_in_sight_with_their_token_however_long_the_answer_is(
+    blank: Page, served: ServerProcess, size: tuple[int, int]
+) -> None:
+    page = ready(blank.open(f"{served.url}/playground", size))
+    if size == NARROW:
+        page.find("#sampling-panel summary").click()
+    set_argument(page, "TakesEverything", "ratio", "0.5")
+    settle(page, "max_tokens", "700")
+    ask(page)
+    answered(page)
+    for place in (2, 350, 690):
+        chip = page.all(CHIP)[place]
+        page.driver.execute_script("arguments[0].scrollIntoView({ block: 'center' }); arguments[0].click()", chip)
+        inspector = page.find(".inspector")
+        assert f"number {place + 1} of" in inspector.text
+        boxes = [page.driver.execute_script(BOX, each) for each in (inspector, chip)]
+        for box in boxes:
+            assert box["top"] >= 0
+            assert box["bottom"] <= size[1]
+        bars, token = boxes
+        # Neither covers the other: beside it if the window is wide, below it otherwise.
+        assert bars["left"] >= token["right"] if size == WIDE else bars["top"] >= token["bottom"]

@@ -15,6 +15,7 @@ import pytest
 from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.entrypoints.replay.backends import ServerReplay
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
+from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 REQUEST = LoggedRequest(0.0, "r", "e", [1], SamplingParams(seed=1, max_tokens=1), [])
@@ -57,7 +58,7 @@ def answering(answer: Any, together: int = 1) -> Iterator[str]:
 @pytest.mark.parametrize("answer", [{}, {"choices": [{"index": 0, "text": "a"}]}, [], {"choices": None}])
 def test_an_answer_without_token_ids_is_told(answer: Any) -> None:
     with answering(answer) as url, pytest.raises(ReplayError, match="gives no token ids"):
-        asyncio.run(ServerReplay(url, None, 1).outputs(REQUEST))
+        asyncio.run(ServerReplay(ServerAddress(url), None, 1).outputs(REQUEST))
 
 
 def test_as_many_requests_are_in_flight_as_are_asked_for() -> None:
@@ -65,7 +66,7 @@ def test_as_many_requests_are_in_flight_as_are_asked_for() -> None:
     many = 40
 
     async def run(url: str) -> list[list[LoggedOutput]]:
-        backend = ServerReplay(url, None, many)
+        backend = ServerReplay(ServerAddress(url), None, many)
         return await asyncio.gather(*(backend.outputs(REQUEST) for _ in range(many)))
 
     with answering({"choices": [CHOICE]}, together=many) as url:

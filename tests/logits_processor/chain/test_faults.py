@@ -15,7 +15,7 @@ import pytest
 import support.faulty as faulty
 from paddle import Tensor
 from support.faulty import FAULT_STEP, PLUGIN, Fault
-from support.faulty_torch import PROMPT_LEN, HuggingFace, torch_vllm_class
+from support.faulty_torch import PROMPT_LEN, HuggingFace, torch_vllm_classes
 from support.outcomes import NUM_REQUESTS, Outcome, engine_with, naming, run
 from support.sequences import request
 from support.stand_ins import vllm_stand_ins
@@ -24,7 +24,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import ChainAbortedError, LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest
 
-BATCH_LEVEL = ("Native", "Vllm", "TorchVllm")
+BATCH_LEVEL = ("Native", "Vllm", "Mrv2", "TorchVllm", "TorchMrv2")
 ROW_LEVEL = ("Request", "Plugin", "HuggingFace")
 VICTIM, FELLOW = "r13", "r20"
 MAX_TOKENS = 4
@@ -64,8 +64,8 @@ def undisturbed() -> Outcome:
 def dialect(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
     """The name of a failing processor, and the thing itself."""
     found = {**vars(faulty), "Plugin": PLUGIN, "HuggingFace": HuggingFace}
-    with vllm_stand_ins() if request.param == "TorchVllm" else nullcontext():
-        yield request.param, torch_vllm_class() if request.param == "TorchVllm" else found[request.param]
+    with vllm_stand_ins() if request.param in ("TorchVllm", "TorchMrv2") else nullcontext():
+        yield request.param, found[request.param] if request.param in found else torch_vllm_classes()[request.param]
 
 
 def renamed(made: AddRequest, request_id: str) -> AddRequest:

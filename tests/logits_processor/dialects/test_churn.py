@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import support.hash_bias as hash_bias
-from support.hash_bias import PLUGIN, Native, RequestThree, RequestTwo, Vllm, reference
-from support.hash_bias_torch import HuggingFace, torch_vllm_classes
+from support.hash_bias import PLUGIN, Mrv2, Native, RequestThree, RequestTwo, Vllm, reference
+from support.hash_bias_torch import HuggingFace, torch_slot_keyed_classes, torch_vllm_classes
 from support.installed_vllm import Adapted, RowState, installed_vllm
 from support.recording import After, Before, forget
 from support.sequences import Ran, request
@@ -28,12 +28,13 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 SLOTS = 5
 NUM_REQUESTS = 30
 BY_NAME_ONLY = ("Plugin", "HuggingFace")
+TORCH = ["V1 in place", "V1 copies", "slot-keyed in place", "slot-keyed copies"]
 
 
 @pytest.fixture
 def torch_classes() -> Iterator[list[type]]:
     with vllm_stand_ins():
-        yield torch_vllm_classes()
+        yield [*torch_vllm_classes(), *torch_slot_keyed_classes()]
 
 
 def chain_of(classes: Sequence[type]) -> tuple[LogitsProcessorChain, list[str], Any]:
@@ -106,12 +107,12 @@ def check_churn(classes: Sequence[type], seed: int) -> EngineCore:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("cls", [Native, Vllm, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace])
+@pytest.mark.parametrize("cls", [Native, Vllm, Mrv2, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace])
 def test_every_row_is_the_references(cls: type, seed: int) -> None:
     check_churn([cls], seed)
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["in place", "copies"])
+@pytest.mark.parametrize("which", range(4), ids=TORCH)
 def test_every_row_of_a_torch_processor_for_vllm_is_the_references(torch_classes: list[type], which: int) -> None:
     check_churn([torch_classes[which]], seed=2)
 
@@ -125,7 +126,7 @@ def test_every_row_is_the_references_where_vllm_has_classes_of_its_own(cls: type
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_all_dialects_stand_in_one_chain(torch_classes: list[type], seed: int) -> None:
-    classes = [Vllm, HuggingFace, *torch_classes, Native, hash_bias.Plugin, RequestThree, RequestTwo]
+    classes = [Vllm, Mrv2, HuggingFace, *torch_classes, Native, hash_bias.Plugin, RequestThree, RequestTwo]
     random.Random(seed).shuffle(classes)
     engine = check_churn(classes, seed)
     stats = engine.runner.chain.stats

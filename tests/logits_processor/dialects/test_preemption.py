@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import support.hash_bias as hash_bias
-from support.hash_bias import Native, RequestThree, RequestTwo, Vllm
-from support.hash_bias_torch import HuggingFace, torch_vllm_classes
+from support.hash_bias import Mrv2, Native, RequestThree, RequestTwo, Vllm
+from support.hash_bias_torch import HuggingFace, torch_slot_keyed_classes, torch_vllm_classes
 from support.sequences import Ran, request, run_to_end
 from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
@@ -19,7 +19,8 @@ from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
 
-DIALECTS = [Native, Vllm, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace]
+DIALECTS = [Native, Vllm, Mrv2, RequestTwo, RequestThree, hash_bias.Plugin, HuggingFace]
+TORCH = ["V1 in place", "V1 copies", "slot-keyed in place", "slot-keyed copies"]
 LENGTH = 24
 MAX_MODEL_LEN = 40
 BLOCK_SIZE = 4
@@ -29,7 +30,7 @@ ONE_SEQUENCE = 1 + MAX_MODEL_LEN // BLOCK_SIZE
 @pytest.fixture
 def torch_classes() -> Iterator[list[type]]:
     with vllm_stand_ins():
-        yield torch_vllm_classes()
+        yield [*torch_vllm_classes(), *torch_slot_keyed_classes()]
 
 
 def engine_with(cls: type, **room: Any) -> tuple[EngineCore, str]:
@@ -76,7 +77,7 @@ def test_a_preempted_request_comes_back_with_its_processors_state(cls: type) -> 
     check_preemption(cls)
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["in place", "copies"])
+@pytest.mark.parametrize("which", range(4), ids=TORCH)
 def test_a_preempted_request_comes_back_to_a_torch_processor(torch_classes: list[type], which: int) -> None:
     check_preemption(torch_classes[which])
 

@@ -12,6 +12,7 @@ from fastdeploy_lp.logits_processor import load_processors
 DIALECTS_MODULE = """
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor import vllm_mrv2
 from fastdeploy_lp.logits_processor.vllm_v1 import AdapterLogitsProcessor, LogitsProcessor
 
 
@@ -22,6 +23,18 @@ class Vllm(LogitsProcessor):
     def update_state(self, batch_update): ...
     def apply(self, logits):
         return logits
+
+
+class SlotKeyed(vllm_mrv2.LogitsProcessor):
+    def apply(self, logits, ctx):
+        return logits
+
+
+class SlotKeyedTakesThree(SlotKeyed):
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+
+
+class SlotKeyedWithoutApply(vllm_mrv2.LogitsProcessor): ...
 
 
 class Request(AdapterLogitsProcessor):
@@ -116,17 +129,22 @@ def dialects(folder: Path) -> None:
 
 
 def test_every_dialect_is_recognized(dialects: None) -> None:
-    specs = ["dialects:Vllm", "dialects:Request", "dialects:GOOD", "mine:Good", "transformers:TemperatureLogitsWarper"]
-    declared = load_processors(specs)
-    assert [each.dialect.name for each in declared] == ["vllm-v1", "request", "plugin-dict", "native", "torch"]
-    assert [each.name for each in declared] == ["Vllm", "Request", "Plugin", "Good", "TemperatureLogitsWarper"]
+    expected = {
+        "dialects:SlotKeyed": ("SlotKeyed", "vllm-mrv2"),
+        "dialects:Vllm": ("Vllm", "vllm-v1"),
+        "dialects:Request": ("Request", "request"),
+        "dialects:GOOD": ("Plugin", "plugin-dict"),
+        "mine:Good": ("Good", "native"),
+        "transformers:TemperatureLogitsWarper": ("TemperatureLogitsWarper", "torch"),
+    }
+    assert [(each.name, each.dialect.name) for each in load_processors(list(expected))] == list(expected.values())
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("NotInherited", "must be a subclass of LogitsProcessor"),
-        ("NotInherited", "fastdeploy_lp.logits_processor.vllm_v1"),
+        ("NotInherited", "fastdeploy_lp.logits_processor.vllm_mrv2 or .vllm_v1"),
         ("NoInvariant", "has no is_argmax_invariant, which every vLLM V1 LogitsProcessor needs"),
         ("NoUpdate", "has no update_state, which every vLLM V1 LogitsProcessor needs"),
         ("Called", "has no apply"),
@@ -136,6 +154,8 @@ def test_every_dialect_is_recognized(dialects: None) -> None:
         ("TakesFour", "write its constructor as def __init__(self, vllm_config, device, is_pin_memory)"),
         ("TakesNothing", "write its constructor as def __init__(self, vllm_config, device, is_pin_memory)"),
         ("NoFactory", "has no new_req_logits_processor"),
+        ("SlotKeyedTakesThree", "write its constructor as def __init__(self, vllm_config, req_states)"),
+        ("SlotKeyedWithoutApply", "has no apply, which every slot-keyed vLLM LogitsProcessor needs"),
     ],
 )
 def test_mistakes_of_classes_in_vllms_style_say_what_to_write(dialects: None, name: str, expected: str) -> None:
@@ -164,7 +184,7 @@ def test_mistakes_of_plugin_dicts_say_what_to_write(dialects: None, name: str, e
 
 def test_a_missing_name_lists_the_processors_of_every_dialect(dialects: None) -> None:
     message = refusal("dialects:Missing")
-    for name in ("Vllm", "Request", "GOOD"):
+    for name in ("Vllm", "SlotKeyed", "Request", "GOOD"):
         assert name in message
     assert "NotInherited" not in message
 

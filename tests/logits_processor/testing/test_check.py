@@ -112,7 +112,9 @@ def test_the_builtins_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "processor", [hash_bias.Vllm, hash_bias.RequestThree, "support.hash_bias:PLUGIN", HuggingFace], ids=str
+    "processor",
+    [hash_bias.Vllm, hash_bias.Mrv2, hash_bias.RequestThree, "support.hash_bias:PLUGIN", HuggingFace],
+    ids=str,
 )
 def test_right_ones_of_other_dialects_pass(processor: Any) -> None:
     report = check_processor(processor, HASH_BIAS, fd_config=tiny_fd_config(), skip=NO_TIMES)
@@ -178,6 +180,8 @@ def test_what_is_no_processor_fails_the_contract(spec: str) -> None:
     assert report.of(Outcome.FAIL) == ["contract"]
     assert report.of(Outcome.SKIPPED) == list(CHECK_NAMES[1:])
     assert spec in str(report)
+    assert [line.split()[:2] for line in str(report).splitlines()[1:-1]] == [["FAIL", "contract"]]
+    assert str(report).endswith("0 passed, 1 failed, 0 with advice, 25 skipped; 0 steps ran")
 
 
 def test_times_are_told_by_rows_and_vocabulary() -> None:
@@ -193,7 +197,9 @@ def test_the_report_is_readable_and_goes_through_json() -> None:
     lines = str(report).splitlines()
     assert lines[0] == "WaitsForTheDevice (native, support.wrong:WaitsForTheDevice)"
     assert [line for line in lines if line.startswith("  FAIL     host-sync ")]
-    assert lines[-1] == "24 passed, 1 failed, 0 with advice, 1 skipped"
+    assert [line for line in lines if line.startswith("  ")] == [line for line in lines if "FAIL" in line]
+    assert lines[-1] == f"24 passed, 1 failed, 0 with advice, 1 skipped; {report.steps} steps ran"
+    assert report.steps > 100
     told = json.loads(json.dumps(report.as_dict()))
     assert (told["name"], told["passed"], told["arguments"]) == ("WaitsForTheDevice", False, BOOSTS)
     assert [each["check"] for each in told["findings"]] == list(CHECK_NAMES)

@@ -60,12 +60,18 @@ from vllm.v1.sample.logits_processor.interface import (AddedRequest, BatchUpdate
     MoveDirectionality, RemovedRequest)
 from vllm.v1.sample.logits_processor.state import BatchUpdateBuilder, LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor, UvaBackedTensor
+from vllm.v1.worker.gpu.sample.logits_processor import (LogitsContext, LogitsProcRequestState,
+    LogitsProcessor as SlotKeyed, build_custom_logits_processors,
+    build_custom_logits_processors_params_validator)
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotKeyedInterface
 """
 
 
 def test_todays_imports_work(stand_ins: None) -> None:
     names: dict[str, object] = {}
     exec(IMPORTS, names)
+    assert names["SlotKeyed"] is names["SlotKeyedInterface"] is not names["LogitsProcessor"]
     assert names["LogitsProcessor"] is sys.modules["vllm"].v1.sample.logits_processor.interface.LogitsProcessor
     assert tuple(map(int, str(names["__version__"]).partition("+")[0].split(".")))
 

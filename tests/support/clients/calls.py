@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from support.clients import response_calls
 from support.clients.case import USER
 from support.clients.chat_cases import CONVERSATION, WEATHER
 from support.clients.generation_cases import A, B
+from support.clients.message_calls import COUNT_TOKENS, COUNTED, MESSAGE_CASES, MESSAGES, counts
+from support.clients.response_calls import EVERYTHING, EXCLUSIVE, INPUT_TOKENS, OWN_TEMPLATE, RESPONSES, SHORT
 
 MODEL_NAME = "lab/tiny"
 HIDDEN_SIZE = 64
@@ -84,6 +88,14 @@ def is_pooled(*shape: int) -> Callable[[Any], None]:
         assert content["usage"]["prompt_tokens"] > 0
 
     return check
+
+
+def is_response(content: Any) -> None:
+    """Of two tokens at most, plain or as the last event of a stream."""
+    if isinstance(content, str):
+        content = json.loads(content.rpartition("data: ")[2])["response"]
+    assert content["usage"]["output_tokens"] in (1, 2)
+    assert content["status"] in ("completed", "incomplete")
 
 
 def nothing_runs(content: Any) -> None:
@@ -182,6 +194,18 @@ CALLS = [
             "request_id": "by-a-client",
             "timeout": 120,
         },
+    ),
+    Call(f"POST {RESPONSES}", RESPONSES, is_response, EVERYTHING),
+    *(Call(f"POST {RESPONSES}", RESPONSES, is_response, SHORT | fields) for fields in EXCLUSIVE),
+    Call(f"POST {INPUT_TOKENS}", INPUT_TOKENS, has(object="response.input_tokens"), response_calls.COUNTED),
+    Call(f"POST {INPUT_TOKENS}", INPUT_TOKENS, has(input_tokens=2), {"input": "the dog", **OWN_TEMPLATE}),
+    *(Call(MESSAGES, "/v1/messages", case.check, case.body) for case in MESSAGE_CASES),
+    Call(COUNT_TOKENS, "/v1/messages/count_tokens", counts, COUNTED),
+    Call(
+        COUNT_TOKENS,
+        "/v1/messages/count_tokens",
+        has(input_tokens=3),
+        {"messages": USER, "chat_template": "abc"},
     ),
     Call(ABORT, "/v1/abort_requests", nobody_was_found, {"req_ids": ["nobody"]}),
     Call(ABORT, "/v1/abort_requests", nothing_runs, {"abort_all": True}),

@@ -33,7 +33,7 @@ FAILURES = [
     Failure("BadRequestError", 400, "invalid_value", "tokens.0", "/detokenize", {"tokens": [-1]}),
     Failure("AuthenticationError", 401, "invalid_api_key", body=BASE[CHAT], api_key="another"),
     Failure("NotFoundError", 404, "model_not_found", "model", CHAT, BASE[CHAT] | {"model": "gpt"}),
-    Failure("NotFoundError", 404, "unknown_url", path="/v1/responses"),
+    Failure("NotFoundError", 404, "unknown_url", path="/v1/threads"),
     Failure(None, 405, "method_not_allowed", path="/v1/models"),
     Failure(None, 413, "request_too_large", path=COMPLETIONS, body={"prompt": "a" * MAX_BODY_SIZE}),
     Failure("InternalServerError", 500, "request_failed", body=BASE[CHAT] | {"logits_processors_args": {"boom": 2}}),

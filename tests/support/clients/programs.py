@@ -18,7 +18,7 @@ NODE_MODULES = CLIENTS / "node" / "node_modules"
 PYTHON = Path(sys.prefix) / "clients" / "bin" / "python"
 # Names of environments without which tests fail instead of being left out.
 NEEDED = "FASTDEPLOY_LP_NEEDED_CLIENTS"
-PROGRAM_SECONDS = 120.0
+PROGRAM_SECONDS = 600.0
 
 
 def require(name: str, path: Path) -> None:

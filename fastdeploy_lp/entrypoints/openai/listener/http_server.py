@@ -109,7 +109,9 @@ class ServerLife:
         await _first(self._signals.asked.wait(), self._engine.wait_dead())
         if not self._signals.asked.is_set():
             return await self._engine.wait_dead()
-        logger.info("asked to end: requests in flight have %g s", self._grace)
+        load = self._engine.load
+        if load.running or load.waiting:
+            logger.info("shutting down; waiting up to %g s for running requests", self._grace)
         drained = asyncio.create_task(self._engine.drain())
         try:
             await _first(_ended(drained), self._signals.forced.wait(), asyncio.sleep(self._grace))

@@ -17,7 +17,9 @@ OPEN_PATHS = ("/health", "/ping")
 
 
 class AuthenticationMiddleware:
-    """Admits requests with one of the keys as `Authorization: Bearer KEY`, and records the key; 401 for others.
+    """Admits requests with one of the keys as `Authorization: Bearer KEY` or `x-api-key: KEY`, and records the key.
+
+    401 for others.
 
     keys: of clients; if empty, clients need no key. admin_keys: of operators. open_paths: need no key, including all
     paths below them.
@@ -45,11 +47,12 @@ class AuthenticationMiddleware:
             record = scope.get("state", {}).get(STATE_KEY)
             if record is not None:
                 record.operator = place is not None and place >= self._num_client_keys
-                record.client = record.client if place is None else str(place)
+                if place is not None:
+                    record.client, record.key = str(place), self._digests[place].hex()
             await self._app(scope, receive, send)
             return
         info = ErrorInfo(
-            message="an API key of this server is needed, as the header Authorization: Bearer KEY",
+            message="an API key of this server is needed, as the header Authorization: Bearer KEY or x-api-key: KEY",
             type="invalid_request_error",
             code="invalid_api_key",
         )
@@ -60,13 +63,17 @@ class AuthenticationMiddleware:
         return any(path == open_path or path.startswith(f"{open_path}/") for open_path in self._open_paths)
 
     def _place_of_key(self, scope: Scope) -> int | None:
-        """Returns the index of the request's key; None if it is not one of the keys."""
-        header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
-        given = _digest(key.strip())
+        """Returns the index of the request's key; None if it has none of the keys."""
+        scheme, _, key = _header(scope, b"authorization").partition(b" ")
+        bearer = _digest(key.strip() if scheme.lower() == b"bearer" else b"")
+        own = _digest(_header(scope, b"x-api-key").strip())
         # Always compare all keys: the duration must not reveal a partial match.
-        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return fits.index(True) if scheme.lower() == b"bearer" and any(fits) else None
+        fits = [[hmac.compare_digest(given, digest) for digest in self._digests] for given in (bearer, own)]
+        return next((each.index(True) for each in fits if any(each)), None)
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
 def _digest(key: bytes) -> bytes:

@@ -12,6 +12,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics,
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
+from fastdeploy_lp.entrypoints.playground.routes import ROOT
 
 
 class HeadMiddleware:
@@ -43,7 +44,7 @@ def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFligh
     app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
     if args.api_key or args.admin_api_key:
         # Browsers fetch pages without a key; the playground's API requests carry one.
-        open_paths = (*OPEN_PATHS, PLAYGROUND) if args.playground else OPEN_PATHS
+        open_paths = (*OPEN_PATHS, PLAYGROUND, ROOT) if args.playground else OPEN_PATHS
         app = AuthenticationMiddleware(app, args.api_key, open_paths, args.admin_api_key)
     # Outside of authentication: preflights carry no key, and browsers read refusals only with CORS headers.
     if args.allowed_origins:
@@ -57,4 +58,5 @@ def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFligh
         )
     if args.root_path:
         app = RootPathMiddleware(app, args.root_path)
-    return RequestLogMiddleware(app, in_flight, metrics, log_prompts=args.log_prompts)
+    log_requests = args.log_requests or args.log_prompts
+    return RequestLogMiddleware(app, in_flight, metrics, log_requests=log_requests, log_prompts=args.log_prompts)

@@ -23,6 +23,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import (
     new_record,
     trace_parent,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import is_messages_path
 from fastdeploy_lp.entrypoints.playground.routes import FILES as PLAYGROUND_FILES
 
 # Clients may send any method name; bounds the number of labels.
@@ -111,14 +112,21 @@ QUIET = {*PROBES, PLAYGROUND_FILES}
 
 
 class RequestLogMiddleware:
-    """The outermost layer; `log_prompts` adds the prompts' text to the lines."""
+    """The outermost layer; logs at the level debug unless `log_requests`. `log_prompts` adds the prompts' text."""
 
     def __init__(
-        self, app: ASGIApp, in_flight: RequestsInFlight, metrics: HttpMetrics, *, log_prompts: bool = False
+        self,
+        app: ASGIApp,
+        in_flight: RequestsInFlight,
+        metrics: HttpMetrics,
+        *,
+        log_requests: bool,
+        log_prompts: bool = False,
     ) -> None:
         self._app = app
         self._in_flight = in_flight
         self._metrics = metrics
+        self._level = logging.INFO if log_requests else logging.DEBUG
         self._log_prompts = log_prompts
         self._refusals = RefusalLines()
 
@@ -146,7 +154,7 @@ class RequestLogMiddleware:
         seconds = time.monotonic() - record.began
         status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
         self._metrics.answered(record.method, route, status, seconds)
-        level = logging.DEBUG if route in QUIET else logging.INFO
+        level = logging.DEBUG if route in QUIET else self._level
         if logger.isEnabledFor(level) and (not _is_refused(record, status) or self._refusals.permits(status)):
             fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)
             logger.log(level, "request", extra={"fields": fields})
@@ -163,7 +171,10 @@ def _noting(record: RequestRecord, send: Send) -> Send:
     def note(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            own = ((b"x-request-id", record.request_id.encode()), NO_SNIFFING)
+            name = record.request_id.encode()
+            own = [(b"x-request-id", name), NO_SNIFFING]
+            if is_messages_path(record.path):
+                own.append((b"request-id", name))
             message["headers"] = [*message.get("headers", ()), *own]
         elif not message.get("more_body", False):
             record.answered = True

@@ -86,9 +86,9 @@ class RequestRecord:
     """One HTTP request; `response_id` and `work` (one entry per prompt) are set once the engine accepts it.
 
     status: of the response, once it has begun. answered: True once the last byte was handed over. client: the index of
-    its API key; its address if the server has no keys. operator: True if it has an operator's key, or the server has
-    no keys. heavy: True if its body is large, so that its work runs in threads. answer_bytes: see
-    `RequestsInFlight.hold_answer`.
+    its API key; its address if the server has no keys. key: a digest of its API key, empty without one. operator: True
+    if it has an operator's key, or the server has no keys. heavy: True if its body is large, so that its work runs in
+    threads. answer_bytes: see `RequestsInFlight.hold_answer`.
     """
 
     request_id: str
@@ -98,6 +98,7 @@ class RequestRecord:
     status: int | None = None
     answered: bool = False
     client: str = ""
+    key: str = ""
     operator: bool = True
     heavy: bool = False
     response_id: str | None = None

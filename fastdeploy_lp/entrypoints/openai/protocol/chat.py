@@ -19,6 +19,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 
 # Fields of a body that are variables of the chat template, as far as it knows them.
 TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class ChatCompletionRequest(GuidedRequest):
@@ -51,8 +53,8 @@ class ChatCompletionRequest(GuidedRequest):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     include_reasoning: bool = True

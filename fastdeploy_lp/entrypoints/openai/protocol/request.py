@@ -65,7 +65,8 @@ class RequestModel(BaseModel):
     """A strict body: no type coercion, and no ignored fields.
 
     Clients send fields that they do not use. A null field counts as absent, and so does a field of `without_effect`
-    with one of its listed values; other values are refused with the reason in `unsupported`.
+    with one of its listed values; other values are refused with the reason in `unsupported`, as are inherited fields
+    that are named there.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -80,7 +81,7 @@ class RequestModel(BaseModel):
         require_few("fields", body, MAX_OBJECT_FIELDS)
         kept = {name: value for name, value in body.items() if not cls._asks_for_nothing(name, value)}
         for name in kept:
-            if name not in cls.model_fields and name in cls.unsupported:
+            if name in cls.unsupported:
                 raise ValueError(f"{name}: {cls.unsupported[name]}")
         return kept
 
@@ -143,8 +144,13 @@ else:
     )
 
 
-def _describe_sampling(schema: dict[str, Any]) -> None:
-    """Adds help, bounds and `x-control` (a place in the playground) of sampling fields to a body's JSON Schema."""
+def _describe_sampling(schema: dict[str, Any], body: type[RequestModel]) -> None:
+    """Adds help, bounds and `x-control` (a place in the playground) of sampling fields to a body's JSON Schema.
+
+    Removes inherited fields that the body refuses.
+    """
+    for name in body.unsupported:
+        schema["properties"].pop(name, None)
     for name, described in schema["properties"].items():
         field = SAMPLING_FIELDS.get(name)
         # A chat's `logprobs` is a flag with another meaning.

@@ -11,7 +11,6 @@ from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.engine.helpers.host_threads import Run
 from fastdeploy_lp.engine.message_parser import CallableTool, MessageParsers, ToolGrammar
 from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
@@ -82,15 +81,19 @@ class ServingChat:
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
 
-    async def start(self, request: ChatCompletionRequest, caller: Caller) -> Generation:
-        """Admits a request; raises InvalidRequestError, NotFoundError, or the engine's admission errors."""
+    async def start(self, request: ChatCompletionRequest, caller: Caller, name: str | None = None) -> Generation:
+        """Admits a request; raises InvalidRequestError, NotFoundError, or the engine's admission errors.
+
+        name: the id of the answer; None for that of a chat completion.
+        """
         engine, inside = self._serving.engine, self._serving.inside(caller)
         params = await inside(partial(self._params, request))
         engine.require_room(params.n, caller.client)
-        prompt = await self._prompt(request, caller, inside)
+        prompt = await self.prompt(request, caller)
         (settled,) = await self._serving.settle([prompt], params, request, caller)
-        name = new_chat_id(request.request_id)
-        admitted = EngineRequest(name, prompt, settled, caller.client, caller.deadline)
+        admitted = EngineRequest(
+            name or new_chat_id(request.request_id), prompt, settled, caller.client, caller.deadline
+        )
         caller.hold(prompt_logprobs_bytes([admitted], "prompt_logprobs"))
         (generation,) = await engine.generate([admitted], stream=request.stream)
         return generation
@@ -126,13 +129,24 @@ class ServingChat:
             members["prompt_logprobs"] = prompt_logprobs_pieces(output.prompt_logprobs)
         return PiecedObject(response, members)
 
-    async def _prompt(self, request: ChatCompletionRequest, caller: Caller, inside: Run) -> Prompt:
-        engine = self._serving.engine
+    async def prompt(self, request: ChatCompletionRequest, caller: Caller) -> Prompt:
+        """Returns the tokens of a conversation; raises InvalidRequestError."""
+        engine, inside = self._serving.engine, self._serving.inside(caller)
         if request.chat_template is None or request.prompt_token_ids is not None:
             return await inside(partial(self._own_prompt, request))
+        return await inside(partial(engine.inputs.rendered_prompt, await self.rendered(request, caller)))
+
+    async def rendered(self, request: ChatCompletionRequest, caller: Caller) -> str:
+        """Returns the conversation as the chat template shows it; raises InvalidRequestError."""
+        engine, inside = self._serving.engine, self._serving.inside(caller)
+        if request.chat_template is None:
+            return await inside(partial(self._own_rendered, request))
         messages, options = await inside(partial(self._conversation, request))
-        rendered = await engine.request_templates.render(messages, options, caller.client)
-        return await inside(partial(engine.inputs.rendered_prompt, rendered))
+        return await engine.request_templates.render(messages, options, caller.client)
+
+    def _own_rendered(self, request: ChatCompletionRequest) -> str:
+        messages, options = self._conversation(request)
+        return self._serving.engine.tokenizer.render_chat(for_template(messages), options)
 
     def _own_prompt(self, request: ChatCompletionRequest) -> Prompt:
         """Returns the prompt from the given token ids, or from the server's chat template."""

@@ -15,29 +15,29 @@ from fastdeploy_lp.version import __version__
 
 
 def model_routes(engine: Engine) -> APIRouter:
-    """Returns the routes of the served model, in a list and by id."""
+    """Returns the routes of the served model's names, in a list and by id."""
     router = APIRouter(responses=failures(503))
     config = engine.fd_config.model_config
 
     # Created once: `created` is the start of the model, not the time of the request.
-    card = ModelCard(id=config.served_model_name, max_model_len=config.max_model_len)
+    cards = {name: ModelCard(id=name, max_model_len=config.max_model_len) for name in config.served_names}
 
     @router.get("/v1/models")
     async def models() -> ModelList:
-        """The served model."""
-        return ModelList(data=[card])
+        """The served model, once for each of its names."""
+        return ModelList(data=list(cards.values()))
 
     # Ids may contain slashes.
     @router.get("/v1/models/{model_id:path}", responses=failures(404))
     async def model(model_id: str) -> ModelCard:
         """The served model, by id."""
-        if model_id != config.served_model_name:
+        if model_id not in cards:
             raise NotFoundError(
-                f"the model {model_id!r} does not exist; this server has {config.served_model_name!r}",
+                f"the model {model_id!r} does not exist; this server has {', '.join(map(repr, cards))}",
                 "model",
                 "model_not_found",
             )
-        return card
+        return cards[model_id]
 
     return router
 

@@ -72,22 +72,24 @@ class Tokenization:
     def tokens(self, body: TokenizeRequest) -> bytes:
         """Returns the answer to /tokenize; raises InvalidRequestError."""
         param = "messages" if body.prompt is None else "prompt"
-        text = _text(self._engine, body)
-        if len(text) > self._most_characters:
-            reason = f"{len(text)} characters are too many; this server tokenizes {self._most_characters} of a request"
-            raise InvalidRequestError(param, reason)
-        require_unicode(text, param)
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
-        tokenizer = self._engine.tokenizer
-        try:
-            tokens = tokenizer.encode(text, add_special_tokens=special)
-        except UnencodableTextError as error:
-            raise InvalidRequestError(param, str(error)) from None
-        strings = map(tokenizer.token_text, tokens) if body.return_token_strs else None
+        tokens = self.encoded(_text(self._engine, body), param, add_special_tokens=special)
+        strings = map(self._engine.tokenizer.token_text, tokens) if body.return_token_strs else None
         answer = TokenizeResponse(count=len(tokens), max_model_len=self._context, tokens=[])
         head = answer.model_dump_json(exclude={"tokens", "token_strs"})[:-1]
         listed = "null" if strings is None else _in_pieces(strings)
         return f'{head},"tokens":{_in_pieces(tokens)},"token_strs":{listed}}}'.encode()
+
+    def encoded(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Returns the token ids of a text; raises InvalidRequestError naming `param`."""
+        if len(text) > self._most_characters:
+            reason = f"{len(text)} characters are too many; this server tokenizes {self._most_characters} of a request"
+            raise InvalidRequestError(param, reason)
+        require_unicode(text, param)
+        try:
+            return self._engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnencodableTextError as error:
+            raise InvalidRequestError(param, str(error)) from None
 
     def text(self, body: DetokenizeRequest) -> bytes:
         """Returns the answer to /detokenize; raises InvalidRequestError."""

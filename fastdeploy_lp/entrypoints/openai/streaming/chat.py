@@ -60,8 +60,8 @@ class MessageReader:
         """Number of reasoning tokens so far."""
         return 0 if self._parser is None else self._ends.count_before(self._parser.reasoning_length)
 
-    def choice(self, completion: CompletionOutput) -> PiecedObject:
-        """Returns the choice of a whole completion, a `ChatChoice`."""
+    def read(self, completion: CompletionOutput) -> ChatChoice:
+        """Returns the choice of a whole completion without its long members, logprobs and trace."""
         self._count(completion.token_ids)
         message = Message(completion.text) if self._parser is None else self._parser.read(completion.text)
         calls = [
@@ -69,7 +69,7 @@ class MessageReader:
             for call in message.tool_calls
         ]
         reasoning = message.reasoning_content if self._request.include_reasoning else ""
-        choice = ChatChoice(
+        return ChatChoice(
             index=completion.index,
             message=AssistantMessage(
                 content=None if calls and not message.content else message.content,
@@ -81,13 +81,16 @@ class MessageReader:
             token_ids=completion.token_ids if self._request.return_token_ids else None,
             logits_processors_shadow=shadow_body(completion.logits_processors_shadow),
         )
+
+    def choice(self, completion: CompletionOutput) -> PiecedObject:
+        """Returns the choice of a whole completion, a `ChatChoice`."""
         members: dict[str, Pieces] = {}
         if completion.logprobs is not None:
             count = self._request.num_logprobs or 0
             members["logprobs"] = chat_logprobs_pieces(completion.logprobs, count, self._tokenizer)
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
-        return PiecedObject(choice, members)
+        return PiecedObject(self.read(completion), members)
 
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
         """Returns the chunk of a delta; None while its meaning is undecided, unless it has tokens to report."""

@@ -1,14 +1,18 @@
 // One answer of the model, shown as it arrives.
 
 import { h } from "./element.js";
+import { Stopwatch } from "./stopwatch.js";
+import { term } from "./term.js";
 import { tokenChip } from "./token_chip.js";
 import { TokenTexts, changeOf, isFlipped } from "./trace.js";
 
 export class Answer {
-  /** `opened(answer, place)` is called when the user opens a token. */
-  constructor(title, opened) {
+  /** `chain`: the active processors in words; `opened(answer, place)` is called when the user opens a token. */
+  constructor(title, chain, opened) {
     this.title = title;
     this.opened = opened;
+    this.differences = [];
+    this.stopwatch = new Stopwatch();
     this.text = "";
     this.traces = [];
     this.texts = new TokenTexts();
@@ -16,10 +20,11 @@ export class Answer {
     this.content = h("div", { class: "tokens-of-answer" });
     this.status = h("p", { class: "answer-status small" }, "…");
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
+    this.heading = h("h3", {}, title);
     this.element = h(
       "article",
       { class: "answer", "aria-label": title, "aria-busy": "true" },
-      h("h3", {}, title),
+      h("div", { class: "answer-head" }, this.heading, h("span", { class: "small" }, chain.join(", ") || "no processor")),
       this.content,
       this.problem,
       this.status,
@@ -31,6 +36,7 @@ export class Answer {
   /** Adds one chunk of the stream. */
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
+    this.stopwatch.count(this.usage?.completion_tokens ?? 0);
     for (const choice of chunk.choices) {
       this.text += choice.delta.content ?? "";
       if (choice.finish_reason) this.reason = choice.finish_reason;
@@ -38,6 +44,14 @@ export class Answer {
       for (const trace of choice.logits_processors_trace ?? []) this._addToken(trace);
     }
     if (this.traces.length === 0) this.content.textContent = this.text;
+    this._showStatus([`${this.stopwatch.tokens} tokens`, ...this._speed()]);
+  }
+
+  /** Number of the answer's run among the runs of its question; undefined for a single run. */
+  set run(number) {
+    const title = number === undefined ? this.title : `${this.title} ${number}`;
+    this.heading.textContent = title;
+    this.element.setAttribute("aria-label", title);
   }
 
   /** Marks the answer as complete and shows its summary. */
@@ -46,7 +60,7 @@ export class Answer {
     // The token that ends an answer is not part of its text.
     const last = this.traces.at(-1);
     if (last && !this.text.endsWith(last.token)) this.chips.at(-1).classList.add("special");
-    this.status.replaceChildren(...this._summary().flatMap((part, index) => (index ? [" · ", part] : [part])));
+    this._showStatus(this._summary());
   }
 
   /** Shows the error that ended the answer. */
@@ -59,6 +73,13 @@ export class Answer {
     this.reason = "stopped by you";
   }
 
+  /** Removes the marks of former comparisons. */
+  forgetDifferences() {
+    this.differences = [];
+    for (const chip of this.chips) chip.classList.remove("differs");
+    this.finish();
+  }
+
   /** Shows where this answer begins to differ from another one. */
   compareWith(other) {
     const ids = this.traces.map((trace) => trace.token_id);
@@ -67,7 +88,9 @@ export class Answer {
     const at = ids.findIndex((id, place) => id !== others[place]);
     const differs = at >= 0 || ids.length !== others.length;
     const place = at >= 0 ? at : Math.min(ids.length, others.length);
-    this.difference = differs ? `differs from token ${place + 1} on` : "the same tokens";
+    const from = other.heading.textContent;
+    const text = differs ? `differs from token ${place + 1} on` : "the same tokens";
+    this.differences.push(h("span", {}, differs ? term("differs", text) : text, ` (${from})`));
     if (differs) for (const each of [this, other]) each.chips[place]?.classList.add("differs");
     this.finish();
   }
@@ -87,6 +110,16 @@ export class Answer {
     if (place !== undefined) this.chosen = place;
   }
 
+  /** Scrolls to the first token that differs. */
+  showDifference() {
+    this.show(this.chips.findIndex((chip) => chip.classList.contains("differs")));
+  }
+
+  /** Scrolls to a token, unless it is in sight. */
+  show(place) {
+    this.chips[place]?.scrollIntoView({ block: "nearest" });
+  }
+
   focusOn(place) {
     this.chosen = place;
     const { chips } = this;
@@ -99,7 +132,7 @@ export class Answer {
     if (place === 0) {
       this.content.textContent = "";
       this.content.setAttribute("role", "group");
-      this.content.setAttribute("aria-label", `Tokens of: ${this.title}. Arrow keys move, Enter looks into one.`);
+      this.content.setAttribute("aria-label", "Tokens of the answer. Arrow keys move, Enter opens one.");
     }
     this.traces.push(trace);
     const chip = tokenChip(trace, this.texts.next(trace), place);
@@ -130,19 +163,31 @@ export class Answer {
     this.focusOn(Math.max(0, Math.min(last, to)));
   }
 
+  _showStatus(parts) {
+    this.status.replaceChildren(...parts.flatMap((part, index) => (index ? [" · ", part] : [part])));
+  }
+
+  _speed() {
+    const { tokensPerSecond, secondsToFirst } = this.stopwatch;
+    const parts = [];
+    if (tokensPerSecond !== undefined) parts.push(h("span", {}, `${tokensPerSecond.toFixed(tokensPerSecond < 10 ? 1 : 0)} `, term("tokens/s")));
+    if (secondsToFirst !== undefined) parts.push(h("span", {}, term("first token"), ` after ${secondsToFirst.toFixed(2)} s`));
+    return parts;
+  }
+
   _summary() {
     const parts = [];
     if (this.usage) parts.push(`${this.usage.completion_tokens} tokens`);
+    parts.push(...this._speed());
     if (this.reason) parts.push(this.reason === "length" ? "cut at max_tokens" : this.reason);
     const flips = this.traces.filter(isFlipped).length;
     const changed = this.traces.filter((trace) => changeOf(trace) >= 0.01).length;
-    if (this.traces.length) parts.push(`${changed} changed by the chain, ${flips} flipped`);
+    if (this.traces.length) parts.push(h("span", {}, `${changed} changed by the chain, ${flips} `, term("flipped")));
     for (const [name, report] of Object.entries(this.shadows ?? {})) {
       const failed = report.faults ? `, failed on ${report.faults}` : "";
       parts.push(`${name} in shadow would have changed ${report.changed} of ${report.tokens}${failed}`);
     }
-    if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
-    if (this.difference) parts.push(this.difference);
-    return parts;
+    if (this.seed !== undefined) parts.push(h("span", {}, term("seed"), ` ${this.seed}`));
+    return [...parts, ...this.differences];
   }
 }

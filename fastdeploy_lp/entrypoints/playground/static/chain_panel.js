@@ -1,6 +1,7 @@
-// The chain of declared processors, in the request's order.
+// The chain: active processors in the request's order, then the other declared ones in the server's order.
 
 import { announce } from "./announcer.js";
+import { ChainFilter } from "./chain_filter.js";
 import { h } from "./element.js";
 import { ProcessorCard } from "./processor_card.js";
 
@@ -9,14 +10,16 @@ export class ChainPanel {
     this.list = list;
     this.server = server;
     this.cards = [];
+    this.filter = new ChainFilter(list, () => this.filter.apply(this.cards));
   }
 
-  /** Creates a card for each declared processor. */
+  /** Creates a card for each declared processor, and keeps the settings of former cards. */
   show(infos) {
-    this.cards = infos.map((info) => new ProcessorCard(info, this.server));
+    const { settings } = this;
+    this.cards = infos.map((info) => new ProcessorCard(info, this.server, (card) => this._used(card)));
     for (const card of this.cards) this._watch(card);
     if (this.cards.length === 1) this.cards[0].open();
-    this._place();
+    this.settings = settings;
     if (this.cards.length === 0) {
       const text = "This server declares no logits processors; start it with --logits-processors.";
       this.list.replaceChildren(h("li", { class: "hint" }, text));
@@ -28,20 +31,22 @@ export class ChainPanel {
     return this._named().map((card) => card.entry);
   }
 
+  /** The processors that take part in a request, in order. */
+  get active() {
+    return this.cards.filter((card) => card.on);
+  }
+
   get settings() {
     return this.cards.map((card) => card.settings);
   }
 
-  /** Ignores settings of undeclared processors; turns off processors without settings and puts them last. */
+  /** Ignores settings of undeclared processors; turns off processors without settings. */
   set settings(settings) {
     const named = new Map(this.cards.map((card) => [card.name, card]));
-    const first = settings.map(({ name }) => named.get(name)).filter(Boolean);
-    const rest = this.cards.filter((card) => !first.includes(card));
-    this.cards = [...first, ...rest.sort((one, other) => one.usual - other.usual)];
-    // The sort is stable: it keeps the order within a section.
-    this.cards.sort((one, other) => this._section(one) - this._section(other));
     const given = new Map(settings.map((each) => [each.name, each]));
     for (const card of this.cards) card.settings = given.get(card.name) ?? { on: false };
+    const first = settings.map(({ name }) => named.get(name)).filter(Boolean);
+    this.cards = [...first, ...this.cards.filter((card) => !first.includes(card))];
     this._place();
   }
 
@@ -69,9 +74,15 @@ export class ChainPanel {
     const card = this.cards.find((each) => each.form.tokenMap);
     if (!card) return undefined;
     card.form.tokenMap.put(String(token), value);
-    card.on = true;
     card.open();
+    this._reveal(card);
     return card.name;
+  }
+
+  /** Scrolls the column to a card. A page in one column stays where it is: at the token. */
+  _reveal(card) {
+    const scroller = scrollerOf(this.list);
+    if (scroller !== document.scrollingElement) card.element.scrollIntoView({ block: "start" });
   }
 
   get canBias() {
@@ -90,7 +101,19 @@ export class ChainPanel {
 
   _mayMove(card, step) {
     const neighbour = this.cards[this.cards.indexOf(card) + step];
-    return neighbour !== undefined && this._section(neighbour) === this._section(card);
+    return card.on && Boolean(neighbour?.on) && this._section(neighbour) === this._section(card);
+  }
+
+  /** Moves a card that was turned on among the active ones, by the server's order, or back among the others. */
+  _used(card) {
+    const others = this.cards.filter((each) => each !== card);
+    const at = others.findIndex((each) => each.usual > card.usual || !each.on);
+    this.cards = at < 0 ? [...others, card] : [...others.slice(0, at), card, ...others.slice(at)];
+    const { top } = card.element.getBoundingClientRect();
+    this._place();
+    scrollerOf(this.list).scrollTop += card.element.getBoundingClientRect().top - top;
+    const number = this.active.indexOf(card) + 1;
+    announce(number ? `${card.name} is number ${number} of ${this.active.length} active processors` : `${card.name} is not active`);
   }
 
   _watch(card) {
@@ -118,7 +141,7 @@ export class ChainPanel {
     this.cards.splice(from, 1);
     this.cards.splice(to, 0, card);
     this._place();
-    announce(`${card.name} is now number ${to + 1} of ${this.cards.length}`);
+    announce(`${card.name} is now number ${to + 1} of ${this.active.length}`);
   }
 
   _drag(card, event) {
@@ -128,7 +151,7 @@ export class ChainPanel {
     card.handle.setPointerCapture(event.pointerId);
     card.element.classList.add("dragged");
     const follow = ({ clientY }) => {
-      const others = this.cards.filter((each) => each !== card);
+      const others = this.active.filter((each) => each !== card);
       const to = others.filter(({ element }) => clientY > middleOf(element)).length;
       const step = to - this.cards.indexOf(card);
       if (step !== 0) this._move(card, step);
@@ -142,14 +165,24 @@ export class ChainPanel {
     for (const kind of ["pointerup", "pointercancel"]) card.handle.addEventListener(kind, stop);
   }
 
-  /** Applies the order of the cards. Never removes the dragged node, which would lose focus and pointer capture. */
+  /** Sorts the cards. Both sorts are stable: they keep the order of the active ones within a section. */
+  _sort() {
+    const rest = this.cards.filter((card) => !card.on).sort((one, other) => one.usual - other.usual);
+    const active = this.active.sort((one, other) => this._section(one) - this._section(other));
+    this.cards = [...active, ...rest];
+  }
+
+  /** Applies the order of the cards. Never removes the card with the focus, which it would lose, with a captured pointer. */
   _place() {
+    this._sort();
     this.cards.forEach((card, index) => {
       card.up.disabled = !this._mayMove(card, -1);
       card.down.disabled = !this._mayMove(card, 1);
       card.place.textContent = String(index + 1);
+      for (const part of [card.handle, card.place, card.moves]) part.hidden = !card.on;
     });
-    const held = this.cards.find(({ element }) => element.classList.contains("dragged"))?.element;
+    this.filter.apply(this.cards);
+    const held = this.cards.find(({ element }) => element.contains(document.activeElement))?.element;
     if (!held?.isConnected) {
       this.list.replaceChildren(...this.cards.map((card) => card.element));
       return;
@@ -159,6 +192,12 @@ export class ChainPanel {
     held.before(...order.slice(0, at));
     held.after(...order.slice(at + 1));
   }
+}
+
+/** Returns the element that scrolls a list: a column of the page, or the page. */
+function scrollerOf(list) {
+  const column = list.closest(".settings");
+  return getComputedStyle(column).overflowY === "auto" ? column : document.scrollingElement;
 }
 
 function middleOf(element) {

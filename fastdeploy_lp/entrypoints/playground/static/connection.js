@@ -25,7 +25,8 @@ export class Connection {
           this.key.ask();
           return undefined;
         }
-        this.status(error.code === "engine_starting" ? "loading the model …" : error.message, "waiting");
+        const isGone = error.status === 0;
+        this.status(error.code === "engine_starting" ? "loading the model …" : error.message, isGone ? "bad" : "waiting");
         await new Promise((resolve) => setTimeout(resolve, (error.retryAfter ?? 2) * 1000));
       }
     }

@@ -2,20 +2,22 @@
 
 import { announce } from "./announcer.js";
 import { Answer } from "./answer.js";
-import { h } from "./element.js";
 import { ServerError } from "./server.js";
+import { Turn } from "./turn.js";
 
 const SEEDS = 2 ** 31;
 const NEAR = 60;
+// Counts in each chunk show the speed while the answer arrives.
+const USAGE = { include_usage: true, continuous_usage_stats: true };
 
 export class Conversation {
   /**
    * `request()` returns a body without messages, or null if it is invalid; `compares()` is true for two answers per
-   * question; `system()` returns the system message; `refused(error)` shows an error at its field and returns true if
+   * question; `active()` returns the active processors; `system()` the system message; `refused(error)` shows an error at its field and returns true if
    * there is one.
    */
-  constructor({ server, inspector, request, compares, system, refused }) {
-    Object.assign(this, { server, inspector, request, compares, system, refused });
+  constructor({ server, inspector, request, compares, active, system, refused }) {
+    Object.assign(this, { server, inspector, request, compares, active, system, refused });
     this.turns = [];
     this.log = document.getElementById("log");
     this.welcome = document.getElementById("welcome");
@@ -74,17 +76,15 @@ export class Conversation {
     const body = this.request();
     if (!body) return;
     this.message.value = "";
-    await this._run(question, body);
+    await this._run(new Turn(question), body);
   }
 
-  /** Asks the last question again, with the current settings. */
+  /** Asks the last question again, with the current settings, and keeps the answer to compare the new one with. */
   async runAgain() {
     const body = this.abort || this.turns.length === 0 ? null : this.request();
     if (!body) return;
-    const last = this.turns.pop();
     this.inspector.close();
-    if (!(await this._run(last.question, body, last))) return;
-    last.element.remove();
+    await this._run(this.turns.pop(), body);
   }
 
   reset() {
@@ -95,44 +95,44 @@ export class Conversation {
     this.message.focus();
   }
 
-  /** Asks a question; false if the server refused it, which leaves the chat unchanged. */
-  async _run(question, body, before) {
-    // -1 draws a seed too; both answers need the same one.
-    const seed = (body.seed ?? -1) === -1 ? Math.floor(Math.random() * SEEDS) : body.seed;
+  /** Asks a turn's question; the chat is unchanged if the server refuses it. */
+  async _run(turn, body) {
+    const { question } = turn;
+    const seed = this._seed(turn, body);
     const answers = this._answers(seed);
-    const turn = { question, answer: answers[0], element: this._turn(question, answers) };
+    turn.begin(answers);
     this._showError("");
     this.abort = new AbortController();
     this._settle();
     this.welcome.remove();
     this.log.append(turn.element);
     turn.element.scrollIntoView({ block: "nearest" });
-    const common = { messages: this.messages(question), ...body, seed, stream: true, stream_options: { include_usage: true } };
+    const common = { messages: this.messages(question), ...body, seed, stream: true, stream_options: USAGE };
     const bodies = [common, { ...common, logits_processors: [] }];
     const refusals = await Promise.all(answers.map((answer, index) => this._fill(answer, bodies[index])));
     this.abort = undefined;
     const refusal = refusals.find(Boolean);
-    if (refusal) this._takeBack(turn, question, refusal, before);
-    else this._keep(turn, answers);
+    if (refusal) this._takeBack(turn, refusal);
+    else this._keep(turn, body);
     this._settle();
-    return !refusal;
+  }
+
+  /** Returns the request's seed, or a drawn one. Other settings are compared with the former answer's draw. */
+  _seed(turn, body) {
+    // -1 draws a seed too; answers side by side need the same one.
+    if ((body.seed ?? -1) !== -1) return body.seed;
+    const isChanged = turn.asked !== undefined && turn.asked !== JSON.stringify(body);
+    return isChanged ? turn.answer.seed : Math.floor(Math.random() * SEEDS);
   }
 
   _answers(seed) {
     const open = (answer, place) => this.inspector.open(answer, place);
-    const titles = this.compares() ? ["With the chain", "Chain off"] : ["Answer"];
-    const answers = titles.map((title) => new Answer(title, open));
+    const active = this.active();
+    const kept = active.filter(({ mandatory }) => mandatory);
+    const kinds = this.compares() ? [["With the chain", active], ["Chain off", kept]] : [["Answer", active]];
+    const answers = kinds.map(([title, chain]) => new Answer(title, chain.map(({ label }) => label), open));
     for (const answer of answers) answer.seed = seed;
     return answers;
-  }
-
-  _turn(question, answers) {
-    return h(
-      "div",
-      { class: "turn" },
-      h("div", { class: "question" }, h("h3", { class: "visually-hidden" }, "You"), h("p", {}, question)),
-      h("div", { class: answers.length > 1 ? "answers two" : "answers" }, answers.map((answer) => answer.element)),
-    );
   }
 
   /** Streams an answer into its element; returns the error if the server refused the request. */
@@ -168,17 +168,22 @@ export class Conversation {
     return scrollHeight - scrollTop - clientHeight < NEAR;
   }
 
-  _keep(turn, answers) {
+  _keep(turn, body) {
+    turn.asked = JSON.stringify(body);
     this.turns.push(turn);
-    if (answers.length > 1) answers[0].compareWith(answers[1]);
-    announce(`The answer is complete: ${answers[0].text}`);
+    turn.compare();
+    announce(`The answer is complete: ${turn.answer.text}`);
   }
 
-  /** Puts a refused question back into the input. */
-  _takeBack(turn, question, error, before) {
-    turn.element.remove();
-    if (before) this.turns.push(before);
-    else if (this.message.value === "") this.message.value = question;
+  /** Removes a refused run; the question of a first run goes back into the input. */
+  _takeBack(turn, error) {
+    turn.undo();
+    if (turn.runs.length > 0) {
+      this.turns.push(turn);
+    } else {
+      turn.element.remove();
+      if (this.message.value === "") this.message.value = turn.question;
+    }
     if (this.turns.length === 0) this.log.append(this.welcome);
     if (!this.refused(error)) {
       this._showError(error.message);

@@ -35,6 +35,19 @@ export function newId(prefix) {
   return `${prefix}-${lastId}`;
 }
 
+const SHARED = "LogitsProcessor";
+
+/** Returns the distinctive part of a processor's name: most names end alike. */
+export function shortName(name) {
+  return name.endsWith(SHARED) && name !== SHARED ? name.slice(0, -SHARED.length) : name;
+}
+
+/** Returns nodes for a processor's name that may be broken before the part that most names share. */
+export function breakable(name) {
+  const short = shortName(name);
+  return [short, h("wbr"), name.slice(short.length)];
+}
+
 /** Returns nodes for a text with `code` in backticks. */
 export function prose(text) {
   return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));

@@ -6,6 +6,7 @@ import { KeyField } from "./key_field.js";
 import { Scrape } from "./scrape.js";
 import { Server } from "./server.js";
 import { sparkline } from "./sparkline.js";
+import { explainTerms, term } from "./term.js";
 
 const KEPT = 60;
 const byId = (id) => document.getElementById(id);
@@ -21,10 +22,10 @@ const CARDS = [
   { title: "Prompt tokens a second", of: (now, before) => now.rate(before, "prompt_tokens_total"), as: tenth },
   { title: "Sequences running", of: (now) => now.value("num_requests_running"), as: count, most: (now) => now.value("max_batch_size") },
   { title: "Sequences waiting", of: (now) => now.value("num_requests_waiting"), as: count },
-  { title: "KV cache in use", of: (now) => now.value("gpu_cache_usage_perc"), as: share, most: () => 1 },
-  { title: "Prompt tokens found in the prefix cache", of: (now) => now.value("hit_token_rate"), as: share, most: () => 1 },
-  { title: "Time to first token", of: (now, before) => now.mean(before, "time_to_first_token_seconds"), as: milliseconds },
-  { title: "Time between tokens", of: (now, before) => now.mean(before, "inter_token_latency_seconds"), as: milliseconds },
+  { title: "KV cache in use", explained: "KV cache", of: (now) => now.value("gpu_cache_usage_perc"), as: share, most: () => 1 },
+  { title: "Prompt tokens found in the prefix cache", explained: "prefix cache", of: (now) => now.value("hit_token_rate"), as: share, most: () => 1 },
+  { title: "Time to first token", explained: "time to first token", of: (now, before) => now.mean(before, "time_to_first_token_seconds"), as: milliseconds },
+  { title: "Time between tokens", explained: "time between tokens", of: (now, before) => now.mean(before, "inter_token_latency_seconds"), as: milliseconds },
 ];
 
 class Series {
@@ -38,12 +39,13 @@ class Series {
 }
 
 class MetricCard {
-  constructor({ title, of, as, most }) {
+  constructor({ title, explained, of, as, most }) {
     Object.assign(this, { title, of, as, most });
     this.series = new Series();
     this.number = h("p", { class: "metric-value" }, "–");
     this.picture = sparkline([], `${title}: no values yet`);
-    this.element = h("section", { class: "metric", "aria-label": title }, h("h2", { class: "small" }, title), this.number, this.picture);
+    const heading = h("h2", { class: "small" }, explained ? term(explained, title) : title);
+    this.element = h("section", { class: "metric", "aria-label": title }, heading, this.number, this.picture);
   }
 
   take(now, before) {
@@ -139,4 +141,5 @@ byId("pause").addEventListener("click", () => {
   if (!paused) watch();
 });
 byId("interval").addEventListener("change", watch);
+explainTerms();
 watch();

@@ -4,11 +4,13 @@ import { announce } from "./announcer.js";
 import { ChainPanel } from "./chain_panel.js";
 import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
+import { Heartbeat } from "./heartbeat.js";
 import { KeyField } from "./key_field.js";
 import { PresetPanel } from "./preset_panel.js";
 import { SamplingPanel } from "./sampling_panel.js";
 import { Server } from "./server.js";
 import { SnippetDialog } from "./snippet_dialog.js";
+import { explainTerms } from "./term.js";
 import { TokenInspector } from "./token_inspector.js";
 
 const byId = (id) => document.getElementById(id);
@@ -56,6 +58,7 @@ function refused(error) {
 }
 
 const inspector = new TokenInspector({
+  dock: byId("dock"),
   bias: null,
   onBiased: () => byId("again").focus(),
 });
@@ -65,15 +68,18 @@ const conversation = new Conversation({
   request,
   refused,
   compares: () => sampling.compare.checked,
+  active: () => chain.active,
   system: () => system.value.trim(),
 });
 const key = new KeyField(server, connect);
 const connection = new Connection(showStatus, key);
+const heartbeat = new Heartbeat(() => server.health(), connect);
+server.addEventListener("unreachable", () => heartbeat.beat());
 new SnippetDialog(server, () => {
   const body = request();
   return body && conversation.nextBody(body);
 });
-new PresetPanel(
+const presets = new PresetPanel(
   byId("presets"),
   () => ({ system: system.value, sampling: sampling.settings, chain: chain.settings }),
   (settings) => {
@@ -83,17 +89,38 @@ new PresetPanel(
   },
 );
 
+let shown;
+
+/** Waits for the server, shows what it declares, and watches it until it is gone. */
 async function connect() {
+  heartbeat.stop();
   showStatus("connecting …", "waiting");
-  const found = await connection.open(async () => ({
-    processors: await server.processors(),
-    model: await server.model(),
-    schema: await server.schema(),
-  }));
+  const found = await connection.open(load);
   if (!found) return;
   showStatus(`${found.model.id} is ready`, "good");
+  heartbeat.start();
+  const declared = declarationOf(found);
+  // The same declarations again: the forms stay as they are, with the focus.
+  if (declared !== shown) show(found);
+  shown = declared;
+}
+
+async function load() {
+  await server.health();
+  return { processors: await server.processors(), model: await server.model(), schema: await server.schema() };
+}
+
+/** Returns the part of a server's answers that the page shows, without counters and times. */
+function declarationOf({ processors, model, schema }) {
+  const cards = processors.map(({ counters, shadow, last_error, ...card }) => card);
+  return JSON.stringify([model.id, cards, schema]);
+}
+
+function show(found) {
   sampling.show(found.schema.components.schemas.ChatCompletionRequest, found.schema);
   chain.show(found.processors);
+  presets.show(found.processors);
+  byId("ban-step").hidden = !chain.canBias;
   inspector.bias = chain.canBias
     ? (token, value) => {
         const name = chain.bias(token, value);
@@ -107,4 +134,5 @@ for (const button of document.querySelectorAll("[data-question]")) {
 }
 // Wide screens have room for the panel that is folded on a phone.
 if (matchMedia("(min-width: 60rem)").matches) byId("sampling-panel").open = true;
+explainTerms();
 connect();

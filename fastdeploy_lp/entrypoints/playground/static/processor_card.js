@@ -1,12 +1,15 @@
 // One declared processor: its use, its shadow mode and the form of its arguments.
 
-import { h, newId, prose } from "./element.js";
+import { h, newId, prose, shortName } from "./element.js";
 import { JsonField } from "./scalar_fields.js";
 import { SchemaForm } from "./schema_form.js";
+import { termInControl } from "./term.js";
 
 export class ProcessorCard {
-  /** `info`: the server's description of the processor. */
-  constructor(info, server) {
+  /** `info`: the server's description of the processor; `used(card)` is called when the user turns it on or off. */
+  constructor(info, server, used) {
+    this.used = used;
+    this.searched = [info.name, info.description, ...Object.keys(info.parameters?.properties ?? {})].join(" ").toLowerCase();
     this.name = info.name;
     this.usual = info.order;
     this.alwaysInShadow = info.always_in_shadow;
@@ -17,6 +20,16 @@ export class ProcessorCard {
     // Editing an argument turns the processor on, so that its effect shows.
     this.body.addEventListener("input", () => this._edited());
     this.body.addEventListener("change", () => this._edited());
+  }
+
+  /** The processor's name in short, and how it takes part. */
+  get label() {
+    return this.shadow.checked ? `${shortName(this.name)} in shadow` : shortName(this.name);
+  }
+
+  /** True if the name, the description or the arguments contain all words, which are in lower case. */
+  matches(words) {
+    return words.every((word) => this.searched.includes(word));
   }
 
   get on() {
@@ -81,15 +94,20 @@ export class ProcessorCard {
 
   _edited() {
     this.error.hidden = true;
-    this.on = true;
+    if (!this.on) this._use(true);
+  }
+
+  _use(on) {
+    this.on = on;
+    this.used(this);
   }
 
   _build(info) {
     const id = newId("processor");
     this.toggle = h("input", { type: "checkbox", role: "switch", id, class: "switch", "aria-label": `Use ${info.name}` });
     this.toggle.addEventListener("change", () => {
-      this.on = this.toggle.checked;
-      if (this.on) this.open();
+      if (this.toggle.checked) this.open();
+      this._use(this.toggle.checked);
     });
     this.shadow = h("input", { type: "checkbox", id: `${id}-shadow` });
     this.handle = h(
@@ -100,9 +118,9 @@ export class ProcessorCard {
     this.up = moveButton(info.name, "up", "↑");
     this.down = moveButton(info.name, "down", "↓");
     this.place = h("span", { class: "place" });
-    const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, info.state);
-    const mandatory = this.mandatory ? h("span", { class: "badge" }, "mandatory") : null;
-    const inShadow = this.alwaysInShadow ? h("span", { class: "badge" }, "in shadow") : null;
+    const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, termInControl("quarantined", info.state));
+    const mandatory = this.mandatory ? h("span", { class: "badge" }, termInControl("mandatory")) : null;
+    const inShadow = this.alwaysInShadow ? h("span", { class: "badge" }, termInControl("in shadow")) : null;
     this.disclosure = h(
       "button",
       { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
@@ -126,8 +144,8 @@ export class ProcessorCard {
     );
     this.shadow.addEventListener("change", () => this._edited());
     const why = this.alwaysInShadow ? this._settleShadow(`${id}-why`) : this.mandatory ? this._settleUse(`${id}-why`) : null;
-    const moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
-    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, why, moves);
+    this.moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, why, this.moves);
     const head = [this.handle, this.place, this.disclosure, this.toggle];
     this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
     this.on = false;
@@ -192,9 +210,8 @@ class OpenForm {
 
 /** Returns nodes for the distinctive part of a name and for the suffix that most names share. */
 function shortened(name) {
-  const shared = "LogitsProcessor";
-  if (!name.endsWith(shared) || name === shared) return [h("b", {}, name)];
-  return [h("b", {}, name.slice(0, -shared.length)), h("wbr"), h("span", { class: "small" }, shared)];
+  const short = shortName(name);
+  return [h("b", {}, short), h("wbr"), h("span", { class: "small" }, name.slice(short.length))];
 }
 
 function moveButton(name, direction, sign) {

@@ -4,6 +4,7 @@ import { eventsOf } from "./event_stream.js";
 
 const KEY = "fastdeploy_lp.api_key";
 const DEFAULT_RETRY_SECONDS = 1;
+const SILENCE_MILLISECONDS = 8000;
 
 /** A failure reported by the server; `status` is 0 if the server is unreachable. */
 export class ServerError extends Error {
@@ -16,8 +17,10 @@ export class ServerError extends Error {
   }
 }
 
-export class Server {
+/** The API; dispatches the event "unreachable" when a request finds no server. */
+export class Server extends EventTarget {
   constructor() {
+    super();
     // The page is one level below the server's root, also under a proxy's prefix.
     this.root = new URL("../", import.meta.url);
     // In this tab only: the browser's next user could read a key stored for longer.
@@ -37,6 +40,11 @@ export class Server {
 
   url(path) {
     return new URL(path, this.root).href;
+  }
+
+  /** Throws if the server is gone, is silent for too long, or takes no requests now. */
+  async health() {
+    await this._request("health", { signal: AbortSignal.timeout(SILENCE_MILLISECONDS) });
   }
 
   async processors() {
@@ -80,7 +88,7 @@ export class Server {
         yield chunk;
       }
     } catch (error) {
-      if (error instanceof TypeError) throw unreachable();
+      if (error instanceof TypeError) throw this._unreachable();
       throw error;
     }
   }
@@ -104,15 +112,16 @@ export class Server {
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw unreachable();
+      throw this._unreachable();
     }
     if (!response.ok) throw await failureOf(response);
     return response;
   }
-}
 
-function unreachable() {
-  return new ServerError(0, { message: "The server cannot be reached. Is it still running?" });
+  _unreachable() {
+    this.dispatchEvent(new Event("unreachable"));
+    return new ServerError(0, { message: "The server cannot be reached. Is it still running?" });
+  }
 }
 
 async function failureOf(response) {

@@ -1,16 +1,18 @@
 // Explains how a token was chosen: the most likely tokens after each stage.
 
-import { h } from "./element.js";
+import { breakable, h } from "./element.js";
+import { oneTabStopEach, term } from "./term.js";
 import { visible } from "./token_picker.js";
-import { changeOf, isFlipped, percent } from "./trace.js";
+import { changeOf, confidenceOf, isFlipped, percent } from "./trace.js";
 
 const BAN = -100;
 const BOOST = 5;
 const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw" };
 
 export class TokenInspector {
-  /** `bias(token, value)` sets a token's bias (null if no processor can); `onBiased()` is called after it. */
-  constructor({ bias, onBiased }) {
+  /** `dock`: its place on the page; `bias(token, value)` sets a token's bias (null if no processor can), then `onBiased()` is called. */
+  constructor({ dock, bias, onBiased }) {
+    this.dock = dock;
     this.bias = bias;
     this.onBiased = onBiased;
     this.asTable = false;
@@ -29,10 +31,10 @@ export class TokenInspector {
     this.place = place;
     this._draw();
     answer.mark(place);
-    answer.element.after(this.element);
-    this.element.closest(".answers")?.append(this.element);
+    this.dock.append(this.element);
+    this.element.scrollTop = 0;
     this.element.focus({ preventScroll: true });
-    this.element.scrollIntoView({ block: "nearest" });
+    answer.show(place);
   }
 
   close() {
@@ -47,23 +49,37 @@ export class TokenInspector {
     const trace = this.answer.traces[this.place];
     const view = this.asTable ? this._table(trace) : this._bars(trace);
     this.element.replaceChildren(this._head(trace), ...this._shadows(trace), view);
+    oneTabStopEach(this.element);
   }
 
   _head(trace) {
-    const flipped = isFlipped(trace) ? h("span", { class: "badge" }, "flipped by the chain") : null;
-    const title = h("h4", {}, "Token ", tokenText(trace.token), ` ${trace.token_id}`);
-    const place = `number ${this.place + 1} of ${this.answer.traces.length}, the chain moved ${percent(changeOf(trace))}`;
+    const flipped = isFlipped(trace) ? h("span", { class: "badge" }, term("flipped", "flipped by the chain")) : null;
+    const title = h("h2", {}, "Token ", tokenText(trace.token), ` ${trace.token_id}`);
     const step = (label, sign, to) =>
       h("button", { type: "button", "aria-label": label, disabled: !this.answer.traces[to], onclick: () => this._goTo(to) }, sign);
     const table = h("button", { type: "button", "aria-pressed": String(this.asTable), onclick: () => this._turn() }, "As a table");
-    const buttons = [
-      step("Token before", "←", this.place - 1),
-      step("Token behind", "→", this.place + 1),
-      table,
-      ...this._biasButtons(trace),
-      h("button", { type: "button", onclick: () => this.close() }, "Close"),
-    ];
-    return h("div", { class: "inspector-head" }, h("div", {}, title, flipped, h("p", { class: "small" }, place)), h("div", { class: "row" }, buttons));
+    const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.close() }, "✕");
+    const steps = [step("Token before", "←", this.place - 1), step("Token after", "→", this.place + 1)];
+    return h(
+      "div",
+      { class: "inspector-head" },
+      h("div", { class: "inspector-title" }, h("div", {}, title, flipped), close),
+      this._facts(trace),
+      h("div", { class: "row" }, steps, this._biasButtons(trace), table),
+    );
+  }
+
+  _facts(trace) {
+    const confidence = confidenceOf(trace);
+    return h(
+      "p",
+      { class: "small" },
+      `number ${this.place + 1} of ${this.answer.traces.length}`,
+      confidence === undefined ? null : [" · ", term("confidence"), ` ${percent(confidence)}`],
+      " · ",
+      term("moved by the chain", "moved"),
+      ` ${percent(changeOf(trace))}`,
+    );
   }
 
   _biasButtons(token) {
@@ -103,7 +119,7 @@ export class TokenInspector {
   }
 
   _stage(stage, sampled) {
-    const title = h("h5", {}, titleOf(stage));
+    const title = h("h3", {}, titleOf(stage));
     if (stage.top.length === 0) {
       const why = stage.status === "skipped" ? "not run: it changes no greedy choice" : stage.status;
       return h("li", { class: "stage" }, title, h("p", { class: "small" }, why));
@@ -135,22 +151,22 @@ export class TokenInspector {
     });
     const facts = stages.map((stage) => h("td", {}, factsOf(stage)));
     const foot = h("tr", {}, h("th", { scope: "row" }, "Stage"), facts, this.bias ? h("td", {}) : null);
-    const caption = h("caption", {}, "Probability and logit of the most likely tokens behind each stage");
+    const caption = h("caption", {}, "Probability and ", term("logit"), " of the most likely tokens after each stage");
     const table = h("table", {}, caption, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Token"), heads, action)), h("tbody", {}, rows), h("tfoot", {}, foot));
     return h("div", { class: "scrolls", tabIndex: 0, role: "region", "aria-label": "Table of the stages" }, table);
   }
 }
 
 function titleOf(stage) {
-  return TITLES[stage.name] ?? stage.name;
+  return TITLES[stage.name] ? term(stage.name, TITLES[stage.name]) : breakable(stage.name);
 }
 
 function factsOf(stage) {
   const facts = [];
-  if (stage.kind !== "model") facts.push(`moved ${percent(stage.mass_moved ?? 0)}`);
-  facts.push(`entropy ${(stage.entropy ?? 0).toFixed(2)}`);
-  if (stage.kind === "processor") facts.push(`${(stage.seconds * 1e6).toFixed(0)} µs`);
-  if (stage.flipped) facts.push("flips the top token");
+  if (stage.kind !== "model") facts.push([term("moved"), ` ${percent(stage.mass_moved ?? 0)}`]);
+  facts.push([term("entropy"), ` ${(stage.entropy ?? 0).toFixed(2)}`]);
+  if (stage.kind === "processor") facts.push(term("cost", `${(stage.seconds * 1e6).toFixed(0)} µs`));
+  if (stage.flipped) facts.push(term("flipped", "flips the top token"));
   return facts.flatMap((fact, index) => [index ? " · " : "", h("span", { class: "fact" }, fact)]);
 }
 
@@ -159,7 +175,7 @@ function bar(entry, isSampled) {
   // Set through the DOM: a style attribute would need a weaker content security policy.
   fill.style.width = `${entry.probability * 100}%`;
   const name = h("span", { class: "bar-name" }, tokenText(entry.token), isSampled ? h("span", { class: "visually-hidden" }, " (sampled)") : null);
-  const share = entry.logit === null ? "ruled out" : percent(entry.probability);
+  const share = entry.logit === null ? term("ruled out") : percent(entry.probability);
   const line = h("div", { class: "bar-line" }, name, h("span", { class: "bar-share" }, share));
   return h("li", { class: isSampled ? "bar sampled" : "bar" }, line, h("div", { class: "bar-track" }, fill));
 }
@@ -167,7 +183,7 @@ function bar(entry, isSampled) {
 function cellOf(stage, token) {
   const found = stage.top.find((each) => each.token_id === token) ?? (stage.sampled?.token_id === token ? stage.sampled : null);
   if (!found) return "–";
-  return found.logit === null ? "ruled out" : `${percent(found.probability)} (${found.logit.toFixed(2)})`;
+  return found.logit === null ? term("ruled out") : `${percent(found.probability)} (${found.logit.toFixed(2)})`;
 }
 
 function tokenText(text) {

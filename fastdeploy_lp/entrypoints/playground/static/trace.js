@@ -1,6 +1,7 @@
 // Properties of one token, read from its trace.
 
 const LEVELS = [0.01, 0.1, 0.3, 0.6];
+const CONFIDENCES = [0.2, 0.5, 0.9];
 
 /** Returns the sum of the probability mass that each processor moved, at most 1. */
 export function changeOf(trace) {
@@ -11,6 +12,16 @@ export function changeOf(trace) {
 /** Returns the level at which to show a change: 0 to 4. */
 export function levelOf(change) {
   return LEVELS.filter((level) => change >= level).length;
+}
+
+/** Returns the probability that the model gave to the token; undefined if the trace does not have it. */
+export function confidenceOf(trace) {
+  return trace.stages.find((stage) => stage.kind === "model")?.sampled?.probability;
+}
+
+/** Returns the level at which to show a confidence: 0 for an uncertain token to 3 for a certain one. */
+export function confidenceLevelOf(confidence) {
+  return CONFIDENCES.filter((level) => confidence >= level).length;
 }
 
 /** True if the chain changed the most likely token. */

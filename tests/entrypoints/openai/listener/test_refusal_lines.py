@@ -52,7 +52,7 @@ def test_refused_requests(status: int, caplog: pytest.LogCaptureFixture) -> None
         """To nobody."""
 
     async def run() -> set[str]:
-        layer = RequestLogMiddleware(app, RequestsInFlight(), HttpMetrics(CollectorRegistry()))
+        layer = RequestLogMiddleware(app, RequestsInFlight(), HttpMetrics(CollectorRegistry()), log_requests=True)
         for path in ["/" + "a" * 60_000] * MANY + ["/served"]:
             await layer({"type": "http", "method": "GET", "path": path, "headers": []}, send, send)
         return await asyncio.wait_for(left_out(caplog, MANY - BURST), SECONDS)

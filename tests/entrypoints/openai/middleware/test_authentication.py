@@ -76,6 +76,17 @@ def test_the_schemes_name_has_no_case(guarded_server: ServerProcess) -> None:
     assert httpx.get(f"{guarded_server.url}/v1/models", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("key", API_KEYS)
+def test_a_key_may_come_as_anthropics_clients_send_it(guarded_server: ServerProcess, key: str) -> None:
+    for headers in ({"x-api-key": key}, {"X-Api-Key": key, "Authorization": "Bearer wrong"}):
+        assert httpx.get(f"{guarded_server.url}/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "wrong", f"{API_KEYS[0]}x", API_KEYS[0][:-1], f"Bearer {API_KEYS[0]}"])
+def test_no_other_key_fits_there(guarded_server: ServerProcess, key: str) -> None:
+    check_error(httpx.get(f"{guarded_server.url}/v1/models", headers={"x-api-key": key}), 401)
+
+
 def test_the_openai_client_sees_its_own_error(guarded_server: ServerProcess) -> None:
     with (
         openai.Client(base_url=f"{guarded_server.url}/v1", api_key="wrong", max_retries=0) as client,

@@ -172,8 +172,8 @@ def test_preflights_have_an_id_too(guarded_server: ServerProcess) -> None:
 def test_the_worker_logs_in_the_same_form(guarded_server: ServerProcess) -> None:
     lines = [line for line in guarded_server.log.splitlines() if line]
     banner = [line for line in lines if not line.startswith("{")]
-    assert [line.split(" ")[0] for line in banner] == ["Serving", "Try", "curl"]
-    assert MODEL_NAME in banner[0]
+    assert [line.split(" ")[0] for line in banner] == ["Try", "curl", "curl", "Serving"]
+    assert MODEL_NAME in banner[-1]
 
 
 def test_routes_and_statuses_are_counted(strict_server: ServerProcess) -> None:

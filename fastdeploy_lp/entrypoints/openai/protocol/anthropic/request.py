@@ -1,0 +1,177 @@
+"""Bodies of POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, create_model, model_validator
+from typing_extensions import Self
+
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.conversation import (
+    CacheControl,
+    FewMessages,
+    Texts,
+    require_types,
+)
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.tool import FewCustomTools, ToolChoice
+from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
+from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_NAMES
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, SamplingRequest
+from fastdeploy_lp.entrypoints.openai.protocol.request import Texts as ManyTexts
+
+# Fields of chat completions for the prompt, and for its continuation.
+OF_PROMPTS = ("chat_template", "chat_template_kwargs")
+OF_GENERATION = (
+    *(name for name in SamplingRequest.model_fields if name not in ("n", "prompt_logprobs")),
+    *("bad_words", "bad_words_token_ids", "allowed_token_ids", "stop_token_ids", "logit_bias"),
+    *("logits_processors_args", "logits_processors", "logits_processors_shadow", "logits_processors_trace"),
+    *("vllm_xargs", "return_token_ids", "request_id", "timeout", "stream"),
+    *KINDS,
+    *WHITESPACE_NAMES,
+)
+
+CHAT_FIELDS = ChatCompletionRequest.model_fields
+
+if TYPE_CHECKING:
+
+    class SharedRequest(RequestModel):
+        """Fields of a chat completion that a body of the Messages API has too, all optional."""
+
+        # The fields that other modules read.
+        stream: bool
+        request_id: str | None
+        timeout: float | None
+        logits_processors: Any
+        logits_processors_args: dict[str, Any] | None
+
+else:
+    SharedRequest = create_model(
+        "SharedRequest",
+        __base__=RequestModel,
+        __module__=__name__,
+        **{name: (CHAT_FIELDS[name].annotation, CHAT_FIELDS[name]) for name in OF_GENERATION},
+    )
+
+
+class Thinking(RequestModel):
+    """Reasoning before the answer: required, ruled out, or up to the model, if the chat template supports that."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _options_need_thinking(self) -> Self:
+        if self.budget_tokens is not None and self.type != "enabled":
+            raise ValueError("budget_tokens: only allowed with the type enabled")
+        if self.display is not None and self.type == "disabled":
+            raise ValueError("display: not allowed with the type disabled")
+        return self
+
+
+class OutputFormat(RequestModel):
+    """JSON that conforms to a JSON Schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    type: Literal["json_schema"]
+    # pydantic has a method of that name.
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """The form of the answer, and a variable of the chat template."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(RequestModel):
+    """Metadata of a request; means nothing here."""
+
+    user_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class CountTokensRequest(RequestModel):
+    """Body of POST /v1/messages/count_tokens: what becomes the prompt."""
+
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {"speed": ("standard",), "mcp_servers": ([],)}
+    unsupported: ClassVar[dict[str, str]] = {
+        "container": "there are no containers here",
+        "diagnostics": "there are no diagnostics of the cache here",
+        "inference_geo": "this server runs where it runs",
+        "mcp_servers": "this server calls no MCP servers; offer their tools in tools",
+        "speed": "only standard is allowed",
+    }
+
+    model: str | None = None
+    messages: FewMessages
+    system: Texts | None = None
+    tools: FewCustomTools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _system_is_text(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            require_types("system", body.get("system"), ("text",))
+        return body
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> Self:
+        if not self.messages:
+            raise ValueError("messages: at least one message is needed")
+        last = self.messages[-1]
+        if last.role == "assistant" and any(block.type == "tool_use" for block in last.blocks):
+            raise ValueError(
+                f"messages.{len(self.messages) - 1}.content: after a tool_use block, a message with its tool_result "
+                "is needed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_tools_are_there(self) -> Self:
+        choice = self.tool_choice
+        if choice is None or choice.type == "none":
+            return self
+        if not self.tools:
+            raise ValueError("tool_choice: only allowed together with tools")
+        offered = [tool.name for tool in self.tools]
+        if choice.name is not None and choice.name not in offered:
+            raise ValueError(f"tool_choice.name: {choice.name!r} is none of the tools: {', '.join(offered)}")
+        return self
+
+    @model_validator(mode="after")
+    def _effort_is_settled_once(self) -> Self:
+        effort = self.output_config.effort if self.output_config is not None else None
+        if effort is not None and (self.chat_template_kwargs or {}).get("reasoning_effort", effort) != effort:
+            raise ValueError("output_config.effort: chat_template_kwargs.reasoning_effort says otherwise")
+        return self
+
+
+class MessagesRequest(SharedRequest, CountTokensRequest):
+    """Body of POST /v1/messages: Anthropic's fields, and fields of chat completions that Anthropic does not have."""
+
+    # The descriptions and bounds of sampling fields.
+    model_config = ConfigDict(json_schema_extra=ChatCompletionRequest.model_config.get("json_schema_extra"))
+
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**CountTokensRequest.without_effect, "n": (1,)}
+    unsupported: ClassVar[dict[str, str]] = {
+        **CountTokensRequest.unsupported,
+        **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "only chat completions have logprobs"),
+        "n": "a body has one answer; only 1 is allowed",
+        "stop": "has the name stop_sequences here",
+    }
+
+    max_tokens: int
+    stop_sequences: ManyTexts | None = None
+    metadata: Metadata | None = None
+    # Only null is allowed.
+    thread: dict[str, Any] | None = None
+    # Means nothing here.
+    service_tier: Literal["auto", "standard_only"] | None = None

@@ -1,0 +1,1 @@
+"""The Responses API: conversations as chats, and the store of responses."""

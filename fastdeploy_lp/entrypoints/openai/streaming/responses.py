@@ -1,0 +1,189 @@
+"""A response, whole or event by event."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
+from fastdeploy_lp.entrypoints.openai.protocol.chat import AssistantMessage, ChatChunkChoice
+from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorInfo
+from fastdeploy_lp.entrypoints.openai.protocol.model import now
+from fastdeploy_lp.entrypoints.openai.protocol.response_items import (
+    ItemStatus,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    new_item_id,
+)
+from fastdeploy_lp.entrypoints.openai.protocol.responses import (
+    IncompleteDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
+from fastdeploy_lp.entrypoints.openai.streaming.growing_items import (
+    EventNumbers,
+    GrowingCall,
+    GrowingItem,
+    GrowingReasoning,
+    GrowingText,
+)
+from fastdeploy_lp.request.outputs import CompletionDelta
+
+ErrorCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+CODES: dict[int, ErrorCode] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+def end(response: Response, finish_reason: str | None, usage: Usage) -> ItemStatus:
+    """Sets how a response has ended; returns the status of its last item."""
+    response.usage = ResponseUsage.of(usage)
+    response.completed_at = now()
+    response.status = "completed"
+    if finish_reason == "length":
+        response.status, response.incomplete_details = "incomplete", IncompleteDetails(reason="max_output_tokens")
+    elif finish_reason == "abort":
+        response.status = "cancelled"
+    return "completed" if response.status == "completed" else "incomplete"
+
+
+def fail(response: Response, status: int, info: ErrorInfo) -> None:
+    """Sets the error that a response has ended with; status: of HTTP."""
+    response.status = "failed"
+    response.error = ResponseError(code=CODES.get(status, "server_error"), message=info.message)
+
+
+def output_of(message: AssistantMessage, status: ItemStatus) -> list[OutputItem]:
+    """Returns the items of a whole message: reasoning, text, calls; `status` is that of the last one."""
+    items, calls = list[OutputItem](), message.tool_calls or []
+    if message.reasoning_content:
+        reasoning = ReasoningText(text=message.reasoning_content)
+        items.append(OutputReasoning(id=new_item_id("rs"), status="completed", content=[reasoning]))
+    if message.content or not calls:
+        text = OutputText(text=message.content or "")
+        items.append(OutputMessage(id=new_item_id("msg"), status="completed", content=[text]))
+    items += [
+        OutputCall(
+            id=new_item_id("fc"),
+            status="completed",
+            call_id=call.id,
+            name=call.function.name,
+            arguments=call.function.arguments,
+        )
+        for call in calls
+    ]
+    items[-1].status = status
+    return items
+
+
+def in_pieces(response: Response, logprobs: Pieces | None, trace: Pieces | None) -> PiecedObject:
+    """Returns a whole response with its long members: the message's logprobs, and the trace."""
+    members: dict[str, Pieces] = {}
+    if logprobs is not None:
+        members["output"] = array([_item_pieces(item, logprobs) for item in response.output])
+    if trace is not None:
+        members["logits_processors_trace"] = trace
+    return PiecedObject(response, members)
+
+
+def _item_pieces(item: OutputItem, logprobs: Pieces) -> PiecedObject:
+    if not isinstance(item, OutputMessage):
+        return PiecedObject(item)
+    (text,) = item.content
+    return PiecedObject(item, {"content": array([PiecedObject(text, {"logprobs": logprobs})])})
+
+
+class ResponseEvents:
+    """Encoder of a response's events, from `opening` over `of` each delta to `closing` and `ending`, or `failed`."""
+
+    def __init__(self, response: Response, reader: MessageReader) -> None:
+        self.response = response
+        self.num_tokens = 0
+        self._reader = reader
+        self._numbers = EventNumbers()
+        self._open: GrowingItem | None = None
+        self._finish_reason: str | None = None
+        # Fields of the last tokens, if these had no text: the last event has them.
+        self._rest: dict[str, Any] = {}
+
+    def opening(self) -> bytes:
+        """Returns the first events."""
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._numbers.event(kind, response=self.response) for kind in kinds)
+
+    def of(self, delta: CompletionDelta) -> bytes:
+        """Returns the events of a delta; empty while its meaning is undecided."""
+        self.num_tokens += len(delta.token_ids)
+        if self._reader.is_plain and delta.finish_reason is None and delta.logprobs is None:
+            return self._grow(GrowingText, delta.text, {}) if delta.text else b""
+        choice = self._reader.chunk(delta)
+        return b"" if choice is None else self._of_choice(choice)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Returns the events that the last item ends with; the response is whole then."""
+        status = end(self.response, self._finish_reason, usage)
+        if self._open is None and not self.response.output:
+            return self._grow(GrowingText, "", {}) + self._close(status)
+        return self._close(status)
+
+    def ending(self) -> bytes:
+        """Returns the last event."""
+        # OpenAI's streams have no event of their own for a response that was cancelled.
+        kind = "response.completed" if self.response.status == "completed" else "response.incomplete"
+        return self._numbers.event(kind, response=self.response, **self._rest)
+
+    def failed(self, status: int, info: ErrorInfo) -> bytes:
+        """Returns the last event of a response that could not go on."""
+        fail(self.response, status, info)
+        return self._numbers.event("response.failed", response=self.response)
+
+    def _of_choice(self, choice: ChatChunkChoice) -> bytes:
+        details, events, delta = _details(choice), b"", choice.delta
+        if delta.reasoning_content:
+            events += self._grow(GrowingReasoning, delta.reasoning_content, details)
+            details = {}
+        # A chunk that is neither text nor the last has token ids to tell.
+        if delta.content or (choice.finish_reason is None and not events and not delta.tool_calls):
+            events += self._grow(GrowingText, delta.content or "", details)
+            details = {}
+        for call in delta.tool_calls or []:
+            if call.id is not None:
+                events += self._close("completed")
+                self._open = GrowingCall(self._numbers, len(self.response.output), call.id, call.function.name or "")
+                events += self._open.begin()
+            if self._open is not None and call.function.arguments:
+                events += self._open.grow(call.function.arguments, details)
+                details = {}
+        if choice.finish_reason is not None:
+            self._finish_reason = choice.finish_reason
+            self.response.stop_reason = choice.stop_reason
+            self.response.logits_processors_shadow = choice.logits_processors_shadow
+            self._rest = details
+        return events
+
+    def _grow(self, kind: type[GrowingText | GrowingReasoning], text: str, details: dict[str, Any]) -> bytes:
+        events = b""
+        if not isinstance(self._open, kind):
+            events = self._close("completed")
+            self._open = kind(self._numbers, len(self.response.output))
+            events += self._open.begin()
+        return events + self._open.grow(text, details)
+
+    def _close(self, status: ItemStatus) -> bytes:
+        if self._open is None:
+            return b""
+        item, events = self._open.end(status)
+        self.response.output.append(item)
+        self._open = None
+        return events
+
+
+def _details(choice: ChatChunkChoice) -> dict[str, Any]:
+    """Returns the fields that tell of a chunk's tokens."""
+    names = ("token_ids", "logits_processors_trace")
+    details = {name: value for name in names if (value := getattr(choice, name)) is not None}
+    return details if choice.logprobs is None else details | {"logprobs": choice.logprobs.content}

@@ -26,7 +26,7 @@ endif
 # Tests start hundreds of processes, each of which would compile every file that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: other-python help serve test test-long test-clients test-ray test-browser screenshots lint types bench-smoke docs gpu-check audit clean
+.PHONY: other-python help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -91,6 +91,20 @@ $(VENV)/ray.done: setup.py | $(VENV)/dev.done
 
 test-ray: $(VENV)/ray.done ## run replicas on Ray Serve: one is killed, all are updated, routers are compared
 	PYTHONPATH=$(CURDIR) $(VENV)/ray/bin/python -m pytest -W default::DeprecationWarning tests/reliability/test_ray_serve.py $(PYTEST_ARGS)
+
+# PaddleFormers beside our own environment, as Ray: it asks for older releases of numpy and transformers. The models that
+# tests compare it with are computed by Hugging Face's library in our own.
+$(VENV)/paddleformers.done: setup.py | $(VENV)/dev.done
+	@echo "Setting up PaddleFormers in $(VENV)/paddleformers"
+	$(PYTHON) -m venv $(VENV)/paddleformers
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	    > $$($(VENV)/paddleformers/bin/python -c "import site; print(site.getsitepackages()[0])")/server.pth
+	$(VENV)/paddleformers/bin/python -m pip --disable-pip-version-check install --quiet --no-compile 'paddleformers>=1.2,<1.3'
+	@touch $@
+
+test-paddleformers: $(VENV)/paddleformers.done ## run models through PaddleFormers: tokens, batches, errors
+	PYTHONPATH=$(CURDIR) FASTDEPLOY_LP_REFERENCE_PYTHON=$(CURDIR)/$(BIN)/python $(VENV)/paddleformers/bin/python -m pytest \
+	    tests/formers $(PYTEST_ARGS)
 
 # The checks of accessibility are axe's, which comes from npm.
 $(VENV)/axe.done: tests/entrypoints/playground/node/package-lock.json | $(VENV)/dev.done

@@ -42,6 +42,8 @@ EXTRAS = {
     "gpu": ["nvidia-ml-py>=12.535", "paddlepaddle-gpu>=3.3.1,<3.4"],
     # Replicas on a cluster: `serve run configs/ray-serve.yaml`.
     "ray": ["ray[serve]>=2.50"],
+    # Model families beyond our own: `--model-impl`. Another release has other classes.
+    "paddleformers": ["paddleformers>=1.2,<1.3"],
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
     # Spans of requests: `--otlp-traces-endpoint`.

@@ -13,6 +13,7 @@ from fastdeploy_lp.config.option_values import (
     at_least,
     option,
     require_collector,
+    require_model_impl,
     require_names,
     require_processors,
     require_seconds,
@@ -45,6 +46,7 @@ DEFAULT_MAX_WORKER_RESTARTS = 5
 ON_ERROR = ("fail", "skip", "abort")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS = ("w8a8", "w8a16")
+MODEL_IMPLS = ("auto", "native", "paddleformers")
 ON_WORKER_FAILURE = ("restart", "exit")
 
 
@@ -81,7 +83,8 @@ class ModelConfig:
     (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
     logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
     `skip_tokenizer_init` requests and answers are token ids. `model_sampling` has the sampling that the model's authors
-    recommend. Answers report `served_model_name`; requests may also use `other_served_names`.
+    recommend. Answers report `served_model_name`; requests may also use `other_served_names`. `model_impl` is one
+    of MODEL_IMPLS.
     """
 
     model: str
@@ -120,6 +123,13 @@ class ModelConfig:
         group="Model",
         help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
         check=require_default_sampling,
+    )
+    model_impl: str = option(
+        "auto",
+        group="Model",
+        help="who computes the model: this server's own families, PaddleFormers, or auto: the first that has it",
+        choices=MODEL_IMPLS,
+        check=require_model_impl,
     )
     model_sampling: dict[str, float] = field(default_factory=dict)
     other_served_names: tuple[str, ...] = ()

@@ -174,6 +174,20 @@ def require_collector(name: str, value: object) -> None:
         raise ValueError(f"{name}: needs OpenTelemetry; run `pip install 'fastdeploy-lp[otel]'`")
 
 
+INSTALL_PADDLEFORMERS = "pip install 'fastdeploy-lp[paddleformers]'"
+
+
+def has_paddleformers() -> bool:
+    """Returns True if PaddleFormers is installed; imports nothing."""
+    return find_spec("paddleformers") is not None
+
+
+def require_model_impl(name: str, value: object) -> None:
+    """Checks the option `model_impl`; raises ValueError for "paddleformers" without the package."""
+    if value == "paddleformers" and not has_paddleformers():
+        raise ValueError(f"{name}: needs PaddleFormers; run `{INSTALL_PADDLEFORMERS}`")
+
+
 def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise ValueError unless `value` is one of these."""
     if value not in allowed:

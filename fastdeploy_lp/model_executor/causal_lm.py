@@ -25,7 +25,7 @@ def load_causal_lm(
     config = fd_config.model_config
     files = read_model_files(Path(config.directory), need_tokenizer=False).weights
     try:
-        cls = model_class(config.hf_config)
+        cls = model_class(config.hf_config, config.model_impl)
     except ValueError as error:
         raise CheckpointError(f"{config.directory}: {error}") from error
     if communicator.size > 1 and not issubclass(cls, DecoderForCausalLM):

@@ -3,8 +3,8 @@ lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import paddle
@@ -37,7 +37,8 @@ class AttentionGroup:
 
     `to_heads` reorders rows (token, head) to (head, token) and `to_tokens` back; both None for one token, where the
     orders are the same. `blocks` [num_seqs * kv_heads * blocks] are rows of the cache; `mask`
-    [num_seqs, 1, 1, query_len, context] is 0 where a query may look and -inf elsewhere.
+    [num_seqs, 1, 1, query_len, context] is 0 where a query may look and -inf elsewhere; `window_masks` has such a mask
+    for each length of a sliding window in the model.
     """
 
     first_row: int
@@ -47,6 +48,7 @@ class AttentionGroup:
     to_tokens: Tensor | None
     blocks: Tensor
     mask: Tensor
+    window_masks: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,16 @@ class ForwardBatch:
 
 
 class ForwardBatchBuilder:
-    """Lays chunks out for a model with this many heads and blocks of this size."""
+    """Lays chunks out for a model with this many heads and blocks of this size.
 
-    def __init__(self, num_heads: int, num_kv_heads: int, block_size: int) -> None:
+    windows: for each sliding window, the number of tokens, itself included, that a token attends to.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, block_size: int, windows: Iterable[int] = ()) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._block_size = block_size
+        self._windows = tuple(windows)
 
     def build(self, chunks: Sequence[SequenceChunk]) -> ForwardBatch:
         """Chunks of one length form a group; groups are packed in ascending length, so decoding rows come first."""
@@ -109,6 +115,7 @@ class ForwardBatchBuilder:
         heads = np.arange(self._num_kv_heads)
         blocks = tables[:, None, :] * self._num_kv_heads + heads[None, :, None]
         to_heads, to_tokens = self._reorder(len(chunks), query_len) if query_len > 1 else (None, None)
+        context = num_blocks * self._block_size
         return AttentionGroup(
             first_row=first_row,
             num_seqs=len(chunks),
@@ -116,7 +123,10 @@ class ForwardBatchBuilder:
             to_heads=to_heads,
             to_tokens=to_tokens,
             blocks=paddle.to_tensor(blocks.reshape(-1)),
-            mask=paddle.to_tensor(_causal_mask(chunks, query_len, num_blocks * self._block_size)),
+            mask=paddle.to_tensor(_causal_mask(chunks, query_len, context)),
+            window_masks={
+                window: paddle.to_tensor(_causal_mask(chunks, query_len, context, window)) for window in self._windows
+            },
         )
 
     def _num_blocks(self, chunk: SequenceChunk) -> int:
@@ -137,9 +147,14 @@ class ForwardBatchBuilder:
         return paddle.to_tensor(to_heads), paddle.to_tensor(to_tokens)
 
 
-def _causal_mask(chunks: list[SequenceChunk], query_len: int, context: int) -> NDArray[np.float32]:
+def _causal_mask(
+    chunks: list[SequenceChunk], query_len: int, context: int, window: int | None = None
+) -> NDArray[np.float32]:
     starts = np.array([chunk.start for chunk in chunks])
-    last_visible = starts[:, None] + np.arange(query_len)[None, :]
-    hidden = np.arange(context)[None, None, :] > last_visible[:, :, None]
+    last_visible = (starts[:, None] + np.arange(query_len)[None, :])[:, :, None]
+    positions = np.arange(context)[None, None, :]
+    hidden = positions > last_visible
+    if window is not None:
+        hidden |= positions <= last_visible - window
     mask = np.where(hidden, np.float32(-np.inf), np.float32(0.0))
     return mask[:, None, None]

@@ -16,29 +16,33 @@ class LayerKVCache:
     A row is one block of one head, so that gathering a sequence's rows gives [kv_heads, context, head_dim] without a
     permuted copy. Block 0 is the null block: it is never written and fills up shorter sequences of a group.
     With `half`, what is kept is rounded to float16; it stays in float32, which the products take.
+    value_dim: elements of a value, if it has another number of them than a key.
     """
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, num_kv_heads: int, block_size: int, head_dim: int, *, half: bool = False) -> None:
+    def __init__(
+        self, num_kv_heads: int, block_size: int, head_dim: int, *, value_dim: int | None = None, half: bool = False
+    ) -> None:
         self._num_kv_heads = num_kv_heads
         self._block_size = block_size
         self._head_dim = head_dim
+        self._value_dim = head_dim if value_dim is None else value_dim
         self._half = half
 
     def allocate(self, num_blocks: int) -> None:
         """Make room for `num_blocks` blocks, the null block included; once, before the first `write`."""
         # Zeros, not empty: a masked position still enters 0 * value, which must not be NaN.
         platform = current_platform()
-        shape = [num_blocks * self._num_kv_heads, self._block_size * self._head_dim]
-        self.keys = platform.zeros(shape, "float32")
-        self.values = platform.zeros(shape, "float32")
+        rows = num_blocks * self._num_kv_heads
+        self.keys = platform.zeros([rows, self._block_size * self._head_dim], "float32")
+        self.values = platform.zeros([rows, self._block_size * self._value_dim], "float32")
         self._key_rows = self.keys.reshape([-1, self._head_dim])
-        self._value_rows = self.values.reshape([-1, self._head_dim])
+        self._value_rows = self.values.reshape([-1, self._value_dim])
 
     def write(self, cache_rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [tokens * kv_heads, head_dim] at `cache_rows`, in place."""
+        """Store keys and values [tokens * kv_heads, their size] at `cache_rows`, in place."""
         if self._half:
             keys, values = (x.clip(-HALF_MAX, HALF_MAX).astype("float16").astype("float32") for x in (keys, values))
         paddle.scatter_(self._key_rows, cache_rows, keys)

@@ -79,4 +79,9 @@ def kv_bytes_per_token(config: dict[str, Any], dtype: str, ranks: int = 1) -> in
     heads = positive_int(config, "num_attention_heads")
     kv_heads = part_of_heads(positive_int(config, "num_key_value_heads", heads), ranks)
     head_dim = positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads)
-    return 2 * positive_int(config, "num_hidden_layers") * kv_heads * head_dim * ELEMENT_BYTES[dtype]
+    numbers = 2 * kv_heads * head_dim
+    if config.get("kv_lora_rank") is not None:
+        # Latent attention: keys and values are stored expanded, for every head.
+        key_dim = positive_int(config, "qk_nope_head_dim") + positive_int(config, "qk_rope_head_dim")
+        numbers = part_of_heads(heads, ranks) * (key_dim + positive_int(config, "v_head_dim"))
+    return positive_int(config, "num_hidden_layers") * numbers * ELEMENT_BYTES[dtype]

@@ -25,7 +25,7 @@ COMPUTED = ".rotary_emb.inv_freq"
 
 
 class Weights:
-    """The tensors of a checkpoint; every one is taken once.
+    """The tensors of a checkpoint; every one is taken at least once.
 
     communicator: the ranks that share the model; what a model says is split is read in part, for this rank alone.
     """
@@ -49,6 +49,19 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    @property
+    def where(self) -> str:
+        """The files, for messages."""
+        return ", ".join(map(str, self._files))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors that a model may take, by name."""
+        return {name: tensor.shape for name, tensor in self._tensors.items() if not name.endswith(COMPUTED)}
+
+    def skip(self, name: str) -> None:
+        """Count a tensor that the model leaves out on purpose as taken."""
+        self._untaken.discard(name)
 
     def take(self, name: str, shape: Sequence[int], split: Split = WHOLE) -> NDArray[np.float32]:
         """The tensor of that name as float32 on the host, or this rank's part of it if the model is shared.
@@ -75,7 +88,7 @@ class Weights:
 
     def _take(self, name: str, shape: Sequence[int]) -> StoredTensor:
         if name not in self._tensors:
-            raise WeightsError(f"{', '.join(map(str, self._files))}: tensor {name} is missing")
+            raise WeightsError(f"{self.where}: tensor {name} is missing")
         tensor = self._tensors[name]
         if tensor.dtype not in ELEMENTS:
             message = f"tensor {name} is {tensor.dtype}; weights must be one of {', '.join(ELEMENTS)}"
@@ -83,8 +96,9 @@ class Weights:
         if tensor.shape != tuple(shape):
             message = f"tensor {name} has shape {list(tensor.shape)}; config.json makes it {list(shape)}"
             raise WeightsError(f"{tensor.path}: {message}")
-        self._untaken.discard(name)
-        self._progress.update()
+        if name in self._untaken:
+            self._untaken.discard(name)
+            self._progress.update()
         return tensor
 
     def require_all_taken(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from fastdeploy_lp.checkpoint.config_field import texts
+from fastdeploy_lp.config.option_values import INSTALL_PADDLEFORMERS, has_paddleformers
 from fastdeploy_lp.plugins import Plugin, load_class, normalized_path, running_plugin
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ MODELS: dict[str, str] = {
     "MistralForCausalLM": "fastdeploy_lp.model_executor.models.mistral:MistralForCausalLM",
     "Phi3ForCausalLM": "fastdeploy_lp.model_executor.models.phi3:Phi3ForCausalLM",
 }
+PADDLEFORMERS = "fastdeploy_lp.model_executor.models.paddleformers.causal_lm:PaddleFormersForCausalLM"
 METHODS = ("initialize_cache", "forward", "compute_logits")
 
 
@@ -126,9 +128,21 @@ class ModelRegistry:
         return MODELS.get(architecture) if registration is None else registration.model
 
 
-def model_class(hf_config: dict[str, Any]) -> type[CausalLM]:
-    """The class for `config.json`'s `architectures`; raises ValueError, listing the known ones."""
-    return ModelRegistry.resolve(texts(hf_config, "architectures"))
+def model_class(hf_config: dict[str, Any], model_impl: str = "auto") -> type[CausalLM]:
+    """The class for `config.json`'s `architectures`; raises ValueError, listing the known ones.
+
+    model_impl: see `ModelConfig`. "auto" is PaddleFormers for architectures that are not registered.
+    """
+    architectures = texts(hf_config, "architectures")
+    known = not set(architectures).isdisjoint(ModelRegistry.get_supported_archs())
+    if model_impl == "paddleformers" or (model_impl == "auto" and not known and has_paddleformers()):
+        return _load(PADDLEFORMERS, "model_impl", None)
+    try:
+        return ModelRegistry.resolve(architectures)
+    except ValueError as error:
+        if known or model_impl == "native":
+            raise
+        raise ValueError(f"{error}; PaddleFormers has others: run `{INSTALL_PADDLEFORMERS}`") from None
 
 
 def _path(model: object) -> str:

@@ -187,7 +187,7 @@ def test_an_architecture_that_is_not_supported_lists_the_supported_ones(
     tmp_path: Path, architectures: list[str] | None
 ) -> None:
     message = refusal(checkpoint(tmp_path, "tiny-llama", architectures=architectures), ValueError)
-    assert message.endswith(f"supported are {', '.join(MODELS)}")
+    assert f"supported are {', '.join(MODELS)}" in message
     assert "MambaForCausalLM" in message or not architectures
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import paddle
-import paddle.nn.functional as F  # noqa: N812 - Paddle's own spelling
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
-from fastdeploy_lp.model_executor.forward_batch import AttentionGroup, ForwardBatch, ForwardBatchBuilder, SequenceChunk
+from fastdeploy_lp.model_executor.forward_batch import ForwardBatch, ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBackend
+from fastdeploy_lp.model_executor.layers.attention.paged_attention import HeadSizes, PagedAttention
 from fastdeploy_lp.model_executor.layers.linear import Linear
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
@@ -71,7 +70,9 @@ class PaddleAttentionLayer:
         )
         self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, dims.rms_norm_eps)
         self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, dims.rms_norm_eps)
-        self._attention = PagedAttention(dims.num_heads, dims.num_kv_heads, dims.head_dim, cache)
+        self._attention = PagedAttention(
+            HeadSizes(dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.head_dim), dims.head_dim**-0.5, cache
+        )
 
     def __call__(self, hidden: Tensor, batch: PaddleBatch) -> Tensor:
         """As the interface says."""
@@ -81,38 +82,3 @@ class PaddleAttentionLayer:
             queries, keys = self._q_norm(queries)[0], self._k_norm(keys)[0]
         queries, keys = (self._rotary.rotate(x, batch.rotation) for x in (queries, keys))
         return self._attention(queries, keys, self._v_proj(hidden), batch)
-
-
-class PagedAttention:
-    """Writes a pass's keys and values to the cache, then computes causal attention."""
-
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, cache: LayerKVCache) -> None:
-        self._num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
-        self._scale = head_dim**-0.5
-        self._cache = cache
-
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
-        """queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, ...] → [tokens, heads * head_dim]."""
-        head_dim = self._head_dim
-        self._cache.write(batch.cache_rows, keys.reshape([-1, head_dim]), values.reshape([-1, head_dim]))
-        queries = queries * self._scale
-        outputs = [self._attend(queries, group) for group in batch.groups]
-        return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
-
-    def _attend(self, queries: Tensor, group: AttentionGroup) -> Tensor:
-        num_tokens = group.num_seqs * group.query_len
-        rows = queries[group.first_row : group.first_row + num_tokens].reshape([-1, self._head_dim])
-        if group.to_heads is not None:
-            rows = paddle.gather(rows, group.to_heads)
-        per_kv_head = [group.num_seqs, self._num_kv_heads, -1, self._head_dim]
-        keys = paddle.gather(self._cache.keys, group.blocks).reshape(per_kv_head)
-        values = paddle.gather(self._cache.values, group.blocks).reshape(per_kv_head)
-        scores = paddle.matmul(rows.reshape(per_kv_head), keys, transpose_y=True)
-        per_query = [group.num_seqs, self._num_kv_heads, -1, group.query_len, scores.shape[-1]]
-        weights = F.softmax(scores.reshape(per_query) + group.mask).reshape(scores.shape)
-        out = paddle.matmul(weights, values).reshape([-1, self._head_dim])
-        if group.to_tokens is not None:
-            out = paddle.gather(out, group.to_tokens)
-        return out.reshape([num_tokens, self._num_heads * self._head_dim])

@@ -1,0 +1,1 @@
+"""Model families computed by PaddleFormers with this package's paged attention."""

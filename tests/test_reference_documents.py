@@ -29,8 +29,8 @@ RUN_BY = {
         DOCUMENTS,
         "test_every_request_has_a_plugin_instance_of_its_own",
     ),
-    "V1 processors: the batch-level class": (DOCUMENTS, "test_each_printed_torch_class_works_alone"),
-    "V1 processors: the request-level class and its adapter": (DOCUMENTS, "test_each_printed_torch_class_works_alone"),
+    "V1 processors: the batch-level class": (DOCUMENTS, "test_each_printed_class_works_alone"),
+    "V1 processors: the request-level class and its adapter": (DOCUMENTS, "test_each_printed_class_works_alone"),
     "V1 processors: the class under --logits_processors": (
         DOCUMENTS,
         "test_only_requests_with_the_argument_get_nothing_but_the_target",
@@ -76,7 +76,7 @@ RUN_BY = {
         "test_every_form_of_an_entry_point_leads_to_the_class",
     ),
     "plugin system: a stat logger": ("plugins/test_stat_logger_source.py", "test_all_that_may_load_are_built_by_name"),
-    "all: python -m api_server": ("entrypoints/cli/test_command.py", "test_api_server_runs_as_a_module"),
+    "all: python -m api_server": ("entrypoints/cli/test_command.py", "test_server_runs_as_a_module"),
     "all: options with underscores": (
         "entrypoints/test_options.py",
         "test_every_option_may_be_spelled_with_underscores",

@@ -303,7 +303,7 @@ def test_a_wrong_selection_is_refused_with_its_path(
 
 def test_a_name_that_is_nearly_right_gets_a_hint(aliases: ServerProcess) -> None:
     error = error_of(send(aliases, logits_processors={"hoot": {}}), 400)
-    assert error["message"].endswith("did you mean hot?")
+    assert "; did you mean hot?; declared are " in error["message"]
 
 
 # A processor that fails

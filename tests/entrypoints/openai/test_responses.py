@@ -285,6 +285,9 @@ def test_tokens_of_a_conversation_are_counted(scripted: openai.Client) -> None:
     usage = create(scripted, "Yes.", **asked).usage
     assert usage is not None
     assert counted.input_tokens == usage.input_tokens
+    assert scripted.responses.input_tokens.count(model=MODEL, input="no " * 9000).input_tokens > 9000
+    with pytest.raises(openai.NotFoundError):
+        scripted.responses.input_tokens.count(model="another", input="Go")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     new_chat_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
+from fastdeploy_lp.entrypoints.openai.routes.tokenization import Tokenization
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents, MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, server_sent_event
@@ -80,6 +81,7 @@ class ServingChat:
 
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
+        self._tokenization = Tokenization(engine)
 
     async def start(self, request: ChatCompletionRequest, caller: Caller, name: str | None = None) -> Generation:
         """Admits a request; raises InvalidRequestError, NotFoundError, or the engine's admission errors.
@@ -135,6 +137,13 @@ class ServingChat:
         if request.chat_template is None or request.prompt_token_ids is not None:
             return await inside(partial(self._own_prompt, request))
         return await inside(partial(engine.inputs.rendered_prompt, await self.rendered(request, caller)))
+
+    async def count(self, request: ChatCompletionRequest, caller: Caller) -> int:
+        """Returns the number of tokens of a conversation, which may exceed the context; raises InvalidRequestError."""
+        self._serving.require_model(request.model)
+        text = await self.rendered(request, caller)
+        encode = partial(self._tokenization.encoded, text, "messages", add_special_tokens=False)
+        return len(await self._serving.inside(caller)(encode))
 
     async def rendered(self, request: ChatCompletionRequest, caller: Caller) -> str:
         """Returns the conversation as the chat template shows it; raises InvalidRequestError."""

@@ -28,7 +28,6 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTok
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.translation import TranslatedBody, translated
 from fastdeploy_lp.entrypoints.openai.protocol.trace import trace_pieces
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
-from fastdeploy_lp.entrypoints.openai.routes.tokenization import Tokenization
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
@@ -61,7 +60,6 @@ class ServingMessages:
     def __init__(self, engine: Engine) -> None:
         self._serving = Serving(engine)
         self._chat = ServingChat(engine)
-        self._tokenization = Tokenization(engine)
         self._takes_budgets = any(
             BUDGET in (each.parameters or {}).get("properties", {}) for each in engine.processors.describe()
         )
@@ -79,13 +77,9 @@ class ServingMessages:
 
     async def count(self, body: CountTokensRequest, caller: Caller) -> int:
         """Returns the number of tokens of a prompt, which may be longer than the context; raises as `start`."""
-        self._serving.require_model(body.model)
-        inside = self._serving.inside(caller)
-        chat = await inside(partial(translated, body))
+        chat = await self._serving.inside(caller)(partial(translated, body))
         try:
-            text = await self._chat.rendered(chat.chat, caller)
-            encode = partial(self._tokenization.encoded, text, "messages", add_special_tokens=False)
-            return len(await inside(encode))
+            return await self._chat.count(chat.chat, caller)
         except InvalidRequestError as error:
             raise chat.as_sent(error) from None
 

@@ -93,15 +93,13 @@ class ServingResponses:
         return Begun(request, chat, items, response, generation)
 
     async def count(self, request: InputTokensRequest, owner: str, caller: Caller) -> InputTokens:
-        """Returns the number of tokens of a conversation; raises as `start` does."""
-        self._serving.require_model(request.model)
+        """Returns the number of tokens of a conversation, which may exceed the context; raises as `start` does."""
         caller, before = await self._before(request, owner, caller)
         try:
             chat = await self._serving.inside(caller)(partial(prompt_chat_of, request, before))
-            prompt = await self._chat.prompt(chat, caller)
+            return InputTokens(input_tokens=await self._chat.count(chat, caller))
         except InvalidRequestError as error:
             raise as_sent(error) from None
-        return InputTokens(input_tokens=len(prompt.token_ids))
 
     async def whole(self, begun: Begun, owner: str, output: RequestOutput) -> PiecedObject:
         """Stores and returns the response to a finished request."""

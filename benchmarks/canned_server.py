@@ -13,6 +13,8 @@ from fastdeploy_lp.engine.client.engine_client import EngineClient
 from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.entrypoints.declare import declare
 from fastdeploy_lp.entrypoints.openai.app import build_app
+from fastdeploy_lp.entrypoints.openai.listener.bounds import connection_bounds
+from fastdeploy_lp.entrypoints.openai.listener.connections import connection_class
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 
 
@@ -24,8 +26,9 @@ async def serve(model: str, port: int) -> None:
     await engine.start()
     try:
         app = build_app(engine, ServerArgs())
+        protocol = connection_class(connection_bounds(None, None))
         await uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
+            uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off", http=protocol)
         ).serve()
     finally:
         await asyncio.shield(engine.shutdown())

@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
-from engine_report import FULL, Decode, Job, Measured, Sizes, show
+from engine_report import BFLOAT16, FULL, Decode, Job, Measured, Sizes, show
 
-from fastdeploy_lp.config.fd_config import QUANTIZATIONS
+from fastdeploy_lp.config.model_config import QUANTIZATIONS
 from fastdeploy_lp.platforms import current_platform
 
 SCHEMA_VERSION = 1
@@ -74,7 +74,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, with the defaults of a smoke run if it is one."""
     parser = argparse.ArgumentParser(description="Measure the engine without HTTP.")
     parser.add_argument("--model", default="smollm2-135m", help="model directory, GGUF file, or a known name")
-    names = [FULL, *QUANTIZATIONS]
+    names = [FULL, BFLOAT16, *QUANTIZATIONS]
     parser.add_argument("--quantization", nargs="+", choices=names, metavar="P", help=f"precisions: {', '.join(names)}")
     for name, meaning in (("prompts", "prompt lengths"), ("batches", "rows of decode steps"), ("contexts", "contexts")):
         parser.add_argument(f"--{name}", type=_positive, nargs="+", metavar="N", help=meaning)

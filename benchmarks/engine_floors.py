@@ -18,7 +18,7 @@ from engine_native import (
     compile_onednn,
     stream_bytes,
 )
-from engine_report import ATTENTION, BANDWIDTH, Job
+from engine_report import ATTENTION, BANDWIDTH, BFLOAT16, Job
 
 from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
@@ -43,7 +43,7 @@ class Floors:
         skipped: list[str],
     ) -> None:
         self._dims, self._kv_bytes_per_token, self._skipped = dims, kv_bytes_per_token, skipped
-        self._digits = ACTIVATION_DIGITS[job.quantization]
+        self._digits, self._bfloat16 = ACTIVATION_DIGITS[job.quantization], job.quantization == BFLOAT16
         # Without compiled operators the model reports none, and there is nothing to compare with.
         self._shapes = step_shapes(dims, weight_formats) if weight_formats else []
         self._ours: OurProducts | None = None
@@ -58,7 +58,7 @@ class Floors:
         if ops is None:
             raise CompileError("no compiled operators")
         native = compile_native(directory)
-        self._ours = OurProducts(native, ops, self._shapes, self._digits)
+        self._ours = OurProducts(native, ops, self._shapes, self._digits, bfloat16=self._bfloat16)
         self._stream = MemoryStream(native, job.sizes.stream_bytes or stream_bytes())
         if job.onednn_include is not None:
             library = Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"
@@ -100,7 +100,8 @@ class Floors:
         return {ATTENTION: OneDnnRows(self._onednn_library, [shape], SQUARE, int8=False).multiply}
 
     def _onednn(self, rows: int) -> Products | None:
-        if self._onednn_library is None:
+        # Its products in bfloat16 are not measured here.
+        if self._onednn_library is None or self._bfloat16:
             return None
         try:
             # Two digits of an activation are two rows of 8-bit numbers.

@@ -12,20 +12,41 @@ import shutil
 import subprocess
 import weakref
 from ctypes import POINTER, c_float, c_int32, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
+from random_model import random_blocks
 
+from fastdeploy_lp.config.tile_choice import tile_choice
 from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
-from fastdeploy_lp.model_executor.ops.packed_weight import PackedWeight, WeightFormat
+from fastdeploy_lp.model_executor.ops.packed_weight import (
+    ELEMENT_TYPES,
+    IN_MEMORY,
+    ROW,
+    PackedWeight,
+    WeightFormat,
+    section_structs,
+)
 from fastdeploy_lp.model_executor.ops.structs import LinearStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
+# The lowest and the highest level.
+LEVELS = {WeightFormat.LEVELS4: (0, 15), WeightFormat.LEVELS5: (0, 31), WeightFormat.LEVELS8: (-127, 127)}
+# K-quants cannot be made of any weights.
+BLOCKS = {
+    WeightFormat.LEVELS4K: GGMLQuantizationType.Q4_K,
+    WeightFormat.LEVELS5K: GGMLQuantizationType.Q5_K,
+    WeightFormat.LEVELS6K: GGMLQuantizationType.Q6_K,
+}
 NATIVE = Path(__file__).parent / "native"
+# Of prepared activations, at most: `Activations` of `linear.h`.
+BYTES_PER_INPUT = 4
 GROUP, PANEL, LINE_BYTES, PIECE_BYTES = 32, 32, 64, 512
 # Far larger than any cache of these processors, and at least eight times the cache size that the kernel reports.
 STREAM_BYTES = 512 << 20
@@ -97,7 +118,7 @@ def _compile(target: Path, sources: list[Path], *options: str) -> Path:
 class ActivationsStruct(ctypes.Structure):
     """`Activations` of `linear.h`."""
 
-    _fields_ = (("values", c_void_p), ("q", c_void_p), ("scale", c_void_p), ("total", c_void_p))
+    _fields_ = (("values", c_void_p), ("q", c_void_p), ("scale", c_void_p), ("total", c_void_p), ("sums", c_void_p))
 
 
 class ProductStruct(ctypes.Structure):
@@ -128,33 +149,51 @@ class Products(Protocol):
 class OurProducts:
     """The products by the package's own kernels, each with its own packed weights.
 
-    `digits` is 0 for float32, 1 or 2 for packed weights with activations of this many 8-bit digits. All products of one
-    shape share activations and result; `multiply` does not include quantizing the activations. `ops` is the package's
-    library, `library` the path that `compile_native` returned.
+    `digits` is 0 for float32 or `bfloat16`, 1 or 2 for packed weights with activations of this many 8-bit digits. All
+    products of one shape share activations and result; `multiply` does not include quantizing the activations. `ops` is
+    the package's library, `library` the path that `compile_native` returned.
     """
 
-    def __init__(self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int) -> None:
-        self._library, self._ops, self._digits = ctypes.CDLL(str(library)), ops, digits
+    def __init__(
+        self, library: Path, ops: ctypes.CDLL, shapes: list[Shape], digits: int, *, bfloat16: bool = False
+    ) -> None:
+        self._library, self._ops, self._digits, self._bfloat16 = ctypes.CDLL(str(library)), ops, digits, bfloat16
+        self._library.bench_choose_tiles(int(tile_choice()))
         self._shapes = shapes
         random = np.random.default_rng(0)
-        self.weights = {shape: _random_weight(random, shape) for shape in shapes}
-        packed = {shape: self._pack(shape, weight) for shape, weight in self.weights.items()}
-        self._packed = [_copy(packed[shape]) for shape in shapes]
+        self.weights: dict[Shape, NDArray[np.float32]] = {}
+        packed: dict[Shape, PackedWeight] = {}
+        for shape in dict.fromkeys(shapes):
+            packed[shape], self.weights[shape] = self._pack(random, shape)
+        self._packed = [replace(packed[shape], data=_copy(packed[shape].data)) for shape in shapes]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of packed weights that one step reads."""
-        return sum(part.nbytes for part in self._packed)
+        return sum(part.data.nbytes for part in self._packed)
 
     def rows(self, rows: int) -> OurRows:
         """The same products for so many rows of activations."""
-        return OurRows(self._library, self._shapes, self._packed, self._digits, rows)
+        return OurRows(self._library, self._shapes, self._packed, (self._digits, self._bfloat16), rows)
 
-    def _pack(self, shape: Shape, weight: NDArray[np.float32]) -> NDArray[np.uint8]:
-        packed = PackedWeight.of(self._ops, weight, quantized=self._digits > 0)
+    def _pack(self, random: np.random.Generator, shape: Shape) -> tuple[PackedWeight, NDArray[np.float32]]:
+        if shape.format in BLOCKS and not self._bfloat16:
+            return self._pack_blocks(random, shape, BLOCKS[shape.format])
+        weight = _random_weight(random, shape)
+        packed = PackedWeight.of(self._ops, weight, quantized=self._digits > 0, bfloat16=self._bfloat16)
         if packed.format != shape.format:
             raise ValueError(f"weights of {shape} were packed as {packed.format.name}")
-        return packed.data
+        return packed, weight
+
+    def _pack_blocks(
+        self, random: np.random.Generator, shape: Shape, kind: GGMLQuantizationType
+    ) -> tuple[PackedWeight, NDArray[np.float32]]:
+        blocks = random_blocks(random, (shape.out_features, shape.in_features), kind)
+        rows = np.zeros(shape.out_features, ROW)
+        rows["at"], rows["file"] = blocks.ctypes.data + np.arange(len(rows)) * blocks.strides[0], IN_MEMORY
+        rows["element"] = ELEMENT_TYPES[kind.name]
+        packed = PackedWeight.of_rows(self._ops, rows, shape.in_features, quantized=self._digits > 0)
+        return packed, dequantize(blocks, kind)
 
 
 class OurRows:
@@ -162,18 +201,26 @@ class OurRows:
     filled up to whole panels, [rows, out_features]."""
 
     def __init__(
-        self, library: ctypes.CDLL, shapes: list[Shape], packed: list[NDArray[np.uint8]], digits: int, rows: int
+        self,
+        library: ctypes.CDLL,
+        shapes: list[Shape],
+        packed: list[PackedWeight],
+        precision: tuple[int, bool],
+        rows: int,
     ) -> None:
+        digits, bfloat16 = precision
         self._library, self._rows = library, rows
         random = np.random.default_rng(1)
         self.inputs = {shape: _random_matrix(random, rows, shape.in_features) for shape in shapes}
         self.outputs = {shape: np.zeros((rows, _round_up(shape.out_features)), np.float32) for shape in shapes}
         self._kept: list[Any] = [packed]
-        prepared = {shape: self._activations(shape, digits) for shape in self.inputs}
+        prepared = {shape: self._activations(shape) for shape in self.inputs}
         self._structs = (ProductStruct * len(shapes))(
             *(
                 ProductStruct(
-                    LinearStruct(shape.in_features, shape.out_features, digits, shape.format, weight.ctypes.data, None),
+                    LinearStruct(
+                        shape.in_features, shape.out_features, digits, 1, section_structs([weight]), None, bfloat16
+                    ),
                     prepared[shape],
                     self.outputs[shape].ctypes.data,
                 )
@@ -187,12 +234,13 @@ class OurRows:
         """See `Products`."""
         self._library.bench_multiply(self._structs, len(self._structs), self._rows)
 
-    def _activations(self, shape: Shape, digits: int) -> ActivationsStruct:
+    def _activations(self, shape: Shape) -> ActivationsStruct:
         groups = -(-shape.in_features // GROUP)
-        q = np.zeros((self._rows, groups, max(digits, 1) * GROUP), np.int8)
+        q = np.zeros((self._rows, groups, BYTES_PER_INPUT * GROUP), np.int8)
         scale, total = (np.zeros((self._rows, groups), np.float32) for _ in range(2))
-        self._kept += [q, scale, total]
-        return ActivationsStruct(*(array.ctypes.data for array in (self.inputs[shape], q, scale, total)))
+        sums = np.zeros((self._rows, groups, 2), np.int32)
+        self._kept += [q, scale, total, sums]
+        return ActivationsStruct(*(array.ctypes.data for array in (self.inputs[shape], q, scale, total, sums)))
 
 
 class OneDnnRows:
@@ -255,9 +303,9 @@ def stream_bytes() -> int:
 
 
 def _random_weight(random: np.random.Generator, shape: Shape) -> NDArray[np.float32]:
-    """Weights that are packed in the shape's format: of 16 or 255 levels that every group of inputs has, or 16 bits."""
-    if shape.format in (WeightFormat.LEVELS4, WeightFormat.LEVELS8):
-        least, most = (0, 15) if shape.format is WeightFormat.LEVELS4 else (-127, 127)
+    """Weights that are packed in the shape's format: of 16 to 255 levels that every group of inputs has, or 16 bits."""
+    if shape.format in LEVELS:
+        least, most = LEVELS[shape.format]
         levels = random.integers(least, most + 1, (shape.out_features, shape.in_features))
         levels[:, ::GROUP], levels[:, 1::GROUP] = least, most
         return (levels * np.float32(1 / 16)).astype(np.float32)

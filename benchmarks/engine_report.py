@@ -6,6 +6,16 @@ import statistics
 from dataclasses import dataclass, field
 
 FULL = "float32"
+BFLOAT16 = "bfloat16"
+
+
+def precision_options(precision: str | None) -> dict[str, str]:
+    """Returns the engine's options for a precision of these benchmarks: a `--quantization`, BFLOAT16, or FULL."""
+    if precision in (None, FULL):
+        return {}
+    return {"dtype": precision} if precision == BFLOAT16 else {"quantization": precision}
+
+
 PARTS = ("forward", "logits", "chain", "sampler")
 HOST = "host"
 BANDWIDTH, ATTENTION = "bandwidth", "attention products"
@@ -31,7 +41,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Job:
-    """One precision's run: `quantization` is None for float32.
+    """One precision's run: `quantization` is None for float32, BFLOAT16 for `--dtype bfloat16`.
 
     harnesses: a directory in which the first run compiles the harnesses and later ones find them.
     onednn_include: oneDNN's headers, None to do without oneDNN.
@@ -183,6 +193,7 @@ class Measured:
     processors: Processors | None = None
     guided: Guided | None = None
     skipped: list[str] = field(default_factory=list)
+    instructions: str | None = None  # of products of 8 bits; None without compiled operators
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
@@ -194,6 +205,8 @@ class Measured:
 def show(measured: Measured) -> None:
     """Prints one precision's tables."""
     print(f"\n{measured.precision}, {measured.threads} threads")
+    if measured.instructions is not None:
+        print(f"  products of 8 bits: {measured.instructions}")
     _show_prefill(measured.prefill)
     _show_decode(measured.decode)
     _show_floors(measured)

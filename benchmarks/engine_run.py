@@ -16,12 +16,28 @@ import msgspec
 import numpy as np
 from engine_floors import Floors
 from engine_probe import StepProbe, counted_reads
-from engine_report import FULL, HOST, PARTS, Decode, Guided, Job, Measured, Memory, Prefill, Processors, Timing
+from engine_report import (
+    FULL,
+    HOST,
+    PARTS,
+    Decode,
+    Guided,
+    Job,
+    Measured,
+    Memory,
+    Prefill,
+    Processors,
+    Timing,
+    precision_options,
+)
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.tile_choice import tile_choice
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
+from fastdeploy_lp.model_executor.ops import compiled_ops
+from fastdeploy_lp.model_executor.ops.tiles import choose_tiles, describe_instructions
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -146,7 +162,13 @@ def measure(job: Job, fd_config: FDConfig) -> Measured:
         processors=processors,
         guided=guided,
         skipped=skipped,
+        instructions=_instructions(),
     )
+
+
+def _instructions() -> str | None:
+    ops = compiled_ops()
+    return None if ops is None else describe_instructions(ops, choose_tiles(ops, tile_choice()))
 
 
 def measure_prefill(bench: Bench, skipped: list[str]) -> list[Prefill]:
@@ -314,7 +336,7 @@ def main(argv: list[str]) -> int:
     """Reads the job from the first path, write what was measured to the second."""
     job_path, result_path = map(Path, argv)
     job = msgspec.json.decode(job_path.read_bytes(), type=Job)
-    args = EngineArgs(job.model, quantization=job.quantization, max_num_seqs=max(job.sizes.batches))
+    args = EngineArgs(job.model, **precision_options(job.quantization), max_num_seqs=max(job.sizes.batches))
     result_path.write_bytes(msgspec.json.encode(measure(job, args.create_fd_config(show_progress=False))))
     return 0
 

@@ -57,8 +57,9 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = [*random_model.KINDS, BF16]
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=["Q4_K_M"], help="files of 1.07 billion weights")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=random_model.KINDS, default=["Q4_K_M"], help="files of 1.07 billion weights"
+    )
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--directory", type=Path, help="where there is room for the files (default: the system's)")
     parser.add_argument("--smoke", action="store_true", help="a small model, to see that the program runs")

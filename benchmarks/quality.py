@@ -40,7 +40,7 @@ SCHEMA_VERSION = 1
 MODEL = "smollm2-135m"
 TEXTS = Path(__file__).parent / "data" / "quality"
 CONTEXT, CHUNK, BLOCK_SIZE = 512, 128, 32
-PRECISIONS = ("w8a16", "w8a8", "float32/float16")
+PRECISIONS = ("w8a16", "bfloat16", "w8a8", "float32/float16")
 SMOKE_TOKENS = 96
 
 Int64Array = NDArray[np.int64]
@@ -55,7 +55,7 @@ class Must:
     perplexity: float
 
 
-MUSTS = {"w8a8": Must(95.0, 2.0), "w8a16": Must(98.0, 1.0)}
+MUSTS = {"w8a8": Must(95.0, 2.0), "w8a16": Must(98.0, 1.0), "bfloat16": Must(98.0, 1.0)}
 
 
 @dataclass
@@ -136,7 +136,8 @@ class Reader:
             max_model_len=CONTEXT,
             max_num_seqs=1,
             block_size=BLOCK_SIZE,
-            quantization=None if quantization == "float32" else quantization,
+            dtype="bfloat16" if quantization == "bfloat16" else "auto",
+            quantization=None if quantization in ("float32", "bfloat16") else quantization,
             kv_cache_dtype=cache or "auto",
         )
         fd_config = args.create_fd_config(show_progress=False)
@@ -209,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=list(PRECISIONS),
         metavar="P",
-        help="float32, w8a8 or w8a16, each with /float32 or /float16 behind it for the KV cache",
+        help="float32, bfloat16, w8a8 or w8a16, each with /float32 or /float16 behind it for the KV cache",
     )
     parser.add_argument("--texts", type=Path, default=TEXTS, metavar="DIR", help="folder of .txt files to read")
     parser.add_argument("--smoke", action="store_true", help="a few tokens; fails only if it cannot measure")

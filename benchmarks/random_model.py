@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import gguf
@@ -12,23 +13,26 @@ import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile
 from fastdeploy_lp.checkpoint.gguf_reader import read_gguf
 from fastdeploy_lp.checkpoint.resolve import NAMED_MODELS, packaged_gguf
+from fastdeploy_lp.model_executor.loader.weights import open_weights
 
 # Kinds of files: the type of most matrices, and the type of the embedding and of every other layer's value and down
 # projections, of which a Q4_K_M file has more bits.
 KINDS = {
     "Q4_K_M": (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K),
+    "Q5_K_M": (GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K),
     "Q8_0": (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q8_0),
     "Q4_1": (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_1),
     "F16": (GGMLQuantizationType.F16, GGMLQuantizationType.F16),
+    "BF16": (GGMLQuantizationType.BF16, GGMLQuantizationType.BF16),
 }
 # Types that the library cannot quantize to: where their blocks have half floats, and how large those are.
 HALVES = {
     GGMLQuantizationType.Q4_K: {0: 2e-4, 2: 1e-3},
+    GGMLQuantizationType.Q5_K: {0: 1e-4, 2: 1e-3},
     GGMLQuantizationType.Q6_K: {208: 2e-5},
 }
 DEVIATION = 0.02
@@ -90,17 +94,20 @@ def write_bfloat16(converted: Path, directory: Path) -> None:
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(converted / name, directory / name)
-    tensors = load_file(converted / "model.safetensors")
     header: dict[str, object] = {}
     end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + 2 * tensor.size
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (directory / "model.safetensors").open("wb") as stream:
+    with (
+        open_weights([converted / "model.safetensors"]) as weights,
+        (directory / "model.safetensors").open("wb") as stream,
+    ):
+        shapes = weights.shapes()
+        for name, shape in shapes.items():
+            begin, end = end, end + 2 * prod(shape)
+            header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
         stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            stream.write(tensor.astype(ml_dtypes.bfloat16).tobytes())
+        for name, shape in shapes.items():
+            stream.write(weights.take(name, shape).astype(ml_dtypes.bfloat16).tobytes())
 
 
 def random_blocks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -32,6 +34,9 @@ class NobodyInSlots:
 
     def holds(self, slot: int) -> bool:  # noqa: ARG002
         return False
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:  # noqa: ARG002
+        return {}
 
 
 def decode_steps(rows: int, context: int, steps: int, *, caching: bool) -> list[float]:

@@ -23,7 +23,7 @@ from simulation.reality import compare, holds, show
 from simulation.replica import ReplicaConfig
 from simulation.scaling import FULL_SIZES, SMOKE_SIZES, measure_scaling, write_scaling
 
-from fastdeploy_lp.config.fd_config import QUANTIZATIONS
+from fastdeploy_lp.config.model_config import QUANTIZATIONS
 
 HERE = Path(__file__).parent
 COSTS = HERE / "data" / "step-costs.json"

@@ -40,6 +40,7 @@ def main() -> int:
         ("data_parallel.py", "--smoke"),
         ("load.py", "--smoke"),
         ("victim.py", "--smoke"),
+        ("speculation.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastdeploy_lp.config.fd_config import QUANTIZATIONS
+from fastdeploy_lp.config.model_config import QUANTIZATIONS
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest, encode
 from fastdeploy_lp.platforms import current_platform

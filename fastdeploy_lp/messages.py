@@ -143,6 +143,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     `prompt_logprobs`, if requested, with a position for each prompt token but the first. `logprobs` has one entry a
     token, if requested; `trace` one list of stages a token, while the request is traced; `shadows` one entry a token,
     while processors run in shadow for it.
+    drafted: draft tokens that the worker's step verified, of which the sequence took `accepted`; set in the first of
+    the sequence's steps that come together.
     A pooled prompt has one step, with `num_cached_tokens`, `scheduled_at` and `pooled`, its vector [hidden_size] as
     little-endian float32, or one vector per token, [tokens, hidden_size], for the task "token_embed".
     """
@@ -161,6 +163,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     trace: list[list[StageTrace]] | None = None
     shadows: list[ShadowTokens] | None = None
     by_request: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
 
 class StepOutputs(msgspec.Struct, tag=True):

@@ -58,6 +58,29 @@ class ProcessorStats(msgspec.Struct):
         return faults + (self.state != OK) + (self.shadow.state != OK)
 
 
+class DraftStats(msgspec.Struct):
+    """Counters of the draft tokens of one kind since the worker started.
+
+    drafts: verified drafts. tokens, accepted: their tokens, and those that were sampled. accepted_at: the latter by
+    position in the draft.
+    """
+
+    kind: str
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = msgspec.field(default_factory=list)
+
+    def add(self, tokens: int, accepted: int) -> None:
+        """Counts one draft."""
+        self.drafts += 1
+        self.tokens += tokens
+        self.accepted += accepted
+        self.accepted_at += [0] * (accepted - len(self.accepted_at))
+        for position in range(accepted):
+            self.accepted_at[position] += 1
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """The worker's counters after a step, as the worker sends them; all of them count since the worker started.
@@ -68,6 +91,7 @@ class SchedulerStats:
     num_preemptions: number of times that a running sequence gave up its blocks.
     step_time: duration of the step; 0 when the worker reports its load without a step.
     processors: each logits processor's uses, seconds, faults and state, in execution order.
+    drafts: counters of draft tokens, one entry a kind.
     """
 
     num_running_reqs: int = 0
@@ -79,6 +103,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     step_time: float = 0.0
     processors: Sequence[ProcessorStats] = field(default_factory=list)
+    drafts: Sequence[DraftStats] = field(default_factory=list)
 
     @property
     def kv_cache_usage(self) -> float:

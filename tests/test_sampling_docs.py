@@ -7,7 +7,7 @@ import re
 import pytest
 from support.server import REPOSITORY
 
-from fastdeploy_lp.config.fd_config import LOGPROBS_MODES
+from fastdeploy_lp.config.model_config import LOGPROBS_MODES
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -24,6 +24,7 @@ ELSEWHERE = {
     "extra_args",
     "output_kind",
     "guided_decoding",
+    "prediction",
 }
 
 

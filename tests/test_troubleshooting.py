@@ -220,7 +220,7 @@ CASES: dict[str, list[Callable[[Bench], str]]] = {
     "Status 503": [while_loading],
     "A processor fails": [fault],
     "A processor is in quarantine": [quarantine],
-    "The mask takes too long": [answer(400, guided_grammar=ambiguous(600))],
+    "The mask takes too long": [answer(400, guided_grammar=ambiguous())],
     "No token is left": [answer(400, allowed_token_ids=[40], bad_words_token_ids=[[40]])],
     "Tool calls are refused": [
         answer(400, tools=[{"type": "function", "function": {"name": "f"}}]),

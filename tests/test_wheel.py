@@ -71,4 +71,4 @@ def test_installed_it_computes_with_them_without_a_compiler(wheel: Path, tmp_pat
         text=True,
         env={**os.environ, **environment},
     )
-    assert done.stdout.strip() == str(tmp_path / "site" / OPS / "compiled" / library_name())
+    assert done.stdout.splitlines()[0] == str(tmp_path / "site" / OPS / "compiled" / library_name())

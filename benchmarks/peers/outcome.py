@@ -38,21 +38,44 @@ class LevelResult:
         return cls(level["concurrency"], throughput, *times, share, other_cpu_share, problem)
 
 
+@dataclass(frozen=True)
+class PrefillResult:
+    """Long prompts in one run, one at a time with one output token each: tokens of a prompt over its median time."""
+
+    prompt_tokens: float
+    tokens_per_s: float
+    other_cpu_share: float
+    problem: str | None
+
+    @classmethod
+    def of(cls, level: dict[str, Any], other_cpu_share: float) -> PrefillResult:
+        """From a level of `serving.py`'s report; tokens from a prefix cache do not count."""
+        if level["errors"]:
+            return cls(0.0, 0.0, other_cpu_share, without_folders(f"{level['errors']} failed: {level['first_error']}"))
+        computed = (level["prompt_tokens"] - level["cached_prompt_tokens"]) / level["completed"]
+        return cls(computed, 1000 * computed / level["latency_ms"]["p50"], other_cpu_share, None)
+
+
 @dataclass
 class Run:
     """One start of one server; `biased` is the same load with a logit bias in every request."""
 
     plain: list[LevelResult] = field(default_factory=list)
     biased: list[LevelResult] = field(default_factory=list)
+    prefill: PrefillResult | None = None
 
 
 @dataclass
 class Outcome:
-    """All runs of one contender; `error` says why there are fewer than asked for."""
+    """All runs of one contender; `error` says why there are fewer than asked for.
+
+    instructions: the instruction sets that it computed with, "" where they are not known.
+    """
 
     contender: Contender
     runs: list[Run] = field(default_factory=list)
     error: str | None = None
+    instructions: str = ""
 
     def levels(self, concurrency: int, *, biased: bool = False) -> list[LevelResult]:
         """The results at a level, one a run."""
@@ -77,6 +100,16 @@ class Outcome:
         """Median over the runs of the median time per output token."""
         return median([x.tpot_ms for x in self.levels(concurrency) if x.problem is None])
 
+    @property
+    def prefills(self) -> list[PrefillResult]:
+        """The long prompts, one result a run."""
+        return [run.prefill for run in self.runs if run.prefill is not None]
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Median over the runs of the rate of long prompts."""
+        return median([x.tokens_per_s for x in self.prefills if x.problem is None])
+
     def bias_ratio(self, concurrency: int) -> float | None:
         """Throughput with a bias over that without, the median of the ratios of single runs."""
         ratios = []
@@ -91,8 +124,9 @@ class Outcome:
     @property
     def problem(self) -> str | None:
         """The first thing that went wrong."""
-        results = (result for run in self.runs for result in (*run.plain, *run.biased))
-        return self.error or next((result.problem for result in results if result.problem), None)
+        results = (result.problem for run in self.runs for result in (*run.plain, *run.biased))
+        problems = [*results, *(x.problem for x in self.prefills)]
+        return self.error or next((problem for problem in problems if problem), None)
 
 
 @dataclass(frozen=True)
@@ -108,12 +142,13 @@ def throughput_ratio(
 ) -> Ratio | None:
     """Our throughput over the best peer's at a level; None where either is missing."""
     candidates = [x for x in peers if not same_precision or x.contender.arithmetic == ours.contender.arithmetic]
-    known = [(value, x) for x in candidates if (value := x.tokens_per_s(concurrency)) is not None]
-    mine = ours.tokens_per_s(concurrency)
-    if mine is None or not known:
-        return None
-    best, peer = max(known, key=lambda pair: pair[0])
-    return Ratio(mine / best, peer.contender.name)
+    rates = [(x.tokens_per_s(concurrency), x) for x in candidates]
+    return _rate_ratio(ours.tokens_per_s(concurrency), rates)
+
+
+def prefill_ratio(ours: Outcome, peers: Sequence[Outcome]) -> Ratio | None:
+    """Our rate of long prompts over the best peer's; None where either is missing."""
+    return _rate_ratio(ours.prefill_tokens_per_s, [(x.prefill_tokens_per_s, x) for x in peers])
 
 
 def ttft_ratio(ours: Outcome, peers: Sequence[Outcome], concurrency: int) -> Ratio | None:
@@ -123,6 +158,14 @@ def ttft_ratio(ours: Outcome, peers: Sequence[Outcome], concurrency: int) -> Rat
     if mine is None or not known:
         return None
     best, peer = min(known, key=lambda pair: pair[0])
+    return Ratio(mine / best, peer.contender.name)
+
+
+def _rate_ratio(mine: float | None, rates: Sequence[tuple[float | None, Outcome]]) -> Ratio | None:
+    known = [(rate, x) for rate, x in rates if rate is not None]
+    if mine is None or not known:
+        return None
+    best, peer = max(known, key=lambda pair: pair[0])
     return Ratio(mine / best, peer.contender.name)
 
 

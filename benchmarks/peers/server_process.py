@@ -105,9 +105,14 @@ class ServerProcess:
                 os.killpg(process.pid, signal.SIGKILL)
         self._log.close()
 
+    def output(self) -> str:
+        """Everything that the server has printed so far."""
+        # A separate position: the server writes at the end of the same open file.
+        with open(f"/proc/self/fd/{self._log.fileno()}", errors="replace") as printed:
+            return printed.read()
+
     def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        lines = [line.strip() for line in self.output().splitlines() if line.strip()]
         errors = [line for line in lines if re.search(r"\w*Error\b|error:", line)]
         return without_folders((errors or lines or ["it printed nothing"])[-1])[:300]
 

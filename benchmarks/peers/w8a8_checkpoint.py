@@ -47,7 +47,9 @@ QUANTIZATION: dict[str, Any] = {
 }
 
 
-def input_maxima(model: Any, tokenizer: Any, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+def input_maxima(
+    model: Any, tokenizer: Any, prompts: Sequence[str], answer_tokens: int = CALIBRATION_TOKENS
+) -> dict[str, torch.Tensor]:
     """The largest magnitude of each input channel, [in_features], of each linear layer over prompts and answers."""
     maxima: dict[str, torch.Tensor] = {}
 
@@ -65,7 +67,7 @@ def input_maxima(model: Any, tokenizer: Any, prompts: Sequence[str]) -> dict[str
             messages = [{"role": "user", "content": prompt}]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
-            model.generate(**inputs, do_sample=False, max_new_tokens=CALIBRATION_TOKENS)
+            model.generate(**inputs, do_sample=False, max_new_tokens=answer_tokens)
     for handle in handles:
         handle.remove()
     return maxima
@@ -121,13 +123,13 @@ def quantized_tensors(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def convert(source: Path, directory: Path) -> None:
-    """Writes the W8A8 form of the Llama model in `source` to the new `directory`."""
+def convert(source: Path, directory: Path, answer_tokens: int = CALIBRATION_TOKENS) -> None:
+    """Writes the W8A8 form of the Llama model in `source`, calibrated on so long answers, to the new `directory`."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     prompts = [line for line in PROMPTS.splitlines() if line.strip()]
-    smooth(model, input_maxima(model, tokenizer, prompts))
+    smooth(model, input_maxima(model, tokenizer, prompts, answer_tokens))
     directory.mkdir(parents=True)
     save_file(quantized_tensors(model), directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())
@@ -141,5 +143,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write a W8A8 checkpoint of a Llama model for vLLM.")
     parser.add_argument("source", type=Path, help="model in Hugging Face layout")
     parser.add_argument("directory", type=Path, help="where to write it; must not exist")
+    parser.add_argument("--answer-tokens", type=int, default=CALIBRATION_TOKENS, help="of each calibration prompt")
     options = parser.parse_args()
-    convert(options.source, options.directory)
+    convert(options.source, options.directory, options.answer_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -12,6 +13,7 @@ from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import Sequence
@@ -71,6 +73,9 @@ class NobodyInSlots:
 
     def holds(self, slot: int) -> bool:  # noqa: ARG002
         return False
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:  # noqa: ARG002
+        return {}
 
 
 @dataclass

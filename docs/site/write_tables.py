@@ -18,7 +18,7 @@ from fastdeploy_lp.startup.engine_args import EngineArgs
 
 DOCS = Path(__file__).parents[1]
 MARK = "<!-- What follows is written by docs/site/write_tables.py. -->\n\n"
-KINDS = {int: "integer", float: "number", str: "text"}
+KINDS = {int: "integer", float: "number", str: "text", dict: "JSON object"}
 # The pages that explain the options of a group.
 EXPLAINED = {
     "Model": "[models.md](models.md), [engine.md](engine.md#precision) and [embeddings.md](embeddings.md)",
@@ -75,7 +75,7 @@ def _values(field: dataclasses.Field[Any], kind: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in field.metadata["choices"])
     if kind is bool:
         return ""
-    return f"{field.metadata.get('metavar', 'SPEC')} …" if get_origin(kind) is list else KINDS[kind]
+    return f"{field.metadata.get('metavar', 'SPEC')} …" if get_origin(kind) is list else KINDS[get_origin(kind) or kind]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

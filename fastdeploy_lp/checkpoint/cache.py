@@ -15,7 +15,7 @@ from pathlib import Path
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 # Incremented when the converter's output for the same GGUF changes, so that old conversions are no longer used.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 
 CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 

@@ -13,7 +13,7 @@ from fastdeploy_lp.checkpoint.gguf_weights import write_weights
 
 
 def convert_gguf(source: Path, directory: Path, *, show_progress: bool) -> None:
-    """Write config.json, tokenizer.json, tokenizer_config.json and model.safetensors (float32) into `directory`.
+    """Write config.json, tokenizer.json, tokenizer_config.json and model.safetensors into `directory`.
 
     The files appear one by one; the caller makes them visible together.
     Raises CheckpointError for an unusable GGUF, OSError if `directory` cannot be written.

@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from fastdeploy_lp.checkpoint.blocks import BLOCK_TYPES, BlockType
 from fastdeploy_lp.checkpoint.gguf_architecture import WeightRule, architecture_of
 from fastdeploy_lp.checkpoint.gguf_file import GgufFile, GgufTensor
 from fastdeploy_lp.checkpoint.rope_order import undo_rope_interleaving
@@ -33,9 +34,16 @@ class _Weight:
     target: str
     rope_heads: int | None
 
+    @property
+    def block_type(self) -> BlockType | None:
+        """The type of blocks that the tensor keeps; None for a tensor that becomes float32."""
+        return BLOCK_TYPES.get(self.tensor.quant.name) if len(self.tensor.shape) == 2 else None
+
 
 def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_progress: bool) -> None:
-    """Writes all tensors of `file` as float32 under their Hugging Face names, with few blocks of rows in memory.
+    """Writes all tensors of `file` under their Hugging Face names, with few blocks of rows in memory.
+
+    Matrices of a type of BLOCK_TYPES keep it, all others become float32.
 
     config: the model's config.json, which determines the required tensors and their shapes.
 
@@ -45,7 +53,8 @@ def write_weights(file: GgufFile, config: dict[str, Any], path: Path, *, show_pr
     weights = _plan(file, config)
     bar = tqdm(weights, desc=f"Converting {file.path.name}", unit="tensor", disable=not show_progress)
     shapes = {weight.target: weight.tensor.shape for weight in weights}
-    write_safetensors(path, shapes, _dequantized_blocks(file, bar))
+    blocks = {weight.target: weight.tensor.quant.name for weight in weights if weight.block_type is not None}
+    write_safetensors(path, shapes, _converted_blocks(file, bar), blocks=blocks)
 
 
 def _plan(file: GgufFile, config: dict[str, Any]) -> list[_Weight]:
@@ -95,14 +104,14 @@ def _expanded_rules(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[st
             yield rule.source.format(n=layer), rule.target.format(n=layer), rule
 
 
-def _dequantized_blocks(file: GgufFile, weights: Iterable[_Weight]) -> Iterator[NDArray[np.float32]]:
-    """Yields all tensors in blocks of rows, dequantized by one thread per core."""
+def _converted_blocks(file: GgufFile, weights: Iterable[_Weight]) -> Iterator[NDArray[Any]]:
+    """Yields all tensors in blocks of rows, converted by one thread per core."""
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(cores) as pool:
-        pending: deque[Future[NDArray[np.float32]]] = deque()
+        pending: deque[Future[NDArray[Any]]] = deque()
         for weight in weights:
             for data in _blocks(weight):
-                pending.append(pool.submit(_dequantized, file, weight, data))
+                pending.append(pool.submit(_converted, file, weight, data))
                 if len(pending) > cores:
                     yield pending.popleft().result()
             file.release()
@@ -122,18 +131,25 @@ def _blocks(weight: _Weight) -> Iterator[NDArray[np.uint8]]:
         yield tensor.data[first : first + rows]
 
 
-def _dequantized(file: GgufFile, weight: _Weight, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    tensor = weight.tensor
+def _converted(file: GgufFile, weight: _Weight, data: NDArray[np.uint8]) -> NDArray[Any]:
+    values: NDArray[Any]
+    if weight.block_type is None:
+        values = _dequantized(file, weight.tensor, data)
+        finite = is_finite(values)
+    else:
+        values, finite = data, weight.block_type.is_finite(data)
+    if not finite:
+        raise file.error(f"tensor {weight.tensor.name} holds NaN or infinity")
+    if weight.rope_heads is None:
+        return values
+    return undo_rope_interleaving(values, weight.rope_heads * len(values) // weight.tensor.shape[0])
+
+
+def _dequantized(file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     try:
         # A damaged scale may be NaN; the error raised for it names the tensor.
         with np.errstate(all="ignore"):
-            values: NDArray[np.float32] = np.asarray(dequantize(data, tensor.quant), np.float32)
+            return np.asarray(dequantize(data, tensor.quant), np.float32)
     except NotImplementedError as error:
         reason = f"tensor {tensor.name} has the quantization type {tensor.quant.name}, which cannot be read"
         raise file.error(reason) from error
-    if not is_finite(values):
-        raise file.error(f"tensor {tensor.name} holds NaN or infinity")
-    if weight.rope_heads is None:
-        return values
-    heads = weight.rope_heads * len(values) // tensor.shape[0]
-    return undo_rope_interleaving(values, heads)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.checkpoint.blocks import BLOCK_TYPES
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 
 
@@ -33,8 +34,10 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
+# Key of the header's metadata, a JSON object: the types of tensors that hold blocks, as U8 [rows, bytes].
+_BLOCKS_KEY = "fastdeploy_lp.blocks"
+
 _ALIGNMENT = 8
-_FLOAT32_BYTES = 4
 _LENGTH_BYTES = 8
 # The format's own limit.
 _MAX_HEADER_BYTES = 100_000_000
@@ -43,7 +46,10 @@ _INSTEAD = "give a complete copy of the model"
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """A tensor's type and shape; `begin` and `end` are its first byte in the file and the byte after its last one."""
+    """A tensor's type and shape; `begin` and `end` are its first byte in the file and the byte after its last one.
+
+    dtype: a name of safetensors, or of BLOCK_TYPES for a matrix of blocks, whose shape is in weights.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,18 +57,27 @@ class TensorHeader:
     end: int
 
 
-def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces: Iterable[NDArray[np.float32]]) -> None:
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    pieces: Iterable[NDArray[Any]],
+    *,
+    blocks: Mapping[str, str] | None = None,
+) -> None:
     """Writes float32 tensors under the names of `shapes`, in the same order.
 
     pieces: each tensor whole, or its rows in several consecutive arrays.
+    blocks: types of the tensors whose arrays are blocks [rows, bytes], by the tensors' names.
     Raises ValueError if they do not add up to these shapes, OSError if `path` cannot be written.
     """
+    blocks = blocks or {}
+    stored = {name: _stored_shape(shape, blocks.get(name)) for name, shape in shapes.items()}
     with path.open("wb") as stream:
-        stream.write(_header(shapes))
+        stream.write(_header(stored, blocks))
         rest = iter(pieces)
-        for name, shape in shapes.items():
+        for name, shape in stored.items():
             for piece in _pieces_of(name, shape, rest):
-                stream.write(np.ascontiguousarray(piece, dtype="<f4").data)
+                stream.write(np.ascontiguousarray(piece, dtype="u1" if name in blocks else "<f4").data)
         if next(rest, None) is not None:
             raise ValueError("there are more arrays than shapes")
         # The directory is renamed next; after a power failure its name must not exist without its contents.
@@ -70,7 +85,11 @@ def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], pieces:
         os.fsync(stream.fileno())
 
 
-def _pieces_of(name: str, shape: tuple[int, ...], rest: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+def _stored_shape(shape: tuple[int, ...], block: str | None) -> tuple[int, ...]:
+    return shape if block is None else (*shape[:-1], BLOCK_TYPES[block].row_bytes(shape[-1]))
+
+
+def _pieces_of(name: str, shape: tuple[int, ...], rest: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     rows = 0
     for piece in rest:
         if piece.shape == shape and not rows:
@@ -116,10 +135,12 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             table = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
         if not isinstance(table, dict):
             raise ValueError("its header is no JSON object")
-        table.pop("__metadata__", None)
+        blocks = _blocks(table.pop("__metadata__", None))
         # Offsets in a header are relative to its end.
         start = _LENGTH_BYTES + length
         tensors = {name: _tensor_header(name, entry, start) for name, entry in table.items()}
+        for name, block in blocks.items():
+            tensors[name] = _of_blocks(name, tensors.get(name), block)
         _require_no_gaps(tensors, start, size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {error.strerror or error}; {_INSTEAD}") from None
@@ -165,6 +186,26 @@ def _tensor_header(name: str, entry: Any, start: int) -> TensorHeader:
     return TensorHeader(dtype, tuple(shape), start + offsets[0], start + offsets[1])
 
 
+def _blocks(metadata: Any) -> dict[str, Any]:
+    """Returns the types of tensors that hold blocks."""
+    text = metadata.get(_BLOCKS_KEY, "{}") if isinstance(metadata, dict) else "{}"
+    found = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"{_BLOCKS_KEY} is no JSON object")
+    return found
+
+
+def _of_blocks(name: str, tensor: TensorHeader | None, block: Any) -> TensorHeader:
+    """Returns the header of a matrix in weights."""
+    if not isinstance(block, str) or block not in BLOCK_TYPES:
+        raise ValueError(f"tensor {name} has blocks of the unknown type {block!r}")
+    kind = BLOCK_TYPES[block]
+    if tensor is None or tensor.dtype != "U8" or len(tensor.shape) != 2 or tensor.shape[1] % kind.bytes:
+        raise ValueError(f"tensor {name} is no matrix of {block} blocks")
+    rows, size = tensor.shape
+    return TensorHeader(block, (rows, size // kind.bytes * kind.weights), tensor.begin, tensor.end)
+
+
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
@@ -183,13 +224,17 @@ def _require_no_gaps(tensors: Mapping[str, TensorHeader], start: int, size: int)
         raise ValueError(f"nobody owns the last {size - end} bytes")
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def _header(shapes: Mapping[str, tuple[int, ...]], blocks: Mapping[str, str]) -> bytes:
     # Some readers reject a file that does not declare its framework.
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt"}
+    if blocks:
+        metadata[_BLOCKS_KEY] = json.dumps(dict(blocks), separators=(",", ":"))
+    table: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, shape in shapes.items():
-        end = offset + prod(shape) * _FLOAT32_BYTES
-        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        dtype = "U8" if name in blocks else "F32"
+        end = offset + prod(shape) * DTYPE_BYTES[dtype]
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

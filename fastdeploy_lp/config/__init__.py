@@ -12,7 +12,6 @@ from fastdeploy_lp.config.fd_config import (
     DEFAULT_MAX_WAITING_REQUESTS,
     DEFAULT_MAX_WORKER_RESTARTS,
     DEFAULT_MEMORY_BUDGET,
-    DEFAULT_POOLING_TYPE,
     DEFAULT_PROMPT_STEP_SECONDS,
     DEFAULT_STEP_TIMEOUT,
     KEY_VARIABLES,
@@ -21,13 +20,13 @@ from fastdeploy_lp.config.fd_config import (
     DeviceConfig,
     FDConfig,
     GuidedDecodingConfig,
-    ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
     SupervisionConfig,
 )
+from fastdeploy_lp.config.model_config import DEFAULT_POOLING_TYPE, ModelConfig
 
 __all__ = [
     "ADMIN_API_KEY_VARIABLE",

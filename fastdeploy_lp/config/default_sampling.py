@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from fastdeploy_lp.config.option_values import json_object
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 FIELDS = (
@@ -14,12 +13,7 @@ FIELDS = (
 
 def default_sampling(text: str) -> dict[str, float]:
     """Returns the fields of a JSON object; raises ValueError for other text, fields and values."""
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"no valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f'must be a JSON object such as {{"temperature": 0.2}}, not {text}')
+    given = json_object(text, '{"temperature": 0.2}')
     for name in given:
         if name not in FIELDS:
             raise ValueError(f"{name} is not allowed; allowed are {', '.join(FIELDS)}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import not_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastdeploy_lp.config.default_sampling import default_sampling, require_default_sampling
+from fastdeploy_lp.config.model_config import ModelConfig
 from fastdeploy_lp.config.option_values import (
     Given,
     at_least,
     option,
     require_collector,
-    require_model_impl,
     require_names,
     require_processors,
     require_seconds,
@@ -21,8 +20,8 @@ from fastdeploy_lp.config.option_values import (
     require_some_seconds,
     spec_of,
 )
+from fastdeploy_lp.config.speculation import Speculation, require_speculation, speculation_of
 from fastdeploy_lp.request.guided_decoding import WHITESPACE
-from fastdeploy_lp.request.pooling_params import POOLING_TYPES
 
 if TYPE_CHECKING:
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
@@ -35,7 +34,6 @@ DEFAULT_MEMORY_BUDGET = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_MAX_WAITING_REQUESTS = 1024
 DEFAULT_PROMPT_STEP_SECONDS = 0.05
-DEFAULT_POOLING_TYPE = "last"
 DEFAULT_GUIDED_MAX_BYTES = 128 * 1024
 DEFAULT_GUIDED_TIMEOUT = 5.0
 DEFAULT_GUIDED_CACHE_SIZE = 128
@@ -44,9 +42,6 @@ DEFAULT_LOG_STATS_INTERVAL = 10.0
 DEFAULT_STEP_TIMEOUT = 120.0
 DEFAULT_MAX_WORKER_RESTARTS = 5
 ON_ERROR = ("fail", "skip", "abort")
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-QUANTIZATIONS = ("w8a8", "w8a16")
-MODEL_IMPLS = ("auto", "native", "paddleformers")
 ON_WORKER_FAILURE = ("restart", "exit")
 
 
@@ -76,82 +71,11 @@ def _restarts(given: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The model that is served.
-
-    `dtype` is the element type of weights and activations (logits are float32), `quantization` what they are rounded to
-    (None, "w8a8" or "w8a16"); `hf_config` is the parsed `config.json`; `logprobs_mode` says which numbers requests for
-    logprobs get, `pooling_type` how embeddings are pooled unless a request says otherwise ("mean" or "last"). With
-    `skip_tokenizer_init` requests and answers are token ids. `model_sampling` has the sampling that the model's authors
-    recommend. Answers report `served_model_name`; requests may also use `other_served_names`. `model_impl` is one
-    of MODEL_IMPLS.
-    """
-
-    model: str
-    directory: str
-    served_model_name: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    dtype: str = "float32"
-    quantization: str | None = option(
-        None,
-        group="Model",
-        help="8-bit weights with activations of 8 bits (w8a8) or 16 (w8a16, on a GPU the only one) (default: float32)",
-        choices=QUANTIZATIONS,
-    )
-    hf_config: dict[str, Any] = field(default_factory=dict)
-    logprobs_mode: str = option(
-        "raw_logprobs",
-        group="Logits processors",
-        help="logprobs of the model's own logits, or of those after processors, penalties and filters",
-        choices=LOGPROBS_MODES,
-    )
-    pooling_type: str = option(
-        DEFAULT_POOLING_TYPE,
-        group="Model",
-        help="pooling of embeddings: the mean of all hidden states of the prompt, or the last one",
-        choices=POOLING_TYPES,
-    )
-    skip_tokenizer_init: bool = option(
-        False,
-        group="Model",
-        help="serve token ids alone: read no tokenizer, take prompts as token ids and answer with them",
-    )
-    override_generation_config: str | None = option(
-        None,
-        group="Model",
-        help='sampling of requests that do not set it, a JSON object: {"temperature": 0.2} (default: the model\'s)',
-        check=require_default_sampling,
-    )
-    model_impl: str = option(
-        "auto",
-        group="Model",
-        help="who computes the model: this server's own families, PaddleFormers, or auto: the first that has it",
-        choices=MODEL_IMPLS,
-        check=require_model_impl,
-    )
-    model_sampling: dict[str, float] = field(default_factory=dict)
-    other_served_names: tuple[str, ...] = ()
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """All names that requests may use; `served_model_name` is the first."""
-        return (self.served_model_name, *self.other_served_names)
-
-    @property
-    def default_sampling(self) -> dict[str, float]:
-        """Values of sampling fields for requests over HTTP, and of `fastdeploy-lp chat`, that do not set them."""
-        given = self.override_generation_config
-        return self.model_sampling if given is None else default_sampling(given)
-
-
-@dataclass(frozen=True)
 class SchedulerConfig:
     """Limits on running sequences (the slots in `share_inputs`), waiting ones, and the work of a step.
 
     prompt_step_seconds: what prompts may add to a step in which sequences generate; 0 for any time.
-    fair_queue: clients share what a step computes of prompts.
+    fair_queue: clients share what a step computes of prompts. speculation: None for one token a step.
     """
 
     max_num_seqs: int = option(
@@ -180,6 +104,13 @@ class SchedulerConfig:
         check=require_seconds,
     )
     fair_queue: bool = False
+    speculation: Speculation | None = option(
+        None,
+        given=Given("speculative_config", type="dict[str, Any] | str | None", settle=speculation_of),
+        group="Scheduling",
+        help='verify draft tokens, several a step, with unchanged results, a JSON object: {"method": "auto"}',
+        check=require_speculation,
+    )
 
 
 @dataclass(frozen=True)

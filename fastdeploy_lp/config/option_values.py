@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
@@ -118,6 +119,17 @@ def _check_value(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:
         raise ValueError(f"{field.name}: {value!r} is not allowed; it must be {KINDS[kind]}")
     if (check := field.metadata.get("check")) is not None:
         check(field.name, value)
+
+
+def json_object(given: str | dict[str, Any], example: str) -> dict[str, Any]:
+    """Returns a JSON object that is given as such or as text; raises ValueError, which shows `example`, for others."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ValueError(f"no valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"must be a JSON object such as {example}, not {given}")
+    return found
 
 
 def without_none(hint: Any) -> Any:

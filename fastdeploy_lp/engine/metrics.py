@@ -199,6 +199,7 @@ class SchedulerCollector(Collector):
         """Yields one family per value."""
         yield from self._cache()
         yield from self._processors()
+        yield from self._drafts()
 
     def _cache(self) -> Iterator[Metric]:
         stats = self.stats
@@ -220,6 +221,24 @@ class SchedulerCollector(Collector):
             ("num_preemptions", "Times that a running sequence had to give up its blocks", stats.num_preemptions),
         ):
             yield CounterMetricFamily(f"{PREFIX}{name}", text, value)
+
+    def _drafts(self) -> Iterator[Metric]:
+        """Yields the counters of draft tokens, under vLLM's names."""
+        for name, field, text in (
+            ("num_drafts", "drafts", "Drafts that were verified"),
+            ("num_draft_tokens", "tokens", "Draft tokens that were verified"),
+            ("num_accepted_tokens", "accepted", "Draft tokens that became output"),
+        ):
+            family = CounterMetricFamily(f"{PREFIX}spec_decode_{name}", text, labels=["method"])
+            for each in self.stats.drafts:
+                family.add_metric([each.kind], getattr(each, field))
+            yield family
+        name, text = "num_accepted_tokens_per_pos", "Draft tokens that became output, by position in the draft"
+        family = CounterMetricFamily(f"{PREFIX}spec_decode_{name}", text, labels=["method", "position"])
+        for each in self.stats.drafts:
+            for position, count in enumerate(each.accepted_at):
+                family.add_metric([each.kind, str(position)], count)
+        yield family
 
     def _processors(self) -> Iterator[Metric]:
         """Yields one sample per processor."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.option_values import spec_of
+from fastdeploy_lp.config.tile_choice import tile_choice
 from fastdeploy_lp.engine.reasoning_parsers import find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import find_tool_parser
 from fastdeploy_lp.logits_processor import DeclaredProcessor, fastdeploy_compat, load_processors, vllm_compat
@@ -65,7 +66,9 @@ def declare_engine(
         fastdeploy_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
-    current_platform()  # a plugin that prevents the start raises here, not after a conversion
+    # What prevents the start raises here, not after a conversion.
+    current_platform()
+    tile_choice()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}
     declared = load_processors(
         args.processor_specs, objects, mandatory=args.mandatory, vllm_entry_points=args.vllm_compat

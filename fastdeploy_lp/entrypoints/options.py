@@ -174,6 +174,9 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": one_of(choices), "metavar": choices_shown(choices), "help": text}
     if get_origin(kind) is list:
         return {"action": "extend", "nargs": "+", "metavar": field.metadata.get("metavar", "SPEC"), "help": text}
+    if get_origin(kind) is dict:
+        # As JSON; the file may have the object itself.
+        return {"type": str, "metavar": field.metadata.get("metavar", "JSON"), "help": text}
     return {"type": kind, "metavar": kind.__name__.upper(), "help": text}
 
 
@@ -187,4 +190,4 @@ def _fits_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    return isinstance(value, get_origin(kind) or kind) and not (kind is int and isinstance(value, bool))

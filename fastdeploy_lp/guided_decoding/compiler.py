@@ -53,6 +53,11 @@ class GrammarMatcher:
             for token in self._other_ends:
                 bits[token // WORD_BITS] |= _bit(token)
 
+    def forced(self) -> list[int]:
+        """Returns the tokens of the only text that may follow; none if there is a choice."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise GrammarError(_one_line(self._matcher.get_error()))

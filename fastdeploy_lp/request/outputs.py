@@ -90,6 +90,20 @@ class RequestMetrics:
     finished_time: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    """Draft tokens that were verified for a request, and those of them that are its output."""
+
+    verified: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: DraftedTokens) -> DraftedTokens:
+        return DraftedTokens(self.verified + other.verified, self.accepted + other.accepted)
+
+
+NO_DRAFTS = DraftedTokens()
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them.
@@ -98,6 +112,7 @@ class RequestOutput:
     `num_cached_tokens` of the prompt's tokens were found in the prefix cache and not computed for this request.
     With `SamplingParams.prompt_logprobs`, `prompt_logprobs` has one dict a prompt token, by token id, the prompt's own
     first; None at the first token, which nothing predicts.
+    `drafted` counts the draft tokens of a server with `speculative_config`.
     A request that could not go on has an `error_msg` and an HTTP status other than 200 as its `error_code`.
     """
 
@@ -112,6 +127,7 @@ class RequestOutput:
     prompt_index: int = 0
     error_code: int = 200
     error_msg: str | None = None
+    drafted: DraftedTokens = NO_DRAFTS
 
     @property
     def outputs(self) -> CompletionOutput:

@@ -198,6 +198,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         GuidedDecodingParams | None,
         Declared('the required form of the output, such as `GuidedDecodingParams(regex="[0-9]+")`'),
     ] = None
+    speculative: Annotated[
+        bool, Declared("lets the server verify draft tokens, several a step; the output is the same either way")
+    ] = True
+    prediction: Annotated[
+        list[int] | str | None,
+        Declared("text, or its token ids, that the output is likely to repeat; a source of draft tokens"),
+    ] = None
     output_kind: Annotated[
         RequestOutputKind,
         Declared("content of each output of an offline stream; over HTTP every piece has only what is new"),
@@ -224,11 +231,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         _check_stop(self.stop)
-        for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
+        for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("logits_processors_args", "extra_args", "logit_bias"):
             _check_kind(name, getattr(self, name), dict)
+        _check_kind("prediction", self.prediction, (str, list))
+        if isinstance(self.prediction, list):
+            _check_token_ids("prediction", self.prediction)
         _check_kind("logits_processors", self.logits_processors, (dict, list))
         _check_list("logits_processors_shadow", self.logits_processors_shadow, "names")
         self.logits_processors_trace = TraceParams.of(self.logits_processors_trace)

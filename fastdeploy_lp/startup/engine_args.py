@@ -15,13 +15,13 @@ from fastdeploy_lp.config.fd_config import (
     ChatConfig,
     FDConfig,
     GuidedDecodingConfig,
-    ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
     SupervisionConfig,
 )
+from fastdeploy_lp.config.model_config import ModelConfig
 from fastdeploy_lp.config.option_values import (
     at_least,
     check_options,
@@ -33,6 +33,7 @@ from fastdeploy_lp.config.option_values import (
 )
 from fastdeploy_lp.startup.settled_config import DEFAULT_MAX_MODEL_LEN, settled_config
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16")
 
 
@@ -72,6 +73,12 @@ class EngineArgs:
         help=f"tokens of prompt plus output (default: the model's own, at most {DEFAULT_MAX_MODEL_LEN})",
         check=at_least(1),
     )
+    dtype: str = option(
+        "auto",
+        group="Model",
+        help="what weights and activations of matrix products are rounded to; auto is float32, on a GPU bfloat16",
+        choices=DTYPES,
+    )
     block_size: int | None = option(
         None,
         group="KV cache",
@@ -87,7 +94,7 @@ class EngineArgs:
     kv_cache_dtype: str = option(
         "auto",
         group="KV cache",
-        help="element type of the KV cache; auto is float16 with --quantization, else float32",
+        help="element type of the KV cache; auto is float16 with --quantization or --dtype bfloat16, else float32",
         choices=KV_CACHE_DTYPES,
     )
     io_processor_plugin: str | None = option(

@@ -64,7 +64,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             vocab_size=limits.vocab_size,
             max_model_len=_max_model_len(args, limits.max_model_len),
             eos_token_ids=limits.eos_token_ids,
-            dtype=current_platform().model_dtype,
+            dtype=_dtype(args),
             hf_config=files.config,
             model_sampling=recommended_sampling(args.model),
         ),
@@ -104,7 +104,24 @@ def _with_blocks(args: EngineArgs, files: ModelFiles, settled: FDConfig) -> Cach
 def _kv_cache_dtype(args: EngineArgs) -> str:
     if args.kv_cache_dtype != "auto":
         return args.kv_cache_dtype
-    return current_platform().kv_cache_dtype(args.quantization)
+    platform = current_platform()
+    rounds = _dtype(args) != platform.model_dtype
+    return "float16" if rounds else platform.kv_cache_dtype(args.quantization)
+
+
+def _dtype(args: EngineArgs) -> str:
+    """The platform's type, or bfloat16 where operators compute in float32 and can round to it."""
+    platform = current_platform()
+    if args.dtype in ("auto", platform.model_dtype):
+        return platform.model_dtype
+    if args.dtype != "bfloat16" or platform.model_dtype != "float32":
+        allowed = (
+            "auto, float32 and bfloat16" if platform.model_dtype == "float32" else f"auto and {platform.model_dtype}"
+        )
+        raise ValueError(f"dtype: {args.dtype} is not allowed on the platform {platform.name}; allowed are {allowed}")
+    if args.quantization is not None:
+        raise ValueError("dtype: bfloat16 is not allowed with quantization, which rounds weights itself; leave one out")
+    return args.dtype
 
 
 def _max_model_len(args: EngineArgs, model_limit: int) -> int:

@@ -94,6 +94,15 @@ class BlockManager:
             sequence.block_table.append(self._take())
         return True
 
+    def grow_ahead(self, sequence: Sequence, count: int, *, spare: int) -> int:
+        """Assigns blocks for up to `count` more tokens; returns the number that fit if `spare` blocks stay free."""
+        held = len(sequence.block_table)
+        missing = self._blocks_for(sequence.num_tokens + count) - held
+        taken = min(max(missing, 0), max(self.num_free - spare, 0))
+        for _ in range(taken):
+            sequence.block_table.append(self._take())
+        return min(count, (held + taken) * self._block_size - sequence.num_tokens)
+
     def share_computed(self, sequence: Sequence) -> None:
         """Makes full blocks known once their keys and values are computed."""
         full = sequence.num_computed // self._block_size

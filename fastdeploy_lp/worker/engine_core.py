@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import paddle
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, ProcessorStats, SlotFailure
 from fastdeploy_lp.messages import AddRequest, SequenceStep, StepOutputs
-from fastdeploy_lp.stats import SchedulerStats
+from fastdeploy_lp.stats import DraftStats, SchedulerStats
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.kv_events import KVEvent
 from fastdeploy_lp.worker.model_runner_base import StepResult
 from fastdeploy_lp.worker.preparing import Preparing
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
 from fastdeploy_lp.worker.worker_base import start_worker
 
 STATS_EVERY_STEPS = 16
@@ -49,6 +49,7 @@ class EngineCore:
         self.scheduler = Scheduler(fd_config.scheduler_config, self.blocks, self.worker)
         self._steps_since_stats = 0
         self._troubles_told = 0
+        self._drafts: dict[str, DraftStats] = {}
         # True if the last step found every sequence's slot held.
         self._held_up = False
         self.runner.held.on_release(self.preparing.wake_up.signal)
@@ -111,23 +112,55 @@ class EngineCore:
         chunks = self._scheduled()
         if not chunks:
             return self._outputs(unprepared, list(self.runner.chain.stats.values()))
-        result = self.worker.execute_model(chunks)
-        tokens = iter(result.tokens.tolist())
-        steps = unprepared
-        for chunk in chunks:
-            sequence = chunk.sequence
-            # Before the sequence can leave: later sequences may share its computed blocks.
-            self.blocks.share_computed(sequence)
-            token = next(tokens) if chunk.samples else None
-            if sequence.slot in result.failures:
-                steps.append(self._fail(sequence, result.failures[sequence.slot]))
-            elif token is not None:
-                steps.append(self._advance(sequence, token, result))
-            elif chunk.pools:
-                steps.append(self._pool(sequence, result.pooled[sequence.slot]))
+        steps = list(self._rounds(chunks))
         seconds = time.monotonic() - began
         self._note_pace(chunks, seconds)
-        return self._outputs(steps, self._changed_stats(), seconds)
+        return self._outputs(unprepared + steps, self._changed_stats(), seconds)
+
+    def _rounds(self, chunks: list[ScheduledChunk]) -> Iterator[SequenceStep]:
+        """Executes the chunks and verifies their drafts, a token a round; yields each sequence's steps in order."""
+        result, going = self.worker.execute_model(chunks), chunks
+        first: dict[str, SequenceStep] = {}
+        while going:
+            tokens = iter(result.tokens.tolist())
+            stepped = [(chunk, self._take(chunk, next(tokens) if chunk.samples else None, result)) for chunk in going]
+            for chunk, step in stepped:
+                if step is not None:
+                    first.setdefault(chunk.sequence.request_id, step)
+                    yield step
+            going = [chunk for chunk, _ in stepped if self._goes_on(chunk)]
+            if going:
+                result = self.worker.verify(going)
+        for chunk in chunks:
+            if chunk.draft:
+                self._count_draft(chunk, first[chunk.sequence.request_id])
+
+    def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> SequenceStep | None:
+        """Returns the step of a chunk's sequence: its new token, its vector or its failure; None for no end."""
+        sequence = chunk.sequence
+        # Before the sequence can leave: later sequences may share its computed blocks.
+        self.blocks.share_computed(sequence)
+        if sequence.slot in result.failures:
+            return self._fail(sequence, result.failures[sequence.slot])
+        if token is not None:
+            return self._advance(sequence, token, result)
+        return self._pool(sequence, result.pooled[sequence.slot]) if chunk.pools else None
+
+    def _goes_on(self, chunk: ScheduledChunk) -> bool:
+        """Returns True if a chunk's next draft token was sampled, so that the step has the row of the one after it."""
+        sequence, accepted = chunk.sequence, chunk.accepted
+        if sequence.slot == NO_SLOT or accepted == len(chunk.draft):
+            return False
+        if sequence.output_token_ids[-1] != chunk.draft[accepted]:
+            return False
+        chunk.accepted += 1
+        sequence.num_computed += 1
+        return not self.worker.holds(sequence.slot)
+
+    def _count_draft(self, chunk: ScheduledChunk, step: SequenceStep) -> None:
+        step.drafted, step.accepted = len(chunk.draft), chunk.accepted
+        stats = self._drafts.setdefault(chunk.draft_kind, DraftStats(chunk.draft_kind))
+        stats.add(step.drafted, step.accepted)
 
     def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
         prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
@@ -163,6 +196,7 @@ class EngineCore:
             prefix_cache_hits=blocks.num_hit_tokens,
             num_preemptions=scheduler.num_preemptions,
             step_time=step_time,
+            drafts=list(self._drafts.values()),
         )
         return StepOutputs(steps, stats, processors)
 

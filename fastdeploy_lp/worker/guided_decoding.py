@@ -66,6 +66,8 @@ class GuidedDecoding(LogitsMask):
         self._changed = threading.Condition()
         self._held = held
         self._grace = GRACE_SECONDS
+        speculation = fd_config.scheduler_config.speculation
+        self._forces = speculation is not None and speculation.follows_grammars
 
     @property
     def active(self) -> bool:
@@ -94,7 +96,7 @@ class GuidedDecoding(LogitsMask):
             return
         if not self._bits.size:
             self._bits = np.empty((self._num_slots, self._words), np.int32)
-        row = self._by_slot[sequence.slot] = GuidedRow(self._words, client)
+        row = self._by_slot[sequence.slot] = GuidedRow(self._words, client, forces=self._forces)
         if not (self._builds.has_room_for(client) and self._masks.has_room_for(client)):
             row.fail(GrammarError("earlier grammars take more time than they may, and have not ended yet"))
             return
@@ -169,6 +171,11 @@ class GuidedDecoding(LogitsMask):
                 self._failures[slot] = row.error
             elif token in self._ends or row.complete:
                 self._completed.add(slot)
+
+    def forced(self, slot: int) -> list[int]:
+        """Returns the tokens of the only text that may follow in the slot, once its mask is ready."""
+        row = self._by_slot.get(slot)
+        return row.forced if row is not None and row.ready else []
 
     def bans_in(self, slot: int) -> list[str]:
         """Returns "guided decoding" if the slot has a grammar."""

@@ -23,10 +23,10 @@ class GuidedRow:
     makes the row ready, with a mask that allows everything: its next step ends the request. complete: nothing can
     follow. begun: its matcher exists. consumed: the last token was read. working: the thread in which a call runs.
     client: the request's client. awaited: a step has left the row out. slow: a call has taken so long that no step
-    waits for the row any more.
+    waits for the row any more. forced: tokens of the only text that may follow, found with the mask if `forces`.
     """
 
-    def __init__(self, words: int, client: str) -> None:
+    def __init__(self, words: int, client: str, *, forces: bool = False) -> None:
         self.bits: NDArray[np.int32] = np.empty(words, np.int32)
         self.client = client
         self.ready = False
@@ -35,6 +35,8 @@ class GuidedRow:
         self.awaited = False
         self.slow = False
         self.complete = False
+        self.forced: list[int] = []
+        self._forces = forces
         self.error: str | None = None
         self.working: threading.Thread | None = None
         self._matcher: GrammarMatcher | None = None
@@ -67,6 +69,8 @@ class GuidedRow:
             return
         try:
             self._matcher.fill(bits)
+            if self._forces:
+                self.forced = self._matcher.forced()
         except BaseException as error:  # noqa: BLE001 - as above
             self.fail(error)
         else:

@@ -58,6 +58,10 @@ class LogitsMask(ABC):
         """By slot, the reason why a request cannot continue after this step."""
         return NOTHING
 
+    def forced(self, slot: int) -> list[int]:  # noqa: ARG002
+        """Returns the tokens of the only text that may follow in the slot, as far as it is known."""
+        return []
+
     def bans_in(self, slot: int) -> list[str]:  # noqa: ARG002
         """Returns names of the bans that apply to the slot."""
         return []

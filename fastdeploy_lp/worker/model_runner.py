@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -16,6 +20,9 @@ from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
+from fastdeploy_lp.worker.drafters.drafter import Draft
+from fastdeploy_lp.worker.drafters.drafting import Drafting
+from fastdeploy_lp.worker.drafters.start import new_drafting
 from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
@@ -30,6 +37,7 @@ from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.slot_followers import ChainSlots, PromptFollower, SlotArrays, SlotFollowers
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
+from fastdeploy_lp.worker.verified_rows import VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -52,13 +60,17 @@ class ModelRunner(ModelRunnerBase):
         self.mask: LogitsMask = GuidedDecoding(fd_config, self._sampler.ops, self.held)
         self._pooling = PromptPooling()
         self.tracing = Tracing(self._sampler.ops)
+        self._drafting: Drafting | None = None
+        self._verified: VerifiedRows
 
     @property
     def followers(self) -> SlotFollowers:
         """Everything that keeps state for the sequence in a slot; the only place that lists it."""
+        drafting = () if self._drafting is None else (self._drafting,)
+        chain = ChainSlots(self.chain)
         return SlotFollowers(
             every=(SlotArrays(self.share_inputs), self._block_tables, self._pooling),
-            sampling=(self.mask, ChainSlots(self.chain), self._sampler, self._prompt_logprobs, self.tracing),
+            sampling=(self.mask, chain, self._sampler, self._prompt_logprobs, self.tracing, *drafting),
         )
 
     def load_model(self, *, show_progress: bool = False) -> None:
@@ -80,6 +92,10 @@ class ModelRunner(ModelRunnerBase):
         if isinstance(self._model, WarmsUp):
             with paddle.no_grad():
                 self._model.warm_up(self.fd_config.scheduler_config.max_num_seqs)
+        settings = self.fd_config.scheduler_config.speculation
+        if settings is not None:
+            with paddle.no_grad():
+                self._drafting = new_drafting(self.fd_config, settings, self._model, self.mask)
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
@@ -95,38 +111,67 @@ class ModelRunner(ModelRunnerBase):
 
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:
         """See `ModelRunnerBase.execute`."""
-        slots = np.array([chunk.sequence.slot for chunk in chunks if chunk.samples], np.int64)
-        self.share_inputs.set_active(slots)
-        if slots.size:
-            self.mask.begin(slots)
-            self.chain.update_state(self.share_inputs)
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        slots = self._begin_round(sampling)
         readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
         hidden = self._model.forward(parts)
-        if readers:
+        has_drafts = any(chunk.draft for chunk in sampling)
+        if readers or has_drafts:
             hidden = _split_hidden(hidden, chunks, parts, readers)
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_tokens
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
+        if has_drafts:
+            self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
+            return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled)
         if slots.size:
-            return self._next_tokens(hidden, slots, pooled)
+            return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
         read = read_together(pooled.tensors) if pooled.tensors else []
         return StepResult(slots, {}, pooled=pooled.unpack(iter(read)))
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
+        """See `ModelRunnerBase.drafts`."""
+        return {} if self._drafting is None else self._drafting.drafts(sequences, tokens, room)
+
+    def verify(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """See `ModelRunnerBase.verify`."""
+        began = time.perf_counter()
+        slots = self._begin_round(chunks)
+        result = self._next_tokens(partial(self._verified.logits, chunks), slots, self._pooling.finish(()))
+        if self._drafting is not None:
+            self._drafting.costs.round_took(time.perf_counter() - began)
+        return result
+
+    def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
+        """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
+        slots = np.array([chunk.sequence.slot for chunk in chunks], np.int64)
+        self.share_inputs.set_active(slots)
+        if slots.size:
+            self.mask.begin(slots)
+            self.chain.update_state(self.share_inputs)
+        return slots
 
     def _sequence_chunk(self, chunk: ScheduledChunk, readers: list[PromptFollower]) -> SequenceChunk:
         sequence, start = chunk.sequence, chunk.start
         every_row = bool(readers) and any(each.wants_every_row(sequence.slot) for each in readers)
+        num_outputs = chunk.num_tokens if every_row else int(chunk.samples or chunk.pools)
         return SequenceChunk(
-            token_ids=np.array(sequence.token_ids_between(start, start + chunk.num_tokens)),
+            token_ids=np.array([*sequence.token_ids_between(start, start + chunk.num_tokens), *chunk.draft]),
             start=start,
             block_table=self._block_tables.row(sequence),
-            num_outputs=chunk.num_tokens if every_row else int(chunk.samples or chunk.pools),
+            num_outputs=num_outputs + len(chunk.draft),
         )
 
-    def _next_tokens(self, hidden: Tensor, slots: NDArray[np.int64], pooled: PooledPrompts) -> StepResult:
-        """Returns a token for each of the hidden states [rows, hidden_size], through chain and sampler."""
+    def _next_tokens(
+        self, compute: Callable[[], Tensor], slots: NDArray[np.int64], pooled: PooledPrompts
+    ) -> StepResult:
+        """Returns a token for each row of the model's logits [rows, vocab_size], through chain and sampler.
+
+        compute: returns these logits, a new tensor at each call.
+        """
         trace = self.tracing.begin(slots)
-        logits = self._process(hidden, slots, trace)
+        logits = self._process(compute, slots, trace)
         shadows = self._shadow_draws(logits, slots)
         # A row with NaN or only -inf yields -1; a mask may also leave no token.
         guard = self.mask.active or self.chain.needs_guard()
@@ -143,7 +188,7 @@ class ModelRunner(ModelRunnerBase):
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
         failures = {**impossible, **self.chain.failures}
         for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, self._nothing_is_left(slot, hidden, slots))
+            failures.setdefault(slot, self._nothing_is_left(slot, compute, slots))
         self.share_inputs.append_tokens(slots, sampled.tokens)
         read = iter(sampled.also)
         return StepResult(
@@ -157,13 +202,13 @@ class ModelRunner(ModelRunnerBase):
             shadows={} if shadows is None else shadows.tokens,
         )
 
-    def _process(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace | None) -> Tensor:
-        """Turns hidden states [rows, hidden_size] into logits [rows, vocab_size]: mask, chain, mask again."""
+    def _process(self, compute: Callable[[], Tensor], slots: NDArray[np.int64], trace: StepTrace | None) -> Tensor:
+        """Returns the logits [rows, vocab_size] to draw from: the model's through mask, chain, mask again."""
 
         def raw_logits() -> Tensor:
-            return self.mask.apply(self._model.compute_logits(hidden), slots)
+            return self.mask.apply(compute(), slots)
 
-        raw = raw_logits() if trace is None else self._traced_raw_logits(hidden, slots, trace)
+        raw = raw_logits() if trace is None else self._traced_raw_logits(compute, slots, trace)
         self._sampler.capture(raw, slots)
         all_greedy = self._sampler.takes_the_most_likely(self.share_inputs, slots)
         logits = self.chain.apply(raw, all_greedy=all_greedy, recompute=raw_logits, trace=trace)
@@ -176,10 +221,10 @@ class ModelRunner(ModelRunnerBase):
             trace.keep(GUIDED, MASK, logits, [slot for slot in self._masked(trace) if trace.was_processed(slot)])
         return logits
 
-    def _traced_raw_logits(self, hidden: Tensor, slots: NDArray[np.int64], trace: StepTrace) -> Tensor:
+    def _traced_raw_logits(self, compute: Callable[[], Tensor], slots: NDArray[np.int64], trace: StepTrace) -> Tensor:
         """Computes the masked logits in two stages, each of which is traced."""
         trace.start_clock()
-        logits = self._model.compute_logits(hidden)
+        logits = compute()
         trace.keep(RAW, MODEL, logits)
         logits = self.mask.apply(logits, slots)
         trace.keep(GUIDED, MASK, logits, self._masked(trace))
@@ -199,8 +244,8 @@ class ModelRunner(ModelRunnerBase):
                 self.mask.apply_to_copies(result.logits, result.rows)
         return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
 
-    def _nothing_is_left(self, slot: int, hidden: Tensor, slots: NDArray[np.int64]) -> SlotFailure:
-        """Returns a failure naming the stages that left the slot's row without a token; reruns them from `hidden`."""
+    def _nothing_is_left(self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64]) -> SlotFailure:
+        """Returns a failure naming the stages that left the slot's row without a token; reruns them."""
         ran = self.chain.ran_on(slot)
         masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
         bans = self._sampler.bans_in(slot)
@@ -214,7 +259,7 @@ class ModelRunner(ModelRunnerBase):
         # If the failure does not recur, the last processor is the most likely cause.
         likely = _label(ran[-1]) if ran else None
         row = int(np.searchsorted(slots, slot))
-        return empty_row_failure(stages, lambda: self._model.compute_logits(hidden), row, likely)
+        return empty_row_failure(stages, compute, row, likely)
 
     def _stage_of(self, entry: ChainEntry, slot: int) -> Stage:
         by_request = entry.declared.source == "builtin" and slot in entry.view.using
@@ -235,5 +280,7 @@ def _split_hidden(
         for reader in readers:
             if part.num_outputs and reader.wants(slot):
                 reader.take(slot, hidden[end - part.num_outputs : end])
-    sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-    return paddle.gather(hidden, to_device(ends[sampling] - 1)) if sampling else hidden
+    sampling = [
+        np.arange(end - 1 - len(chunk.draft), end) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples
+    ]
+    return paddle.gather(hidden, to_device(np.concatenate(sampling))) if sampling else hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.held_rows import HeldRows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -70,6 +72,20 @@ class ModelRunnerBase(ABC):
     def holds(self, slot: int) -> bool:  # noqa: ARG002
         """Returns True while no token of the slot can be sampled; `held` reports the change. False by default."""
         return False
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:  # noqa: ARG002
+        """Returns drafts by slot for sequences that compute one token each in a step of `tokens` tokens.
+
+        room: tokens that may be added to the step. None by default; a runner that returns drafts has `verify`.
+        """
+        return {}
+
+    def verify(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """Samples the next token of chunks of the last `execute`, in ascending slot order, as a step of its own would.
+
+        Called in rounds: `accepted` draft tokens of each chunk were sampled so far, and at least one more is computed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} returned drafts, and has no verify for {len(chunks)} of them")
 
     @abstractmethod
     def execute(self, chunks: list[ScheduledChunk]) -> StepResult:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
@@ -24,6 +26,12 @@ class WorkerSlots(SlotFollower, Protocol):
 
     def holds(self, slot: int) -> bool:
         """Returns True while no token of the slot can be sampled."""
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
+        """Returns drafts by slot for sequences that compute one token each in a step of `tokens` tokens.
+
+        room: tokens that may be added to the step.
+        """
 
 
 class Scheduler:
@@ -81,6 +89,7 @@ class Scheduler:
         # Admission would take the blocks that preemption has just freed.
         if self.num_preemptions == preemptions:
             self._admit(chunks, budget)
+        self._add_drafts(chunks)
         chunks.sort(key=_by_slot)
         return chunks
 
@@ -122,6 +131,19 @@ class Scheduler:
             else:
                 chunks.append(ScheduledChunk(sequence, 1))
         return chunks
+
+    def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
+        """Spends what is left of the budget, and blocks that no sequence is about to need, on draft tokens."""
+        generating = {chunk.sequence.slot: chunk for chunk in chunks if chunk.samples and chunk.num_tokens == 1}
+        room = self._budget - sum(chunk.cost for chunk in chunks)
+        if not generating or room <= 0:
+            return
+        tokens = sum(chunk.num_tokens for chunk in chunks)
+        drafts = self._slots.drafts([chunk.sequence for chunk in generating.values()], tokens, room)
+        for slot, draft in drafts.items():
+            chunk = generating[slot]
+            fitting = self._blocks.grow_ahead(chunk.sequence, len(draft.tokens), spare=len(self._running))
+            chunk.draft, chunk.draft_kind = draft.tokens[:fitting], draft.kind
 
     def _prompt_budget(self, tokens: int) -> PromptBudget | FairPromptBudget:
         if not self._fair:

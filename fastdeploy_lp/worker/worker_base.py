@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.plugins import load_class
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
 from fastdeploy_lp.worker.model_runner_base import ModelRunnerBase, StepResult
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
@@ -78,9 +79,17 @@ class WorkerBase(ABC):
         """Returns True while no token of the slot can be sampled."""
         return self.model_runner.holds(slot)
 
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
+        """Returns draft tokens for the next step; see `ModelRunnerBase.drafts`."""
+        return self.model_runner.drafts(sequences, tokens, room)
+
     def execute_model(self, chunks: list[ScheduledChunk]) -> StepResult:
         """Runs one step; see `ModelRunnerBase.execute`."""
         return self.model_runner.execute(chunks)
+
+    def verify(self, chunks: list[ScheduledChunk]) -> StepResult:
+        """Samples the next token of chunks with drafts; see `ModelRunnerBase.verify`."""
+        return self.model_runner.verify(chunks)
 
 
 def start_worker(

@@ -57,7 +57,11 @@ def main() -> None:
     parser.add_argument("--version", action="version", version="version: 1 (stand-in)")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--log-verbosity", type=int, default=3)
     args, _ = parser.parse_known_args()
+    if args.log_verbosity > 3:
+        print("I system_info: n_threads = 2 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 0 |")
+        print("I load_tensors:   CPU_REPACK model buffer size =    12.25 MiB", flush=True)
     if args.model.stem == "dies":
         sys.exit(f"error: no tensors in {args.model}")
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])

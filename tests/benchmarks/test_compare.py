@@ -20,12 +20,14 @@ from peers.contender import (
     llama_contender,
     our_contender,
     printable,
+    vllm_contender,
     without_folders,
 )
 from peers.cpu_time import TICKS, busy_seconds, tree_seconds
-from peers.outcome import LevelResult, Outcome, Run, throughput_ratio, ttft_ratio
+from peers.outcome import LevelResult, Outcome, PrefillResult, Run, throughput_ratio, ttft_ratio
 from peers.page import BEGIN, END, write_page
 from peers.plot import render_svg
+from peers.section import BILLION
 from peers.server_process import ServerError, ServerProcess
 from support.server import process_exists, wait_until
 
@@ -81,6 +83,7 @@ def test_working_and_failing_servers_share_one_page(llama_server: Path, tmp_path
     done = run(
         *("--ours", "--llama-server", str(llama_server), "--llama-gguf", *models, "--processors"),
         *("--concurrency", "1", "2", "--rounds", "1", "--max-tokens", "7", "--repeats", "2", "--output", str(folder)),
+        *("--long-prompts", "2", "--prompt-tokens", "9"),
     )
     assert done.returncode == 0, done.stderr
     page = (folder / "benchmarks.md").read_text(encoding="utf-8")
@@ -94,11 +97,15 @@ def test_working_and_failing_servers_share_one_page(llama_server: Path, tmp_path
     assert "- llama.cpp, f32: ended with status 1: error: no tensors in dies.gguf" in page
     assert "- llama.cpp, Q8_0: 9 failed: HTTP 500: cannot decode refuses.gguf" in page
     assert "(version: 1 (stand-in))" in page
+    assert "- llama.cpp, Q4_1: AVX2, AVX512_VNNI; 12 MiB of weights in CPU_REPACK\n" in page
+    assert "Bounds" not in page
     report = json.loads((folder / "benchmarks.json").read_text(encoding="utf-8"))
     works, dies, _ = report["contenders"]
     assert [len(entry["runs"]) for entry in report["contenders"]] == [2, 1, 2]
     assert "dies.gguf" in dies["error"]
     for one in works["runs"]:
+        assert one["prefill"]["problem"] is None
+        assert one["prefill"]["prompt_tokens"] == 5
         for results in (one["plain"], one["biased"]):
             assert [(level["concurrency"], level["problem"]) for level in results] == [(1, None), (2, None)]
             assert all(level["tokens_per_s"] > 0 for level in results)
@@ -143,6 +150,25 @@ def test_all_levels_send_the_same_requests_but_for_the_bias(llama_server: Path, 
         body == stream | {"model": "stand-in", "max_tokens": 7, "temperature": 0, "ignore_eos": True} for body in bodies
     )
     assert [x.concurrency for x in measured.plain] == [x.concurrency for x in measured.biased] == [1, 3]
+
+
+def test_long_prompts_are_sent_once(llama_server: Path, tmp_path: Path) -> None:
+    """Each prompt in one request of one token, the first one not measured: a prefix cache finds nothing."""
+    with ServerProcess(stand_in(llama_server, "works"), 60.0) as server:
+        measured = compare.prefill(server, ["one", "two", "three"])
+    bodies = [json.loads(line) for line in (tmp_path / "bodies.jsonl").read_text().splitlines()]
+    assert [body["messages"][0]["content"] for body in bodies] == ["one", "two", "three"]
+    assert all(body["max_tokens"] == 1 for body in bodies)
+    assert measured.problem is None
+    assert measured.tokens_per_s > 0
+
+
+def test_tokens_of_a_prefix_cache_are_not_computed() -> None:
+    """Rate of what was computed: 4 prompts of 100 tokens, half of them cached, in 20 ms each."""
+    level = {"errors": 0, "completed": 4, "prompt_tokens": 400, "cached_prompt_tokens": 200, "latency_ms": {"p50": 20}}
+    measured = PrefillResult.of(level, 0.0)
+    assert (measured.prompt_tokens, measured.tokens_per_s) == (50, 2500)
+    assert PrefillResult.of({"errors": 1, "first_error": "HTTP 500"}, 0.0).problem == "1 failed: HTTP 500"
 
 
 def test_short_outputs_are_no_result(llama_server: Path) -> None:
@@ -271,6 +297,31 @@ def test_our_precisions_are_options() -> None:
     assert command[command.index("--quantization") + 1] == "w8a8"
 
 
+def test_bfloat16_is_a_dtype() -> None:
+    """Ours is asked for by --dtype, vLLM's 8-bit weights have it beside them: with AMX they take nothing else."""
+    ours = our_contender("m", "bfloat16").command
+    assert ours[ours.index("--dtype") + 1] == "bfloat16"
+    assert "--quantization" not in ours
+    for precision, dtype in (("w8a8", "bfloat16"), ("float32", "float32"), ("bfloat16", "bfloat16")):
+        theirs = vllm_contender("python", Path("m"), precision, {}).command
+        assert theirs[theirs.index("--dtype") + 1] == dtype
+
+
+def test_sections_of_a_page_keep_apart(tmp_path: Path) -> None:
+    """A second section goes before the next heading, and each run replaces its own."""
+    (tmp_path / "benchmarks.md").write_text(f"# Us\n\n{BEGIN}\nold\n{END}\n\nProse.\n\n## Later\n")
+    write_page(tmp_path, "a billion, first", BILLION)
+    write_page(tmp_path, "the default model")
+    write_page(tmp_path, "a billion, second", BILLION)
+    page = (tmp_path / "benchmarks.md").read_text()
+    expected = ["the default model", "Prose.", "## A billion parameters", "a billion, second", "## Later"]
+    positions = [page.index(part) for part in expected]
+    assert positions == sorted(positions)
+    assert "old" not in page
+    assert "first" not in page
+    assert "(benchmarks-billion.svg)" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -278,6 +329,8 @@ def test_our_precisions_are_options() -> None:
         (["--llama-gguf", "=x.gguf"], "is not NAME=VALUE"),
         (["--rounds", "0"], "0 is below 1"),
         (["--output", "no-such-folder"], "no directory no-such-folder"),
+        (["--billion", "no-such-folder"], "no directory no-such-folder"),
+        (["--long-prompts", "-1"], "-1 is below 0"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ engine, floors, native, probe, report, run = scripts.values()
 Shape, Timing = native.Shape, report.Timing
 LEVELS4, LEVELS8 = WeightFormat.LEVELS4, WeightFormat.LEVELS8
 # Digits of activations, and weights that they are multiplied by.
-PRODUCTS = [(0, packed) for packed in WeightFormat] + [(1, LEVELS8), (1, LEVELS4), (2, LEVELS8), (2, LEVELS4)]
+PRODUCTS = [(digits, packed) for digits in (0, 1, 2) for packed in WeightFormat if not digits or packed.bits <= 8]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def test_our_products(library: Path, digits: int, packed: WeightFormat, rows: in
     """Every product comes out, sizes that fill neither groups nor panels included, with one copy of weights each."""
     ops = compiled_ops()
     assert ops is not None
-    shapes = [Shape(64, 96, packed), Shape(40, 50, packed), Shape(64, 96, packed)]
+    of_blocks = packed in native.BLOCKS
+    sizes = [(256, 96), (512, 50), (256, 96)] if of_blocks else [(64, 96), (40, 50), (64, 96)]
+    shapes = [Shape(*size, packed) for size in sizes]
     products = native.OurProducts(library, ops, shapes, digits)
     assert products.weight_bytes == sum(
         ops.fdlp_packed_bytes(shape.in_features, shape.out_features, packed) for shape in shapes
@@ -86,7 +88,8 @@ def test_our_products(library: Path, digits: int, packed: WeightFormat, rows: in
     for shape in shapes:
         x, weight = of_rows.inputs[shape], products.weights[shape]
         if digits:
-            x, weight = quantize_dequantize(paddle.to_tensor(x), digits).numpy(), dequantized_weight(weight)
+            x = quantize_dequantize(paddle.to_tensor(x), digits).numpy()
+            weight = weight if of_blocks else dequantized_weight(weight)
         found = of_rows.outputs[shape][:, : shape.out_features]
         np.testing.assert_allclose(found, x @ weight.T, rtol=1e-4, atol=1e-3)
 
@@ -339,7 +342,7 @@ def test_smoke_changes_defaults_only() -> None:
     assert smoke.processors
     assert smoke.guided
     full = engine.parse_arguments([])
-    assert full.quantization == ["float32", "w8a8", "w8a16"]
+    assert full.quantization == ["float32", "bfloat16", "w8a8", "w8a16"]
     assert (full.prompts, full.batches) == ([32, 128, 512, 1024, 2000], [1, 2, 4, 8, 16, 32])
     assert (full.contexts, full.processors, full.guided) == ([64, 256, 1024], False, False)
 

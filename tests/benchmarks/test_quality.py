@@ -73,6 +73,8 @@ def test_the_numbers_are_those_of_their_definitions(logits: np.ndarray) -> None:
         ("w8a8", 94.9, 1.0, False),
         ("w8a8/float32", 96.0, 1.021, False),
         ("w8a8", 96.0, 0.979, False),
+        ("bfloat16", 98.0, 1.0, True),
+        ("bfloat16", 97.9, 1.0, False),
         ("w8a16", 97.9, 1.0, False),
         ("w8a16", 98.0, 1.009, True),
         ("float32/float16", 0.0, 9.0, True),
@@ -100,7 +102,7 @@ def test_the_default_model_keeps_its_quality_on_prose(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_default_model_keeps_its_quality_on_the_held_text(tmp_path: Path) -> None:
-    done = ran("--precisions", "w8a8", "w8a16", "--json", str(tmp_path / "found.json"))
+    done = ran("--precisions", "w8a8", "w8a16", "bfloat16", "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["missed"] == []

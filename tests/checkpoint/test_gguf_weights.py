@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 from support.gguf_model import random_blocks
 
 from fastdeploy_lp.checkpoint import CheckpointError, ModelFiles, gguf_weights
+from fastdeploy_lp.checkpoint.blocks import BLOCK_TYPES as KEPT_TYPES
 from fastdeploy_lp.checkpoint.convert import convert_gguf
-from fastdeploy_lp.checkpoint.safetensors_file import write_safetensors
+from fastdeploy_lp.checkpoint.safetensors_file import read_header, write_safetensors
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 
@@ -30,7 +31,13 @@ QUANTS = [
 def convert(model: Any, tmp_path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Weights and config of the converted model."""
     convert_gguf(model.write(tmp_path / "tiny.gguf"), tmp_path, show_progress=False)
-    return load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    for name, tensor in read_header(path).items():
+        if tensor.dtype in KEPT_TYPES:
+            weights[name] = KEPT_TYPES[tensor.dtype].floats(weights[name])
+            assert weights[name].shape == tensor.shape
+    return weights, json.loads((tmp_path / "config.json").read_text())
 
 
 def stored(model: Any, name: str) -> np.ndarray:
@@ -151,6 +158,38 @@ def test_blocks_of_every_type_are_read_as_the_library_reads_them(
         blocks, _ = model.tensors[f"blk.1.{theirs}.weight"]
         expected = gguf.dequantize(blocks, quant)
         np.testing.assert_array_equal(weights[f"model.layers.1.{ours}.weight"], expected)
+
+
+@pytest.mark.parametrize("kind", sorted(KEPT_TYPES))
+def test_blocks_that_are_kept_are_those_of_the_file(tmp_path: Path, make_tiny: Callable[..., Any], kind: str) -> None:
+    """Queries and keys, too, whose rows change places."""
+    model, random, quant = make_tiny(hidden=256, inner=256), np.random.default_rng(0), GGMLQuantizationType[kind]
+    for name, (array, _) in model.tensors.items():
+        if array.ndim > 1:
+            model.tensors[name] = (random_blocks(random, array.shape, quant), quant)
+    convert(model, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    headers = read_header(tmp_path / "model.safetensors")
+    kept = {name for name, tensor in headers.items() if tensor.dtype == kind}
+    assert kept == {name for name, array in found.items() if array.ndim == 2}
+    np.testing.assert_array_equal(found["model.layers.1.mlp.up_proj.weight"], model.tensors["blk.1.ffn_up.weight"][0])
+    queries = model.tensors["blk.0.attn_q.weight"][0]
+    pairs = queries.reshape(HEADS, -1, 2, queries.shape[1]).swapaxes(1, 2).reshape(queries.shape)
+    np.testing.assert_array_equal(found["model.layers.0.self_attn.q_proj.weight"], pairs)
+
+
+@pytest.mark.parametrize("kind", sorted(KEPT_TYPES))
+def test_a_block_whose_scale_is_no_number_names_its_tensor(
+    tmp_path: Path, make_tiny: Callable[..., Any], kind: str
+) -> None:
+    quant, block = GGMLQuantizationType[kind], KEPT_TYPES[kind]
+    for place in block.scales:
+        model = make_tiny(hidden=256, inner=256)
+        blocks = random_blocks(np.random.default_rng(0), (256, 256), quant)
+        blocks[-1, place : place + 2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+        model.tensors["blk.1.ffn_up.weight"] = (blocks, quant)
+        with pytest.raises(CheckpointError, match=r"tensor blk\.1\.ffn_up\.weight holds NaN or infinity"):
+            convert(model, tmp_path)
 
 
 def test_all_types_of_the_library_are_tested() -> None:

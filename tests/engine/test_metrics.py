@@ -8,7 +8,7 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine.metrics import PrometheusStatLogger
 from fastdeploy_lp.logits_processor import ProcessorStats
-from fastdeploy_lp.stats import ArrivedRequestStats, FinishedRequestStats, IterationStats, SchedulerStats
+from fastdeploy_lp.stats import ArrivedRequestStats, DraftStats, FinishedRequestStats, IterationStats, SchedulerStats
 
 counts = st.integers(0, 1000)
 # Sums of these are exact.
@@ -39,8 +39,13 @@ iterations = st.builds(
 )
 schedulers = st.builds(
     SchedulerStats,
-    **{name: counts for name in SchedulerStats.__dataclass_fields__ if name not in ("step_time", "processors")},
+    **{
+        name: counts
+        for name in SchedulerStats.__dataclass_fields__
+        if name not in ("step_time", "processors", "drafts")
+    },
     processors=st.just([ProcessorStats("a", rows=5, state="quarantined"), ProcessorStats("b")]),
+    drafts=st.just([DraftStats("ngram", drafts=2, tokens=9, accepted=3, accepted_at=[2, 1])]),
 )
 
 

@@ -113,6 +113,13 @@ def test_quantization(made: Path) -> None:
         load_causal_lm(dataclasses.replace(fd_config, model_config=model))
 
 
+def test_dtype(made: Path) -> None:
+    fd_config = config_of(made / "qwen3-moe")
+    model = dataclasses.replace(fd_config.model_config, dtype="bfloat16")
+    with pytest.raises(CheckpointError, match="dtype: bfloat16 is not allowed through PaddleFormers"):
+        load_causal_lm(dataclasses.replace(fd_config, model_config=model))
+
+
 def test_layers_for_drafts_in_a_checkpoint_are_left_out(made: Path, tmp_path: Path) -> None:
     """GLM-4.5's files have such a layer after the model's own, under the next number."""
 

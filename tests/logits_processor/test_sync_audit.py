@@ -13,7 +13,7 @@ from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, run_to_end, tiny_engine
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.config.fd_config import LOGPROBS_MODES
+from fastdeploy_lp.config.model_config import LOGPROBS_MODES
 from fastdeploy_lp.logits_processor import BUILTIN, LogitsProcessor, Selection
 from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest

@@ -43,17 +43,20 @@ from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
 pytestmark = pytest.mark.usefixtures("ops")
 
-# Of the root mean square of the logits. One level of an 8-bit activation is 1/127, and rounding differences of float32
-# move a few of them by one; a cache in half floats moves keys and values by 1/2048.
+# Of the root mean square of the logits. One level of an 8-bit activation is 1/127, a bfloat16 has 8 significant bits,
+# and rounding differences of float32 move a few of them by one; a cache in half floats moves keys and values by 1/2048.
 TOLERANCES = {
     (None, "float32"): 1e-5,
     (None, "float16"): 2e-4,
+    ("bfloat16", "float32"): 5e-3,
+    ("bfloat16", "float16"): 5e-3,
     ("w8a16", "float32"): 2e-4,
     ("w8a16", "float16"): 4e-4,
     ("w8a8", "float32"): 3e-2,
     ("w8a8", "float16"): 3e-2,
 }
 EXAMPLES = settings(max_examples=25)
+SHORT_LEVELS = (WeightFormat.LEVELS5, WeightFormat.LEVELS4)
 
 
 def assert_near(actual: FloatArray, expected: np.ndarray, setting: Setting) -> None:
@@ -130,16 +133,18 @@ def test_a_bias_on_one_projection_alone_is_added_to_it(name: str, quantization: 
 @pytest.mark.parametrize("stored", sorted(STORED))
 def test_weights_lie_in_the_shortest_format_that_holds_them(stored: str) -> None:
     assert set(compiled_decoder(Shape(stored=stored), Setting()).weight_formats) == {STORED[stored]}
-    levels = STORED[stored] if STORED[stored] is WeightFormat.LEVELS4 else WeightFormat.LEVELS8
+    assert set(compiled_decoder(Shape(stored=stored), Setting("bfloat16")).weight_formats) == {WeightFormat.BFLOAT16}
+    levels = STORED[stored] if STORED[stored] in SHORT_LEVELS else WeightFormat.LEVELS8
     assert set(compiled_decoder(Shape(stored=stored), Setting("w8a8")).weight_formats) == {levels}
 
 
-# Those whose weights have a longer format than they need: once quantized, all but the levels of 4 bits take 8.
+# The format of weights that no shorter one holds: once quantized, all but short levels take 8 bits.
+LONGEST = {None: WeightFormat.FLOAT32} | dict.fromkeys(LEVELS, WeightFormat.LEVELS8)
 LENGTHENED = [
     (stored, quantization)
     for stored, shortest in sorted(STORED.items())
-    for quantization in PRECISIONS
-    if shortest is WeightFormat.LEVELS4 or (quantization is None and shortest is not WeightFormat.FLOAT32)
+    for quantization, longest in LONGEST.items()
+    if shortest in SHORT_LEVELS or shortest > longest
 ]
 
 
@@ -157,7 +162,7 @@ def test_formats_change_no_bit_of_a_result(stored: str, quantization: str | None
     as_it_is = compiled_decoder(shape, setting, weights)
     lengthened = compiled_decoder(shape, setting, dataclasses.replace(weights, lm_head=LinearWeights(longer)))
     assert as_it_is.weight_formats[-1] is STORED[stored]
-    assert lengthened.weight_formats[-1] is (WeightFormat.LEVELS8 if quantization else WeightFormat.FLOAT32)
+    assert lengthened.weight_formats[-1] is (LONGEST[quantization])
     assert_same_bits([head_of(as_it_is, hidden)[:, :-1]], [head_of(lengthened, hidden)[:, :-1]])
 
 
@@ -258,6 +263,22 @@ def test_any_number_of_decoding_rows_has_the_same_bits(quantization: str | None)
     alone = [run(decoder, seats, [piece])[0] for piece in last]
     for rows in range(2, most + 1):
         assert_same_bits(run(decoder, seats, last[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("hidden", [96, 128, 300, 389])
+def test_rows_multiplied_in_pieces_have_the_bits_of_one_alone(stored: str, hidden: int) -> None:
+    """Pieces are 128 inputs and tiles up to 12 rows, so some of these sizes end within a piece, a group or a step."""
+    shape, most = Shape(hidden=hidden, layers=1, stored=stored, biased=frozenset({"lm_head"})), 40
+    x = np.random.default_rng(hidden).standard_normal((most, hidden), np.float32)
+    decoder = compiled_decoder(shape, Setting())
+    alone = [head_of(decoder, x[row : row + 1])[0] for row in range(most)]
+    head = shape.weights().lm_head
+    assert head is not None
+    assert head.bias is not None
+    np.testing.assert_allclose(np.stack(alone), x.astype(np.float64) @ head.weight.T + head.bias, rtol=0, atol=1e-4)
+    for rows in range(2, most + 1):
+        assert_same_bits(list(head_of(decoder, x[:rows])), alone[:rows])
 
 
 def digest_of_a_run() -> str:

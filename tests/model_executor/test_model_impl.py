@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fastdeploy_lp.config import option_values
-from fastdeploy_lp.config.fd_config import MODEL_IMPLS
+from fastdeploy_lp.config.model_config import MODEL_IMPLS
 from fastdeploy_lp.model_executor.forward_batch import ForwardBatchBuilder, SequenceChunk
 from fastdeploy_lp.model_executor.kv_cache import LayerKVCache
 from fastdeploy_lp.model_executor.layers.attention.paged_attention import HeadSizes, PagedAttention

@@ -220,6 +220,12 @@ def test_the_switch_does_without_the_operators_and_without_a_warning(installatio
     assert runs(installation.bin) == 0
 
 
+def test_the_log_names_the_instructions_of_products(installation: Installation) -> None:
+    found = installation.find(FASTDEPLOY_LP_TILES="emulated")
+    (line,) = (line for line in found.log if "products of 8 bits" in line)
+    assert line.endswith("; tiles: emulated, very slow (FASTDEPLOY_LP_TILES=emulated)")
+
+
 # What computes then
 
 

@@ -20,28 +20,27 @@ pytestmark = pytest.mark.slow
 BLOCK_SIZE, BLOCKS_PER_SEAT = 32, 8
 
 
-def engine(quantization: str | None) -> EngineCore:
-    args = EngineArgs(
-        model="smollm2-135m", quantization=quantization, max_model_len=256, max_num_seqs=16, block_size=BLOCK_SIZE
-    )
+def engine(precision: str | None) -> EngineCore:
+    options = {"dtype": precision} if precision == "bfloat16" else {"quantization": precision}
+    args = EngineArgs(model="smollm2-135m", max_model_len=256, max_num_seqs=16, block_size=BLOCK_SIZE, **options)
     fd_config = args.create_fd_config(show_progress=False)
     return EngineCore(fd_config, LogitsProcessorChain([], fd_config))
 
 
-@pytest.mark.parametrize("quantization", [None, "w8a16"])
-def test_greedy_tokens_are_the_references(quantization: str | None, golden_cases: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("precision", [None, "w8a16", "bfloat16"])
+def test_greedy_tokens_are_the_references(precision: str | None, golden_cases: list[dict[str, Any]]) -> None:
     ran = run_to_end(
-        engine(quantization),
+        engine(precision),
         [request(str(i), case["prompt_ids"], max_tokens=32) for i, case in enumerate(golden_cases)],
     )
     found = [ran[str(i)].token_ids for i in range(len(golden_cases))]
     assert found == [case["output_ids"] for case in golden_cases]
 
 
-@pytest.fixture(scope="module")
-def quantized() -> Iterator[CausalLM]:
+@pytest.fixture(scope="module", params=["w8a8", "bfloat16"])
+def rounded(request: pytest.FixtureRequest) -> Iterator[CausalLM]:
     with paddle.no_grad():
-        yield engine("w8a8").runner._model
+        yield engine(request.param).runner._model
 
 
 def logits_of(model: CausalLM, *chunks: SequenceChunk) -> np.ndarray:
@@ -54,19 +53,19 @@ def chunk(tokens: list[int], seat: int, start: int, stop: int) -> SequenceChunk:
     return SequenceChunk(np.array(tokens[start:stop]), start, table, num_outputs=stop - start)
 
 
-def test_w8a8_logits_have_the_same_bits_alone_in_a_crowd_and_cut_anywhere(
-    quantized: CausalLM, golden_cases: list[dict[str, Any]], ops: object
+def test_logits_have_the_same_bits_alone_in_a_crowd_and_cut_anywhere(
+    rounded: CausalLM, golden_cases: list[dict[str, Any]], ops: object
 ) -> None:
     prompts: list[list[int]] = [case["prompt_ids"] + case["output_ids"] for case in golden_cases]
-    alone = [logits_of(quantized, chunk(prompt, 0, 0, len(prompt))) for prompt in prompts]
+    alone = [logits_of(rounded, chunk(prompt, 0, 0, len(prompt))) for prompt in prompts]
     seats = range(len(prompts), 0, -1)
     crowd = logits_of(
-        quantized, *(chunk(prompt, seat, 0, len(prompt)) for prompt, seat in zip(prompts, seats, strict=True))
+        rounded, *(chunk(prompt, seat, 0, len(prompt)) for prompt, seat in zip(prompts, seats, strict=True))
     )
     np.testing.assert_array_equal(crowd, np.concatenate(alone))
     for size in (1, 13):
         parts = [
-            logits_of(quantized, chunk(prompts[0], 15, start, min(start + size, len(prompts[0]))))
+            logits_of(rounded, chunk(prompts[0], 15, start, min(start + size, len(prompts[0]))))
             for start in range(0, len(prompts[0]), size)
         ]
         np.testing.assert_array_equal(np.concatenate(parts), alone[0])

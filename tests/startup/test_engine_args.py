@@ -21,6 +21,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "float": ("1", True, math.nan, math.inf, [1.0], -1.0),
     "str": (5, True, ["x"], b"x"),
     "list": ("x", 5, [5], {"x": 1}),
+    "dict": ("{", 5, True, ["x"]),
 }
 
 

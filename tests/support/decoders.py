@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
 from support.stored_weights import STORED, as_stored
 
-PRECISIONS = (None, "w8a8", "w8a16")
+PRECISIONS = (None, "bfloat16", "w8a8", "w8a16")
 CACHE_DTYPES = ("float32", "float16")
 BLOCK_SIZES = (1, 4, 16, 20, 32)
 ROPE_THETA = 10000.0
@@ -106,7 +107,7 @@ def _norm(random: np.random.Generator, size: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a decoder is run."""
+    """How a decoder is run. quantization: that option's value, or "bfloat16" for `--dtype bfloat16`."""
 
     quantization: str | None = None
     cache_dtype: str = "float32"
@@ -123,7 +124,8 @@ class Setting:
             vocab_size=shape.vocab,
             max_model_len=self.max_model_len,
             eos_token_ids=(),
-            quantization=self.quantization,
+            dtype="bfloat16" if self.quantization == "bfloat16" else "float32",
+            quantization=None if self.quantization == "bfloat16" else self.quantization,
             hf_config={"rope_theta": ROPE_THETA},
         )
         cache = CacheConfig(self.block_size, self.num_blocks, dtype=self.cache_dtype)
@@ -139,9 +141,11 @@ def paddle_decoder(shape: Shape, setting: Setting, weights: DecoderWeights | Non
     return decoder
 
 
-def compiled_decoder(shape: Shape, setting: Setting, weights: DecoderWeights | None = None) -> CompiledDecoder:
-    """A decoder on the compiled operators; raises RuntimeError where there are none."""
-    ops = compiled_ops()
+def compiled_decoder(
+    shape: Shape, setting: Setting, weights: DecoderWeights | None = None, ops: ctypes.CDLL | None = None
+) -> CompiledDecoder:
+    """A decoder on the compiled operators, these or the package's; raises RuntimeError where there are none."""
+    ops = ops or compiled_ops()
     if ops is None:
         raise RuntimeError("no compiled operators on this machine")
     config = setting.fd_config(shape)

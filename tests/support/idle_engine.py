@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message
 
-from fastdeploy_lp.config import ChatConfig, SchedulerConfig
+from fastdeploy_lp.config import ChatConfig, FDConfig, SchedulerConfig
 from fastdeploy_lp.engine.client.engine_client import EngineClient
 from fastdeploy_lp.engine.client.worker_handle import WorkerHandle
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -76,18 +76,19 @@ class HeldTokenizer(Tokenizer):
         self.released.clear()
 
 
+def config_in(folder: Path, scheduler: SchedulerConfig, chat: ChatConfig, name: str = "tiny-llama") -> FDConfig:
+    """The configuration of a tiny model, whose checkpoint is written to `folder`."""
+    write_tiny_checkpoint(folder, context=CONTEXT)
+    config = tiny_fd_config(max_model_len=CONTEXT)
+    model = replace(config.model_config, directory=str(folder), served_model_name=name)
+    return replace(config, model_config=model, scheduler_config=scheduler, chat_config=chat)
+
+
 class Idle:
     """A running application, its engine, worker and tokenizer."""
 
     def __init__(self, folder: Path, scheduler: SchedulerConfig) -> None:
-        write_tiny_checkpoint(folder, context=CONTEXT)
-        config = tiny_fd_config(max_model_len=CONTEXT)
-        config = replace(
-            config,
-            model_config=replace(config.model_config, directory=str(folder)),
-            scheduler_config=scheduler,
-            chat_config=ChatConfig(trust_request_chat_template=True),
-        )
+        config = config_in(folder, scheduler, ChatConfig(trust_request_chat_template=True))
         self.worker = IdleWorker()
         self.engine = EngineClient(config, [], lambda: cast(WorkerHandle, self.worker))
         self.tokenizer = HeldTokenizer(folder)
@@ -135,6 +136,12 @@ class Client:
 
     def leave(self) -> None:
         self._left.set()
+
+    async def begun(self) -> None:
+        """Waits for the beginning of the answer."""
+        async with asyncio.timeout(30):
+            while self.status is None:
+                await asyncio.sleep(0.001)
 
     async def answer(self) -> tuple[int | None, bytes]:
         await self.ended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -92,6 +93,11 @@ def quantized_activations(x: Array, levels: float) -> Array:
     return out
 
 
+def in_bfloat16(x: NDArray[np.floating]) -> Array:
+    """The nearest numbers with 8 significant bits."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
 class _Model:
     def __init__(self, dims: Dimensions, quantization: str | None, half_cache: bool) -> None:
         self._dims = dims
@@ -100,10 +106,14 @@ class _Model:
 
     def weight(self, weight: NDArray[np.float32]) -> Array:
         read = np.asarray(weight)
+        if self._quantization == "bfloat16":
+            return in_bfloat16(read)
         return read.astype(np.float64) if self._quantization is None else quantized_weight(read)
 
     def linear(self, x: Array, weights: LinearWeights) -> Array:
-        if self._quantization is not None:
+        if self._quantization == "bfloat16":
+            x = in_bfloat16(x)
+        elif self._quantization is not None:
             x = quantized_activations(x, LEVELS[self._quantization])
         out = x @ self.weight(weights.weight).T
         return out if weights.bias is None else out + weights.bias

@@ -18,8 +18,8 @@ STORED = {
     "float16": WeightFormat.FLOAT16,
     "Q4_0": WeightFormat.LEVELS4,
     "Q4_1": WeightFormat.LEVELS4,
-    "Q5_0": WeightFormat.LEVELS8,
-    "Q5_1": WeightFormat.LEVELS8,
+    "Q5_0": WeightFormat.LEVELS5,
+    "Q5_1": WeightFormat.LEVELS5,
     "Q8_0": WeightFormat.LEVELS8,
 }
 

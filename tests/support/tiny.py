@@ -16,6 +16,7 @@ from fastdeploy_lp.config import (
     SchedulerConfig,
     StructuredOutputsConfig,
 )
+from fastdeploy_lp.config.speculation import Speculation
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 # What the tokenizer's merges are learned from; all bytes are tokens anyway.
@@ -41,6 +42,7 @@ def tiny_fd_config(
     eos_token_ids: tuple[int, ...] = (),
     logprobs_mode: str = "raw_logprobs",
     policy: StructuredOutputsConfig | None = None,
+    speculation: Speculation | None = None,
 ) -> FDConfig:
     """The configuration of one of the golden tiny models; by default every slot can fill its context."""
     hf_config = json.loads((GOLDEN / name / "config.json").read_text())
@@ -56,7 +58,7 @@ def tiny_fd_config(
             hf_config=hf_config,
             logprobs_mode=logprobs_mode,
         ),
-        scheduler_config=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        scheduler_config=SchedulerConfig(max_num_seqs, max_num_batched_tokens, speculation=speculation),
         cache_config=CacheConfig(
             block_size,
             num_blocks or 1 + blocks_per_seq * max_num_seqs,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from support.sequences import sequence
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
+from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.prompt_budget import LEAST_TOKENS, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
@@ -31,6 +33,9 @@ class SlotBook:
 
     def holds(self, slot: int) -> bool:
         return slot in self.held
+
+    def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
+        return {}
 
     def enter(self, sequence: Sequence) -> None:
         assert sequence.slot not in self.taken

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastdeploy_lp.engine.client.token_details import SpelledLogprobs, count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
-from fastdeploy_lp.request.outputs import CompletionDelta
+from fastdeploy_lp.request.outputs import NO_DRAFTS, CompletionDelta
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.trace import ShadowReport, TokenTrace
 
@@ -25,8 +25,9 @@ class Completion:
 
     Text that may be the beginning of a stop string is held back. A stop string that ends before the `min_tokens`-th
     token does is ordinary text. `logprobs` adds the log probabilities of each token; `trace` adds the traces that the
-    worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache. The stop
-    string or the text of the stop token at the end of the output is cut off unless `include_stop`.
+    worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache, `drafted`
+    the draft tokens that were verified for it. The stop string or the text of the stop token at the end of the output
+    is cut off unless `include_stop`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Completion:
     ) -> None:
         self.index = index
         self.num_cached_tokens = 0
+        self.drafted = NO_DRAFTS
         self.tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
@@ -111,45 +113,53 @@ class Completion:
         The other sequences have one entry per token. Raises ReplayError if a restarted completion does not repeat the
         tokens already sent.
         """
-        self._take(token_ids, finish_reason, stop_reason, logprobs, trace, shadows)
+        has_details = logprobs is not None or trace is not None or shadows is not None
+        for place, token_id in enumerate(token_ids):
+            if self.finish_reason is not None:
+                break
+            if self._told_token_ids:
+                self._require_as_told(token_id)
+            self._token_ids.append(token_id)
+            if has_details:
+                self._add_details(place, token_id, logprobs, trace, shadows)
+            # The stop reason applies to the last token only.
+            if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
+                self._extend_text(self._decoder.push(token_id))
+        if finish_reason is not None:
+            self._finish(finish_reason, stop_reason)
         if self.finish_reason is not None and len(self._token_ids) < len(self._told_token_ids):
             raise ReplayError
 
-    def _take(
+    def _add_details(
         self,
-        token_ids: Sequence[int],
-        finish_reason: str | None,
-        stop_reason: int | None,
+        place: int,
+        token_id: int,
         logprobs: Sequence[TokenLogprobs] | None,
         trace: Sequence[Sequence[StageTrace]] | None,
         shadows: Sequence[ShadowTokens] | None,
     ) -> None:
-        for place, token_id in enumerate(token_ids):
-            if self.finish_reason is not None:
-                return
-            self._require_as_told(token_id)
-            self._token_ids.append(token_id)
-            if self._logprobs is not None and logprobs is not None:
-                self._logprobs.append(logprobs[place])
-                self._text_offsets.append(len(self._text))
-            if shadows is not None:
-                count_shadows(self._shadows, token_id, shadows[place])
-            if self._trace is not None and trace is not None:
-                shadow = None if shadows is None else shadows[place]
-                self._trace.append(spelled_trace(token_id, trace[place], shadow, self.tokenizer))
-            # The stop reason applies to the last token only.
-            if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
-                self._extend_text(self._decoder.push(token_id))
-        if self.finish_reason is None and finish_reason is not None:
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.append(logprobs[place])
+            self._text_offsets.append(len(self._text))
+        if shadows is not None:
+            count_shadows(self._shadows, token_id, shadows[place])
+        if self._trace is not None and trace is not None:
+            shadow = None if shadows is None else shadows[place]
+            self._trace.append(spelled_trace(token_id, trace[place], shadow, self.tokenizer))
+
+    def _finish(self, finish_reason: str, stop_reason: int | None) -> None:
+        if self.finish_reason is None:
             self._flush_text(self._token_ids if stop_reason is None or self._include_stop else self._token_ids[:-1])
-            # The flushed rest may complete a stop string; otherwise the worker's reason applies.
-            if self.finish_reason is None:
-                self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        # The flushed rest may complete a stop string; otherwise the worker's reason applies.
+        if self.finish_reason is None:
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def take_delta(self) -> CompletionDelta | None:
         """Returns what is new since the last call, or None if there is nothing to send yet."""
         finished = self.finish_reason is not None
-        end = len(self._text) if finished else max(len(self._text) - self._held_back, self._sent_text)
+        end = len(self._text)
+        if self._held_back and not finished:
+            end = max(end - self._held_back, self._sent_text)
         text, token_ids = self._text[self._sent_text : end], self._token_ids[self._sent_tokens :]
         # Tokens wait for their text, unless there is no tokenizer.
         if not finished and not text and (self.tokenizer.handles_text or not token_ids):
@@ -178,7 +188,7 @@ class Completion:
             return
         before = len(self._text)
         self._text += piece
-        if len(self._token_ids) <= self._min_tokens:
+        if not self._stop_strings or len(self._token_ids) <= self._min_tokens:
             return
         # A match must end in the new text.
         hits = [(self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop_strings]

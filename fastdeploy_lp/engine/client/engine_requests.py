@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.engine.client.admission import Admission, WaitingRoom
@@ -20,7 +20,7 @@ from fastdeploy_lp.engine.client.outbox import make_outbox
 from fastdeploy_lp.engine.client.pooling import Pooling
 from fastdeploy_lp.engine.client.processor_states import ProcessorStates
 from fastdeploy_lp.engine.client.request_log import RequestLog
-from fastdeploy_lp.engine.client.work import Work, failure_of
+from fastdeploy_lp.engine.client.work import SequenceResult, SequenceTimes, Work, failure_of
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss, ended_by
 from fastdeploy_lp.engine.errors import (
     EngineDeadError,
@@ -40,11 +40,20 @@ logger = logging.getLogger(__name__)
 Begun = TypeVar("Begun", Generation, Pooling)
 
 
+class SequenceInFlight(NamedTuple):
+    """The sequence at this place of a request, with its times and its result."""
+
+    work: Work
+    place: int
+    times: SequenceTimes
+    result: SequenceResult
+
+
 class SequenceIndex:
     """The sequences in flight by their worker ids: one per completion of a request, or one for a pooled prompt."""
 
     def __init__(self) -> None:
-        self._sequences: dict[str, tuple[Work, int]] = {}
+        self._sequences: dict[str, SequenceInFlight] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -59,14 +68,17 @@ class SequenceIndex:
 
     def works_of(self, sequence_ids: Iterable[str]) -> list[Work]:
         """Returns the requests of these sequences, each once; raises KeyError for one that is not in flight."""
-        return list({(work := self._sequences[name][0]).serial: work for name in sequence_ids}.values())
+        return list({(work := self._sequences[name].work).serial: work for name in sequence_ids}.values())
 
     def add(self, work: Work) -> None:
         """Adds all sequences of a request."""
-        self._sequences |= {name: (work, index) for index, name in enumerate(work.sequence_ids)}
+        each = zip(work.sequence_ids, work.times, work.sequences, strict=True)
+        self._sequences |= {
+            name: SequenceInFlight(work, index, times, result) for index, (name, times, result) in enumerate(each)
+        }
 
-    def find(self, sequence_id: str) -> tuple[Work, int] | None:
-        """Returns the request of a sequence and the sequence's index in it; None for any other id."""
+    def find(self, sequence_id: str) -> SequenceInFlight | None:
+        """Returns a sequence; None for any other id."""
         return self._sequences.get(sequence_id)
 
     def remove(self, sequence_id: str) -> None:
@@ -189,10 +201,19 @@ class EngineRequests:
         if self._fair:
             self._outbox.charge(outputs.steps)
         iteration = IterationStats(time.monotonic(), sum(len(step.token_ids) for step in outputs.steps))
+        told: dict[Work, None] = {}
         for step in outputs.steps:
-            if (found := self._sequences.find(step.request_id)) is not None:
-                self._take_step(step, *found, iteration)
+            found = self._sequences.find(step.request_id)
+            if found is None:
+                continue
+            if self._take_step(step, found, iteration):
+                told[found.work] = None
+            else:
+                told.pop(found.work, None)
         self._stats.step(replace(stats, num_waiting_reqs=num_waiting), iteration)
+        # Once for all sequences of a request; streams write their events in this pass.
+        for work in told:
+            work.notify()
 
     async def _begin(
         self, requests: Sequence[EngineRequest], make: Callable[[EngineRequest], Begun], *, bounded: bool
@@ -268,12 +289,13 @@ class EngineRequests:
                 )
                 self._outbox.add(message, request.client)
 
-    def _take_step(self, step: SequenceStep, work: Work, index: int, iteration: IterationStats) -> None:
+    def _take_step(self, step: SequenceStep, found: SequenceInFlight, iteration: IterationStats) -> bool:
+        """Adds a step to a sequence; returns False if it ended the request with an error, which its caller knows."""
+        work, index, times, sequence = found
         if step.error is not None:
             iteration.finished_requests += self._forget(work, ERROR)
             work.fail(failure_of(step))
-            return
-        times, sequence = work.times[index], work.sequences[index]
+            return False
         if times.last_token is None:
             times.scheduled = step.scheduled_at
             sequence.num_cached_tokens = step.num_cached_tokens or 0
@@ -283,13 +305,13 @@ class EngineRequests:
         except Exception as error:  # noqa: BLE001 - what a tokenizer makes of one request's tokens concerns no other
             iteration.finished_requests += self._forget(work, ERROR)
             work.fail(self._unread(error, work))
-            return
+            return False
         if sequence.finish_reason is not None:
             iteration.finished_requests.append(sequence_stats(work, index))
             self._sequences.remove(step.request_id)
             # The worker knows no stop strings: abort there.
             self._left([step.request_id], running=step.finish_reason is None)
-        work.notify()
+        return True
 
     def _unread(self, error: Exception, work: Work) -> RequestFailedError:
         if isinstance(error, ReplayError):

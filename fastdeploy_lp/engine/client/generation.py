@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from fastdeploy_lp.engine.client.completion import Completion
+from fastdeploy_lp.engine.client.news import News
 from fastdeploy_lp.engine.client.token_details import PromptLogprobs
 from fastdeploy_lp.engine.client.work import Work
 from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.messages import SequenceStep
-from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from fastdeploy_lp.request.outputs import (
+    NO_DRAFTS,
+    CompletionDelta,
+    CompletionOutput,
+    DraftedTokens,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from fastdeploy_lp.request.sampling_params import RequestOutputKind
 
 
 class Generation(Work):
     """The output of one request, read by one caller as deltas, as growing outputs, or as a whole (`result`).
 
-    With `stream` False the caller wakes once, at the end.
+    A caller waits for deltas (`deltas`), or listens (`listen`) and takes them itself (`take_deltas`). With `stream`
+    False the caller wakes once, at the end.
     """
 
     def __init__(
@@ -40,14 +49,19 @@ class Generation(Work):
         self._ended: float | None = None
         self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._stream = stream
-        self._loop = asyncio.get_running_loop()
-        self._news = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._untold = self.completions
+        self._news = News()
+        self._listener: Callable[[], None] = self._news.arrive
 
     @property
     def sequences(self) -> Sequence[Completion]:
         """The completions."""
         return self.completions
+
+    @property
+    def drafted(self) -> DraftedTokens:
+        """Draft tokens of all completions."""
+        return sum((completion.drafted for completion in self.completions), NO_DRAFTS)
 
     @property
     def num_untold_tokens(self) -> int:
@@ -59,22 +73,23 @@ class Generation(Work):
         completion = self.completions[index]
         if step.prompt_logprobs is not None:
             self.prompt_logprobs = PromptLogprobs(step.prompt_logprobs, completion.tokenizer)
+        if step.drafted:
+            completion.drafted += DraftedTokens(step.drafted, step.accepted)
         completion.feed(
             step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
         )
+        if completion.finish_reason is not None and self.finished:
+            self._ended = time.monotonic()
 
     def notify(self) -> None:
         """Wakes the caller after completions received tokens, if it streams or all have ended."""
-        finished = self.finished
-        if finished:
-            self._ended = time.monotonic()
-        if self._stream or finished:
-            self._wake()
+        if self._stream or self._ended is not None:
+            self._listener()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
         """Ends the request with an error."""
         self._error = error
-        self._wake()
+        self._listener()
 
     def abort(self) -> None:
         """Ends the running completions with the finish reason "abort"."""
@@ -82,7 +97,7 @@ class Generation(Work):
             completion.finish_reason = completion.finish_reason or "abort"
         self._ended = time.monotonic()
         self._on_close(self)
-        self._wake()
+        self._listener()
 
     def begin_again(self) -> None:
         """Resets the running completions to their first token: another worker computes them again."""
@@ -95,19 +110,39 @@ class Generation(Work):
     async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
         """Yields new deltas as they arrive; closing early aborts the request. Raises the error passed to `fail`."""
         try:
-            open_completions = list(self.completions)
-            while open_completions:
-                await self._wait()
-                if self._error is not None:
-                    raise self._error
-                deltas = [delta for each in open_completions if (delta := each.take_delta()) is not None]
-                ended = {delta.index for delta in deltas if delta.finish_reason is not None}
-                if ended:
-                    open_completions = [each for each in open_completions if each.index not in ended]
-                if deltas:
+            while not self.is_told:
+                await self._news.wait()
+                if deltas := self.take_deltas():
                     yield deltas
         finally:
             self.close()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every step with news of this request, until `close`; it must not raise.
+
+        The call is part of the engine's pass over the step.
+        """
+        self._listener = listener
+
+    def close(self) -> None:
+        """Aborts what still runs: the caller has stopped reading."""
+        self._listener = self._news.arrive
+        super().close()
+
+    def take_deltas(self) -> list[CompletionDelta]:
+        """Returns what is new since the last call; raises the error passed to `fail`."""
+        if self._error is not None:
+            raise self._error
+        deltas = [delta for each in self._untold if (delta := each.take_delta()) is not None]
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._untold = [each for each in self._untold if each.index != delta.index]
+        return deltas
+
+    @property
+    def is_told(self) -> bool:
+        """True once the last delta of every completion was taken."""
+        return not self._untold
 
     async def outputs(
         self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -154,19 +189,8 @@ class Generation(Work):
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs,
             metrics=self.metrics,
+            drafted=self.drafted,
         )
-
-    def _wake(self) -> None:
-        self._news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        # A plain future: asyncio.Event would cost the same again as all other work per token here.
-        if not self._news:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self._news = False
 
 
 def _gained(delta: CompletionDelta) -> CompletionOutput:

@@ -32,6 +32,7 @@ from fastdeploy_lp.platforms import current_platform, shared_memory
 SHUTDOWN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.2
 HANDSHAKE_MILLISECONDS = 2000
+READABLE = int(zmq.POLLIN)
 
 
 class WorkerHandle:
@@ -103,7 +104,7 @@ class WorkerHandle:
     async def receive(self) -> FromWorker | None:
         """Returns the next message; None once the worker has ended and its last messages are read."""
         while self._ended is not None:
-            if self._socket.poll(0):
+            if self._has_message:
                 message: FromWorker = self._inbox.decode(self._socket.recv())
                 return message
             if not self._ended.done():
@@ -113,11 +114,16 @@ class WorkerHandle:
                 break
         return None
 
+    @property
+    def _has_message(self) -> bool:
+        # `poll` makes a poller for every call, and a flag's operators make flags.
+        return bool(int(self._socket.get(zmq.EVENTS)) & READABLE)
+
     async def _comes_in(self, seconds: float) -> bool:
         """Waits for a message; returns False after `seconds` without one, even if messages are sent meanwhile."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not self._socket.poll(0):
+        while not self._has_message:
             left = deadline - loop.time()
             if left <= 0:
                 return False

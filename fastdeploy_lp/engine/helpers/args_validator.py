@@ -41,7 +41,7 @@ def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:
 
 
 # A word is at least one list of tokens.
-LISTS = ("bad_words", "bad_words_token_ids", "allowed_token_ids", "stop_token_ids", "stop")
+LISTS = ("bad_words", "bad_words_token_ids", "allowed_token_ids", "stop_token_ids", "stop", "prediction")
 ARGUMENTS = ("logit_bias", "logits_processors_args", "extra_args", "logits_processors")
 
 

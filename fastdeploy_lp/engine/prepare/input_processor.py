@@ -92,8 +92,10 @@ class InputProcessor:
         *,
         whitespace: str = "bounded",
         max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS,
+        looks_up: bool = False,
     ) -> None:
         self._config = config
+        self._looks_up = looks_up
         self._max_trace_tokens = max_trace_tokens
         self._whitespace = whitespace
         self._tokenizer = tokenizer
@@ -190,6 +192,7 @@ class InputProcessor:
         """Returns the result of `settle_each`, for parameters accepted by `require_valid` and a validated selection."""
         shared = copy.copy(params)
         shared.bad_words, shared.bad_words_token_ids = None, self._bad_words_token_ids(params)
+        shared.prediction = self._prediction(params)
         require_few_values(shared, len(prompts))
         self._require_something_allowed(params, shared.bad_words_token_ids or [])
         grammar = self._grammar(params)
@@ -272,6 +275,8 @@ class InputProcessor:
     def _require_text_for(self, params: SamplingParams) -> None:
         if params.stop_strings:
             self.require_text("stop")
+        if isinstance(params.prediction, str):
+            self.require_text("prediction")
         for index, _ in enumerate(params.bad_words or []):
             self.require_text(f"bad_words.{index}")
 
@@ -327,6 +332,12 @@ class InputProcessor:
             raise InvalidRequestError("bad_words", reason)
         return found or None
 
+    def _prediction(self, params: SamplingParams) -> list[int] | None:
+        """Returns the tokens of the predicted output; None where they would not be used."""
+        if not self._looks_up or not params.speculative or isinstance(params.prediction, list | None):
+            return params.prediction if self._looks_up and isinstance(params.prediction, list) else None
+        return self._encoded(require_unicode(params.prediction, "prediction"), "prediction", add_special_tokens=False)
+
     def _require_something_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
         """Requires at least one allowed token that bad words and the minimum length do not rule out."""
         if params.allowed_token_ids is None:
@@ -344,6 +355,9 @@ class InputProcessor:
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.require_tokens(name, getattr(params, name) or [])
+        if isinstance(params.prediction, list):
+            self._require_fit(len(params.prediction), "prediction", 0)
+            self.require_tokens("prediction", params.prediction)
         for index, tokens in enumerate(params.bad_words_token_ids or []):
             self.require_tokens(f"bad_words_token_ids.{index}", tokens)
 

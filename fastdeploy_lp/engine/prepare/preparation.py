@@ -32,12 +32,14 @@ class RequestPreparation:
         self.message_parsers = MessageParsers(fd_config.chat_config, self.tokenizer.chat_template_source)
         chain, guided = fd_config.structured_outputs_config, fd_config.guided_decoding_config
         self._args_validator = args_validator(fd_config, declared, self.tokenizer)
+        speculation = fd_config.scheduler_config.speculation
         self.inputs = InputProcessor(
             config,
             self.tokenizer,
             self._args_validator,
             whitespace=guided.json_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
+            looks_up=speculation is not None and speculation.looks_up,
         )
         # No more requests wait here than may wait for slots.
         waiting = fd_config.scheduler_config.max_waiting_requests

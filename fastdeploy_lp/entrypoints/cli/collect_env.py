@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 def _sections() -> Iterator[tuple[str, list[str]]]:
     yield "Software", _software()
     yield "Processor", _processor()
-    yield "Compiled operators", [_compiled_operators()]
+    yield "Compiled operators", _compiled_operators().splitlines()
     yield from _platform()
     yield "Installed plugins", _plugins()
     yield "Environment", _pairs({name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)})

@@ -38,7 +38,7 @@ from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving import admitted
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, failed_events
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
@@ -99,7 +99,7 @@ def _completion_routes(
         generation = await admitted(partial(chat.start, body), request, body.timeout, hold)
         record.admitted(generation.request_id, [generation])
         if body.stream:
-            return EventStream(chat.stream(generation, body), [generation], watch)
+            return EventStream(partial(chat.stream, generation, body), failed_events, [generation], watch)
         outputs = await results_unless_disconnected([generation], request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -114,7 +114,7 @@ def _completion_routes(
         generations = await admitted(partial(completion.start, body), request, body.timeout, hold)
         record.admitted(shared_id(generations[0].request_id), generations)
         if body.stream:
-            return EventStream(completion.stream(generations, body), generations, watch)
+            return EventStream(partial(completion.stream, generations, body), failed_events, generations, watch)
         outputs = await results_unless_disconnected(generations, request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

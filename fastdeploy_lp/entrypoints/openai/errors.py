@@ -171,11 +171,8 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
             400, ErrorInfo(message=message, type="invalid_request_error", code="invalid_content_type")
         )
     param = _path_of(first, error.body)
-    reason = _reason(first, param)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    if first["type"] == "value_error" and ": " in reason:  # a whole object's validator names its field in the message
-        field, reason = reason.split(": ", 1)
-        param = f"{param}.{field}" if param else field
+    param, reason = field_and_reason(first, param)
     if first["type"] == "extra_forbidden":
         reason, code = "this field is unknown or not supported yet", "unknown_parameter"
         reason = f"{reason}{did_you_mean(param, _fields_of_body(request))}"
@@ -187,6 +184,15 @@ def _fields_of_body(request: Request) -> Iterable[str]:
     """Returns the names of the fields of the route's body."""
     body = getattr(request.scope.get("route"), "body_field", None)
     return () if body is None else getattr(body.field_info.annotation, "model_fields", ())
+
+
+def field_and_reason(error: Mapping[str, Any], param: str) -> tuple[str, str]:
+    """Returns the path of the faulty field and the reason; `param` is the path that pydantic reports."""
+    reason = _reason(error, param)
+    if error["type"] == "value_error" and ": " in reason:  # a whole object's validator names its field in the message
+        field, reason = reason.split(": ", 1)
+        param = f"{param}.{field}" if param else field
+    return param, reason
 
 
 def _reason(error: Mapping[str, Any], param: str) -> str:

@@ -18,6 +18,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from fastdeploy_lp.request.limits import MAX_PROMPTS
+from fastdeploy_lp.request.outputs import NO_DRAFTS, DraftedTokens
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
@@ -151,14 +152,27 @@ def each_prompt(field: str, given: str | Sequence[int | str | list[int]]) -> lis
 
 
 def usage_of(
-    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    reasoning_tokens: int | None = None,
+    drafted: DraftedTokens = NO_DRAFTS,
 ) -> Usage:
     """Returns the counts with their sum.
 
     cached_tokens: prompt tokens found in the prefix cache. reasoning_tokens: completion tokens that are reasoning, None
-    if reasoning is not separated.
+    if reasoning is not separated. drafted: of a server that verifies draft tokens.
     """
-    details = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+    details = None
+    if drafted.verified:
+        rejected = drafted.verified - drafted.accepted
+        details = CompletionTokensDetails(
+            reasoning_tokens=reasoning_tokens,
+            accepted_prediction_tokens=drafted.accepted,
+            rejected_prediction_tokens=rejected,
+        )
+    elif reasoning_tokens is not None:
+        details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -126,7 +126,8 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
     def apply(self, logits: Tensor) -> Tensor:
         """Adds in place; touches no tensor if no active request has a bias."""
         if self._batch is not None:
-            self._edits.add(logits, *self._batch)
+            rows, tokens, biases = self._batch
+            self._edits.add(logits, rows, tokens, biases)
         return logits
 
     def _read(self, slots: Sequence[int], args: Sequence[Mapping[str, Any]]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,6 @@ def _view(tensor: Tensor) -> NDArray[Any] | None:
 
 
 BREAK_OFF_FACTOR = 10.0
-_NO_LIMIT = nullcontext()
 
 
 class LogitsProcessorChain:
@@ -205,7 +205,10 @@ class LogitsProcessorChain:
             self._ran, self._skipped = set(), set()
             if trace is not None:
                 trace.restart()
-            result = self._apply_groups(logits, trace, all_greedy=all_greedy)
+            if len(self._live) == 1:
+                result = self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
+            else:
+                result = self._apply_split(logits, trace, all_greedy=all_greedy)
             if result is not None and len(self._faults.left_out) == left_out:
                 self._count_step()
                 return result
@@ -229,11 +232,12 @@ class LogitsProcessorChain:
         Raises the processor's errors.
         """
         group = self._group_of[slot]
-        with self._limit_of(entry), suppress(RowErrors):
+        with suppress(RowErrors):
+            apply = partial(_applied_to_users, group, entry) if entry.sees_users_only else entry.apply
             if len(self._live) == 1:
-                return _applied(group, entry, logits)
+                return apply(logits)
             rows = self._rows_of(group)
-            put_rows(logits, rows, _applied(group, entry, take_rows(logits, rows)))
+            put_rows(logits, rows, apply(take_rows(logits, rows)))
         return logits
 
     def reset(self, name: str) -> None:
@@ -245,20 +249,17 @@ class LogitsProcessorChain:
         return [(group, entry) for group in self._groups.all for entry in group.entries if entry.name == name]
 
     def _new_entry(self, name: str) -> ChainEntry:
-        stats = self.stats[name]
+        stats, declared = self.stats[name], self._declared[name]
         return ChainEntry(
-            self._declared[name],
+            declared,
             self._fd_config,
             stats,
             recorder=self._recorders.get(name),
             first_calls=self._first_calls[name],
+            # A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
+            limit=None if declared.source == "builtin" else self._limit,
             in_service=stats.state != QUARANTINED,
         )
-
-    def _apply_groups(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
-        if len(self._live) == 1:
-            return self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
-        return self._apply_split(logits, trace, all_greedy=all_greedy)
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
         """Gathers, processes and puts back each order's rows separately."""
@@ -280,7 +281,7 @@ class LogitsProcessorChain:
     def _apply_group(
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
     ) -> Tensor | None:
-        skipped = self._without_effect(group) if all_greedy else []
+        skipped = self._without_effect(group) if all_greedy else ()
         for entry in group.entries:
             if not entry.has_work:
                 continue
@@ -288,8 +289,7 @@ class LogitsProcessorChain:
                 self._leave_out(group, entry, trace)
                 continue
             try:
-                with self._limit_of(entry):
-                    logits = _applied(group, entry, logits)
+                logits = _applied_to_users(group, entry, logits) if entry.sees_users_only else entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
                 if not self._faults.rows_failed(group, entry, error):
@@ -302,7 +302,7 @@ class LogitsProcessorChain:
                 _tell_it_ran(trace, group, entry, logits)
         return logits
 
-    def _without_effect(self, group: ChainGroup) -> list[ChainEntry]:
+    def _without_effect(self, group: ChainGroup) -> Sequence[ChainEntry]:
         """Returns the processors at the chain's end that change no row's most likely token."""
         working = (entry for entry in reversed(group.entries) if entry.has_work and entry not in self._faults.left_out)
         return list(takewhile(lambda entry: not entry.changes_argmax, working))
@@ -316,21 +316,12 @@ class LogitsProcessorChain:
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
-            with self._limit_of(entry):
-                entry.update_state(share_inputs, group.stop_flags_for(entry))
+            stop_flags = group.stop_flags_for(entry) if entry.sees_users_only else group.stop_flags
+            entry.update_state(share_inputs, stop_flags)
         except RowErrors as error:
             self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._blame(group, entry, error)
-
-    def _limit_of(self, entry: ChainEntry) -> AbstractContextManager[None]:
-        """Returns the entry's time limit; none for a builtin.
-
-        A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
-        """
-        if entry.declared.source == "builtin":
-            return _NO_LIMIT
-        return self._limit.with_more(entry.first_calls.seconds_left)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
@@ -350,8 +341,8 @@ class LogitsProcessorChain:
             self.stats[name].skipped_greedy += 1
 
 
-def _applied(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
-    """Returns the group's logits [rows, vocab_size] after the entry ran on all rows, or on its users' rows."""
+def _applied_to_users(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
+    """Returns the group's logits [rows, vocab_size] after the entry ran on its users' rows."""
     own = group.rows_for(entry)
     if own is None:
         return entry.apply(logits)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
-from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls
+from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.view import ProcessorView
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 STATM = "/proc/self/statm"
 
@@ -70,7 +73,7 @@ class ChainEntry:
 
     A processor that is already in quarantine is not built before its reset: its code may have ended the last worker.
     recorder: records each call, for a processor that may end the process. first_calls: the extra time of its first
-    steps, shared by the instances of one processor.
+    steps, shared by the instances of one processor. limit: interrupts its calls.
     """
 
     def __init__(
@@ -81,24 +84,28 @@ class ChainEntry:
         *,
         recorder: CallRecorder | None = None,
         first_calls: FirstCalls | None = None,
+        limit: TimeLimit | None = None,
         in_service: bool = True,
     ) -> None:
         self.declared = declared
-        self._is_builtin = declared.source == "builtin"
+        self.is_builtin = declared.source == "builtin"
         self.stats = stats
         self._recorder = recorder
         self._fd_config = fd_config
         self._budget = fd_config.structured_outputs_config.time_budget
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
+        self._limit = limit
         self.step_seconds = 0.0
         # The memory of builtins is bounded by the slots.
-        watched = fd_config.structured_outputs_config.memory_budget > 0 and not self._is_builtin
+        watched = fd_config.structured_outputs_config.memory_budget > 0 and not self.is_builtin
         self._gauge = MemoryGauge() if watched else None
         # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
-        read_only = not self._is_builtin
+        read_only = not self.is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
+        # True if it sees only its users' rows, so that it cannot write to others.
+        self.sees_users_only = False
         self._reset_use()
         if in_service:
             self.rebuild()
@@ -114,6 +121,9 @@ class ChainEntry:
             processor = self.declared.build(self._fd_config)
             changes_argmax = not self._is_argmax_invariant(processor)
         self.processor, self.changes_argmax = processor, changes_argmax
+        # Not needed for builtins, and for processors that are called row by row.
+        kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
+        self.sees_users_only = processor.only_with_args and not kept_in
         self._reset_use()
 
     @contextmanager
@@ -146,15 +156,6 @@ class ChainEntry:
         return self.declared.name
 
     @property
-    def sees_users_only(self) -> bool:
-        """True if it sees only its users' rows, so that it cannot write to others.
-
-        Not needed for builtins, and for processors that are called row by row.
-        """
-        processor = self.processor
-        return processor.only_with_args and not (self._is_builtin or isinstance(processor, PerRequestProcessor))
-
-    @property
     def has_work(self) -> bool:
         """True if it may change some request's row."""
         return bool(self.view.using) or not self.processor.only_with_args
@@ -162,7 +163,7 @@ class ChainEntry:
     @property
     def needs_update(self) -> bool:
         """True if its state must follow the slots: also once more after the last request that used it has left."""
-        return self.has_work or self._was_used
+        return self._was_used or self.has_work
 
     def works_on(self, slot: int) -> bool:
         """Returns True if it may change the slot's row."""
@@ -171,7 +172,7 @@ class ChainEntry:
     def exceeds_budget(self) -> bool:
         """Returns True if its time in this step counts as too long; call it once a step."""
         excess = self.step_seconds - self._budget
-        return self._budget > 0 and excess > self.first_calls.excuse(excess)
+        return excess > 0 < self._budget and excess > self.first_calls.excuse(excess)
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
@@ -190,46 +191,40 @@ class ChainEntry:
         self.view.bind(share_inputs, stop_flags)
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
-        began, resident = self._begin()
-        try:
-            self.processor.update_state(self.view)
-            self.view.require_unchanged()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise contained(error) from error
-        finally:
-            self._end(began, resident)
+        self._watched(self.processor.update_state, self.view)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
-        began, resident = self._begin()
-        try:
-            result = self.processor.apply(logits)
-            self.view.require_unchanged()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise contained(error) from error
-        finally:
-            self._end(began, resident)
+        result = self._watched(self.processor.apply, logits)
         if result is not logits:
             require_same_kind(result, logits)
         return result
 
-    def _begin(self) -> tuple[float, int]:
-        """Returns the time and the process's resident bytes before a call."""
+    def _watched(self, call: Callable[[Argument], Result], argument: Argument) -> Result:
+        """Returns `call(argument)`; counts its time and memory, and raises only errors that are an `Exception`."""
         if self._recorder is not None:
             self._recorder.begin_step()
         resident = 0 if self._gauge is None else self._gauge.resident()
-        return time.perf_counter(), resident
-
-    def _end(self, began: float, resident: int) -> None:
-        seconds = time.perf_counter() - began
-        if self._recorder is not None:
-            self._recorder.end()
-        self.stats.seconds += seconds
-        self.step_seconds += seconds
-        if self._gauge is not None:
-            # Never below 0: it may free memory that others allocated.
-            self.grown = max(0, self.grown + self._gauge.resident() - resident)
+        began = time.perf_counter()
+        try:
+            if self._limit is None:
+                result = call(argument)
+            else:
+                with self._limit.with_more(self.first_calls.seconds_left):
+                    result = call(argument)
+            if not self.is_builtin:
+                self.view.require_unchanged()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
+        finally:
+            seconds = time.perf_counter() - began
+            if self._recorder is not None:
+                self._recorder.end()
+            self.stats.seconds += seconds
+            self.step_seconds += seconds
+            if self._gauge is not None:
+                # Never below 0: it may free memory that others allocated.
+                self.grown = max(0, self.grown + self._gauge.resident() - resident)
+        return result

@@ -65,6 +65,7 @@ class ChainFaults:
 
     def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str], clients: Mapping[int, str]) -> None:
         self._policy = policy
+        self._memory_budget = policy.memory_budget * MEBIBYTE
         self._clients = clients
         self._since_reset = {name: _FaultCount() for name in names}
         self.failures: dict[int, SlotFailure] = {}
@@ -118,8 +119,8 @@ class ChainFaults:
             logger.warning("logits processor %s: %s", entry.name, reason)
             # A slow step delays every request of the batch, whichever request made it slow.
             self._count_towards_quarantine(entry, reason, frozenset())
-        grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
-        if grown > budget > 0:
+        if entry.grown > self._memory_budget > 0:
+            grown, budget = entry.grown / MEBIBYTE, self._policy.memory_budget
             # At once: unlike a slow step, lost memory is not recovered by itself.
             self._quarantine(entry, f"it has taken {grown:.0f} MiB of memory, its budget is {budget} MiB")
             # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.

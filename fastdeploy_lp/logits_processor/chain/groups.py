@@ -27,6 +27,9 @@ class ChainGroup:
         # True while its processors know of requests: they are updated once more after the last one has left.
         self.followed = False
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
+        # The active slots of these flags, which rarely change: finding them takes longer than a small processor.
+        self._active = np.empty(0, np.int64)
+        self._active_by = b""
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
@@ -60,16 +63,18 @@ class ChainGroup:
         return own
 
     def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
-        """Returns the rows of the group's logits that the entry sees, int64 [n]; None for all rows."""
-        if not entry.sees_users_only:
-            return None
+        """Returns the rows of the group's logits that the entry's users have, int64 [n]; None for all rows."""
         active = self.active_slots()
         rows = np.flatnonzero(np.isin(active, sorted(entry.view.using)))
         return None if len(rows) == len(active) else rows
 
     def active_slots(self) -> NDArray[np.int64]:
-        """Returns the slots of this group that have a row in this step, ascending."""
-        return np.flatnonzero(~self.stop_flags[:, 0])
+        """Returns the slots of this group that have a row in this step, ascending, as a read-only array."""
+        flags = self.stop_flags.tobytes()
+        if flags != self._active_by:
+            self._active, self._active_by = np.flatnonzero(~self.stop_flags[:, 0]), flags
+            self._active.flags.writeable = False
+        return self._active
 
     def count_rows(self, slots: set[int]) -> int:
         """Returns the number of these slots with a row in this step; a slot with an unfinished prompt has none."""
@@ -143,6 +148,8 @@ class ChainGroups:
     @property
     def live(self) -> list[ChainGroup]:
         """The main group, groups with requests in slots, and groups not yet updated after their last request left."""
+        if not self._own:
+            return [self.main]
         return [self.main, *(group for group in self._own.values() if group.slots or group.followed)]
 
     def _unused(self) -> list[Order]:

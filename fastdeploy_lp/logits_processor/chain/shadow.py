@@ -111,7 +111,7 @@ class ShadowChain:
     @property
     def has_work(self) -> bool:
         """True if a processor needs an update in this step."""
-        return any(shadow.needs_update for shadow in self._shadows.values())
+        return bool(self._shadows) and any(shadow.needs_update for shadow in self._shadows.values())
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into a slot; `again` if it is counted already."""
@@ -137,8 +137,7 @@ class ShadowChain:
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
             shadow.entry.step_seconds = 0.0
             try:
-                with self._limit.with_more(shadow.entry.first_calls.seconds_left):
-                    shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
+                shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
             except RowErrors as error:
                 self._count_rows(shadow, error)
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything
@@ -184,9 +183,13 @@ class ShadowChain:
     def new_entry(self, name: str) -> ChainEntry:
         """Returns an instance for `adopt`; raises RuntimeError if its constructor fails. Any thread may call this."""
         # Its counters are separate from the counters of the instance in the chain.
-        recorder, in_service = self._recorders.get(name), self._stats[name].shadow.state == OK
         return ChainEntry(
-            self._declared[name], self._fd_config, ProcessorStats(name), recorder=recorder, in_service=in_service
+            self._declared[name],
+            self._fd_config,
+            ProcessorStats(name),
+            recorder=self._recorders.get(name),
+            limit=self._limit,
+            in_service=self._stats[name].shadow.state == OK,
         )
 
     def adopt(self, name: str, entry: ChainEntry | None) -> ChainEntry:
@@ -230,8 +233,7 @@ class ShadowChain:
             return ShadowRows(shadow.entry.name, own, rows, None)
         copies = paddle.gather(logits, to_device(rows))
         try:
-            with self._limit.with_more(shadow.entry.first_calls.seconds_left):
-                copies = shadow.entry.apply(copies)
+            copies = shadow.entry.apply(copies)
         except RowErrors as error:
             # The other rows were processed in place.
             self._count_rows(shadow, error)

@@ -10,11 +10,7 @@ from paddle import Tensor
 from paddle.nn.quant import weight_only_linear, weight_quantize
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights, floats
-from fastdeploy_lp.model_executor.layers.quantization import (
-    ACTIVATION_DIGITS,
-    dequantized_weight,
-    quantize_dequantize,
-)
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, rounded_activations, rounded_weight
 from fastdeploy_lp.platforms import current_platform
 
 ALGORITHM = "weight_only_int8"
@@ -49,32 +45,29 @@ class LinearLayer(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-def linear(weights: LinearWeights, quantization: str | None) -> LinearLayer:
-    """The product as this platform computes it with `--quantization`, None for full precision."""
+def linear(weights: LinearWeights, precision: str | None) -> LinearLayer:
+    """The product as this platform computes it in a precision (`precision_of`)."""
     platform = current_platform()
-    if quantization is not None and platform.weight_only_int8:
+    if ACTIVATION_DIGITS[precision] and platform.weight_only_int8:
         return WeightOnlyLinear(weights, platform.model_dtype)
-    return Linear(weights, digits=ACTIVATION_DIGITS[quantization], dtype=platform.model_dtype)
+    return Linear(weights, precision, dtype=platform.model_dtype)
 
 
 class Linear:
     """x [tokens, in_features] → [tokens, out_features].
 
     Weights are kept [in_features, out_features]: with one row, a product with the transposed layout takes 1.6 times
-    as long. With `digits`, weights are rounded to 8 bits and activations to so many 8-bit digits; the product itself is
-    in `dtype`.
+    as long. Weights and activations are rounded to the precision; the product itself is in `dtype`.
     """
 
-    def __init__(self, weights: LinearWeights, *, digits: int = 0, dtype: str = "float32") -> None:
-        matrix = floats(weights.weight)
-        if digits:
-            matrix = dequantized_weight(matrix)
+    def __init__(self, weights: LinearWeights, precision: str | None = None, *, dtype: str = "float32") -> None:
+        matrix = rounded_weight(floats(weights.weight), precision)
         self.weight = paddle.to_tensor(np.ascontiguousarray(matrix.T), dtype=dtype)
         self.bias = None if weights.bias is None else paddle.to_tensor(weights.bias, dtype=dtype)
-        self._digits = digits
+        self._precision = precision
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = paddle.matmul(quantize_dequantize(x, self._digits) if self._digits else x, self.weight)
+        out = paddle.matmul(rounded_activations(x, self._precision), self.weight)
         return out if self.bias is None else out + self.bias
 
 

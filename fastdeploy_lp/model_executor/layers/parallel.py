@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights, Matrix, floats
 from fastdeploy_lp.model_executor.layers.linear import LinearLayer, linear
-from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, dequantized_weight
+from fastdeploy_lp.model_executor.layers.quantization import rounded_weight
 from fastdeploy_lp.model_executor.loader.split import Section, part_size
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.platforms import current_platform
@@ -23,10 +23,10 @@ class Embedding:
     If only matrix products have 8-bit weights, the embedding is not rounded.
     """
 
-    def __init__(self, weight: FloatArray, quantization: str | None) -> None:
+    def __init__(self, weight: FloatArray, precision: str | None) -> None:
         platform = current_platform()
-        rounded = ACTIVATION_DIGITS[quantization] and not platform.weight_only_int8
-        self._weight = paddle.to_tensor(dequantized_weight(weight) if rounded else weight, dtype=platform.model_dtype)
+        rounded = weight if platform.weight_only_int8 else rounded_weight(weight, precision)
+        self._weight = paddle.to_tensor(rounded, dtype=platform.model_dtype)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         return paddle.gather(self._weight, token_ids)
@@ -35,27 +35,27 @@ class Embedding:
 EmbeddingLayer = Callable[[Tensor], Tensor]
 
 
-def row_parallel(weights: LinearWeights, quantization: str | None, communicator: Communicator) -> LinearLayer:
+def row_parallel(weights: LinearWeights, precision: str | None, communicator: Communicator) -> LinearLayer:
     """A product whose inputs are divided among the ranks: their results are added."""
-    part = linear(weights, quantization)
+    part = linear(weights, precision)
     return part if communicator.size == 1 else _RowParallel(part, communicator)
 
 
 def vocab_embedding(
-    weight: Matrix, quantization: str | None, vocab_size: int, communicator: Communicator
+    weight: Matrix, precision: str | None, vocab_size: int, communicator: Communicator
 ) -> EmbeddingLayer:
     """The embedding of tokens that are divided among the ranks; `weight` [tokens of this rank, hidden_size]."""
     # A rank that has none of a small vocabulary looks its zeros up as well.
     held = floats(weight) if len(weight) else np.zeros((1, weight.shape[1]), np.float32)
-    part = Embedding(held, quantization)
+    part = Embedding(held, precision)
     return part if communicator.size == 1 else _VocabEmbedding(part, vocab_size, communicator)
 
 
 def vocab_head(
-    weights: LinearWeights, quantization: str | None, vocab_size: int, communicator: Communicator
+    weights: LinearWeights, precision: str | None, vocab_size: int, communicator: Communicator
 ) -> LinearLayer:
     """The language-model head of tokens that are divided among the ranks; rank 0 alone has the whole logits."""
-    part = linear(weights, quantization)
+    part = linear(weights, precision)
     return part if communicator.size == 1 else _VocabHead(part, vocab_size, communicator)
 
 

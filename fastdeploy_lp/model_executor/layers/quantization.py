@@ -1,26 +1,56 @@
-"""Rounding for `--quantization`: 8-bit weights, 8- or 16-bit activations, all with scales for every group of 32 inputs.
+"""Rounding of weights and activations for `--quantization` and `--dtype bfloat16`.
 
+`--quantization`: 8-bit weights, 8- or 16-bit activations, all with scales for every group of 32 inputs.
 A weight is minimum + scale * q with q in 0 … 255, for each output feature and group, scale and minimum as half floats.
 An activation is scale * a with a in -127 … 127 (w8a8) or -32512 … 32512 (w8a16: two 8-bit digits), for each row and
 group, found while it runs: a row's result does not depend on its batch, and nothing has to be calibrated. Groups that
 come from GGUF blocks of 32 with one scale (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) get that scale back and lose nothing.
+
+`--dtype bfloat16` on a device whose operators compute in float32: weights of products, the embedding, and activations
+before each product are the nearest bfloat16, halves to the even one. Everything else is float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import paddle
 from paddle import Tensor
 
+from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
+from fastdeploy_lp.platforms import current_platform
 
 GROUP = 32
-ACTIVATION_DIGITS = {None: 0, "w8a8": 1, "w8a16": 2}
+BFLOAT16 = "bfloat16"
+ACTIVATION_DIGITS = {None: 0, BFLOAT16: 0, "w8a8": 1, "w8a16": 2}
 LEVELS = {1: 127.0, 2: 127.0 * 256}
 # Activations of a group that has none larger count as zero: the inverse of their step would be no float32 any more.
 NOTHING = 1e-30
+
+
+def precision_of(fd_config: FDConfig) -> str | None:
+    """Returns what weights and activations are rounded to: a `--quantization`, BFLOAT16, or None."""
+    model = fd_config.model_config
+    rounds = model.dtype == BFLOAT16 and current_platform().model_dtype == "float32"
+    return BFLOAT16 if rounds else model.quantization
+
+
+def rounded_weight(weight: FloatArray, precision: str | None) -> FloatArray:
+    """Returns weights [out_features, in_features] as products of a precision see them, in float32."""
+    if precision == BFLOAT16:
+        return weight.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return dequantized_weight(weight) if ACTIVATION_DIGITS[precision] else weight
+
+
+def rounded_activations(x: Tensor, precision: str | None) -> Tensor:
+    """Returns activations [tokens, features] as products of a precision see them, in their own type."""
+    if precision == BFLOAT16:
+        return x.astype("bfloat16").astype(x.dtype)
+    digits = ACTIVATION_DIGITS[precision]
+    return quantize_dequantize(x, digits) if digits else x
 
 
 def dequantized_weight(weight: FloatArray) -> FloatArray:

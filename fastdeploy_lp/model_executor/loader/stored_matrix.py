@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.checkpoint.blocks import BLOCK_TYPES, BlockType
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.safetensors_file import is_finite
 
@@ -30,7 +31,7 @@ class WeightsError(CheckpointError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in an open file. begin: its first byte there. dtype: a name of `ELEMENTS`."""
+    """A tensor in an open file. begin: its first byte there. dtype: a name of `ELEMENTS` or `BLOCK_TYPES`."""
 
     path: Path
     stream: BinaryIO
@@ -39,15 +40,34 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
 
+    @property
+    def blocks(self) -> BlockType | None:
+        """The type of its blocks; None for numbers."""
+        return BLOCK_TYPES.get(self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of a matrix."""
+        if self.blocks is not None:
+            return self.blocks.row_bytes(self.shape[-1])
+        return self.shape[-1] * ELEMENTS[self.dtype].itemsize
+
     def mapped(self) -> NDArray[Any]:
-        """The numbers as they are stored, in pages of the file that become memory as they are read."""
-        dtype = ELEMENTS[self.dtype]
-        if 0 in self.shape:
-            return np.zeros(self.shape, dtype)
-        return np.memmap(self.stream, dtype, "r", self.begin, self.shape).view(np.ndarray)
+        """The numbers, or blocks [rows, bytes], as they are stored, in pages of the file that become memory as they are
+        read.
+        """
+        dtype = np.dtype("u1") if self.blocks is not None else ELEMENTS[self.dtype]
+        shape = self.shape if self.blocks is None else (self.shape[0], self.row_bytes)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        return np.memmap(self.stream, dtype, "r", self.begin, shape).view(np.ndarray)
 
     def floats(self, stored: NDArray[Any]) -> NDArray[np.float32]:
-        """A copy of some of the numbers as float32; raises WeightsError unless all are finite."""
+        """A copy of some numbers, or of some rows of blocks, as float32; raises WeightsError unless all are finite."""
+        if self.blocks is not None:
+            if not self.blocks.is_finite(stored):
+                raise self.not_finite()
+            return self.blocks.floats(stored)
         # A float64 may be too large for a float32: is_finite then finds an infinity.
         with np.errstate(over="ignore"):
             array = np.array(stored, np.float32, order="C")
@@ -66,7 +86,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """Rows [out_features, in_features] of a matrix in an open file, of BF16, F16 or F32.
+    """Rows [out_features, in_features] of a matrix in an open file, of BF16, F16, F32 or blocks.
 
     NumPy reads it where an array is needed, as float32: `np.asarray(matrix)` raises WeightsError for a number that is
     not finite. The compiled operators read it row by row while they pack it. A matrix of some of the rows, or of the
@@ -104,8 +124,7 @@ class StoredMatrix:
 
     def addresses(self) -> NDArray[np.int64]:
         """The first byte of each row in the file."""
-        row_bytes = self.tensor.shape[1] * ELEMENTS[self.tensor.dtype].itemsize
-        found: NDArray[np.int64] = self.tensor.begin + self.rows * row_bytes
+        found: NDArray[np.int64] = self.tensor.begin + self.rows * self.tensor.row_bytes
         return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from fastdeploy_lp.checkpoint.blocks import BLOCK_TYPES
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.safetensors_file import read_header
 from fastdeploy_lp.model_executor.loader.split import WHOLE, Split
@@ -19,7 +20,7 @@ from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Comm
 __all__ = ["Weights", "WeightsError", "open_weights"]
 
 # Element types that the compiled operators read directly from the file.
-PACKED_FROM_FILE = ("BF16", "F16", "F32")
+PACKED_FROM_FILE = ("BF16", "F16", "F32", *BLOCK_TYPES)
 # Frequencies of the rotary embedding, which old checkpoints contain although config.json determines them.
 COMPUTED = ".rotary_emb.inv_freq"
 
@@ -71,9 +72,13 @@ class Weights:
         tensor = self._take(name, shape)
         stored = tensor.mapped()
         parts = split.parts(shape, self.communicator.rank, self.communicator.size)
-        if parts is not None:
-            stored = np.concatenate([stored[part] for part in parts], axis=split.axis)
-        return tensor.floats(stored)
+        if parts is None:
+            return tensor.floats(stored)
+        if tensor.blocks is not None and split.axis != 0:
+            # Parts of rows need not be whole blocks.
+            stored = tensor.floats(stored)
+            return np.concatenate([stored[part] for part in parts], axis=split.axis)
+        return tensor.floats(np.concatenate([stored[part] for part in parts], axis=split.axis))
 
     def matrix(self, name: str, shape: tuple[int, int], split: Split = WHOLE) -> Matrix:
         """As `take`, for a matrix that is to be packed: it stays in its file until then.
@@ -90,7 +95,7 @@ class Weights:
         if name not in self._tensors:
             raise WeightsError(f"{self.where}: tensor {name} is missing")
         tensor = self._tensors[name]
-        if tensor.dtype not in ELEMENTS:
+        if tensor.dtype not in ELEMENTS and tensor.blocks is None:
             message = f"tensor {name} is {tensor.dtype}; weights must be one of {', '.join(ELEMENTS)}"
             raise WeightsError(f"{tensor.path}: {message}")
         if tensor.shape != tuple(shape):

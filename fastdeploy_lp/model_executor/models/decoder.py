@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,16 +12,20 @@ from paddle import Tensor
 from fastdeploy_lp.checkpoint.config_field import flag, positive_float, positive_int, texts
 from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights
+from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, Matrix
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
+from fastdeploy_lp.model_executor.layers.quantization import BFLOAT16, precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
+from fastdeploy_lp.model_executor.loader.stored_matrix import StoredMatrix
 from fastdeploy_lp.model_executor.loader.weights import Weights
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 from fastdeploy_lp.model_executor.ops import CompiledDecoder, compiled_ops
 from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
 
 SWIGLU = ("silu", "swish")
+
+logger = logging.getLogger(__name__)
 
 
 def require_supported(hf_config: dict[str, Any], max_model_len: int) -> None:
@@ -64,6 +69,11 @@ def _require_whole_heads_rotated(hf_config: dict[str, Any]) -> None:
             raise CheckpointError(f"config.json: partial_rotary_factor {share} is not supported; supported is 1")
 
 
+def _log_rounding(embedding: Matrix) -> None:
+    if isinstance(embedding, StoredMatrix) and embedding.tensor.dtype != "BF16":
+        logger.info("dtype bfloat16: the checkpoint's weights are rounded; they are %s", embedding.tensor.dtype)
+
+
 class Executor(Protocol):
     """Computes a decoder's passes."""
 
@@ -91,6 +101,8 @@ class DecoderForCausalLM(ABC):
         rotary = RotaryTables.of(config.hf_config, dims.head_dim, config.max_model_len)
         parts = self.read_weights(weights, dims, config.hf_config)
         communicator = weights.communicator
+        if precision_of(fd_config) == BFLOAT16 and communicator.rank == 0:
+            _log_rounding(parts.embedding)
         # The compiled operators compute a whole pass at once, with nothing between a layer's halves.
         ops = compiled_ops() if communicator.size == 1 else None
         self._executor: Executor = (

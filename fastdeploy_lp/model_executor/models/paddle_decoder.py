@@ -22,6 +22,7 @@ from fastdeploy_lp.model_executor.layers.attention import (
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
 from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
+from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
 from fastdeploy_lp.platforms import current_platform
@@ -43,15 +44,15 @@ class PaddleDecoder:
         *,
         communicator: Communicator = SINGLE_RANK,
     ) -> None:
-        quantization = fd_config.model_config.quantization
+        precision = precision_of(fd_config)
         self._attention = attention or attention_backend(fd_config, dims, tables)
-        self._embedding = vocab_embedding(weights.embedding, quantization, dims.vocab_size, communicator)
+        self._embedding = vocab_embedding(weights.embedding, precision, dims.vocab_size, communicator)
         self._layers = [
-            _Layer(each, dims, self._attention.layer(each), quantization, communicator) for each in weights.layers
+            _Layer(each, dims, self._attention.layer(each), precision, communicator) for each in weights.layers
         ]
         self._norm = RMSNorm(weights.norm, dims.rms_norm_eps)
         head = weights.lm_head or LinearWeights(weights.embedding)
-        self._lm_head = vocab_head(head, quantization, dims.vocab_size, communicator)
+        self._lm_head = vocab_head(head, precision, dims.vocab_size, communicator)
         self._decode_graphs: DecodeGraphs | None = None
 
     def record_decode(self, max_num_seqs: int, capture: Capture | None = None) -> None:
@@ -95,15 +96,15 @@ class _Layer:
         weights: LayerWeights,
         dims: Dimensions,
         attention: AttentionLayer,
-        quantization: str | None,
+        precision: str | None,
         communicator: Communicator,
     ) -> None:
         self._input_norm = RMSNorm(weights.input_norm, dims.rms_norm_eps)
         self._attention = attention
-        self._o_proj = row_parallel(weights.o_proj, quantization, communicator)
+        self._o_proj = row_parallel(weights.o_proj, precision, communicator)
         self._post_attention_norm = RMSNorm(weights.post_attention_norm, dims.rms_norm_eps)
-        self._gate_up_proj = linear(merged([weights.gate_proj, weights.up_proj]), quantization)
-        self._down_proj = row_parallel(weights.down_proj, quantization, communicator)
+        self._gate_up_proj = linear(merged([weights.gate_proj, weights.up_proj]), precision)
+        self._down_proj = row_parallel(weights.down_proj, precision, communicator)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
         hidden, residual = self._input_norm(hidden, residual)

@@ -19,9 +19,9 @@ from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWe
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import IntArray, SequenceChunk
 from fastdeploy_lp.model_executor.layers.linear import merged_bias
-from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, BFLOAT16, precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
-from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat
+from fastdeploy_lp.model_executor.ops.packed_weight import NO_ROW, PackedWeight, WeightFormat, section_structs
 from fastdeploy_lp.model_executor.ops.structs import BatchStruct, CacheStruct, LayerStruct, LinearStruct, ModelStruct
 from fastdeploy_lp.platforms.cpu import mapped_zeros
 
@@ -75,7 +75,8 @@ class CompiledDecoder:
     ) -> None:
         self._ops = ops
         self._dims = dims
-        self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
+        precision = precision_of(fd_config)
+        self._digits, self._bfloat16 = ACTIVATION_DIGITS[precision], precision == BFLOAT16
         self._block_size = fd_config.cache_config.block_size
         # Arrays that the operator references by address; they must outlive it.
         self._kept: list[Any] = []
@@ -109,7 +110,7 @@ class CompiledDecoder:
         """See `DecoderForCausalLM.weight_formats`."""
         layers = [self._model.layers[index] for index in range(self._model.num_layers)]
         linears = [linear for layer in layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        return [WeightFormat(linear.format) for linear in [*linears, self._model.head]]
+        return [WeightFormat(linear.sections[0].format) for linear in [*linears, self._model.head]]
 
     def initialize_cache(self, num_blocks: int) -> None:
         """See `DecoderForCausalLM.initialize_cache`."""
@@ -160,14 +161,19 @@ class CompiledDecoder:
     def _linear(self, parts: list[LinearWeights], order: NDArray[np.int64] | None = None) -> LinearStruct:
         """Several projections of one input as one, their outputs in `order` (see `PackedWeight.of`)."""
         matrices = [part.weight for part in parts]
-        packed = PackedWeight.of(self._ops, *matrices, quantized=self._digits > 0, order=order)
+        packed = PackedWeight.sections(
+            self._ops, *matrices, quantized=self._digits > 0, bfloat16=self._bfloat16, order=order
+        )
         bias = merged_bias(parts)
         if bias is not None and order is not None:
             bias = np.where(order == NO_ROW, np.float32(0), bias[order])
         in_features = matrices[0].shape[1]
         out_features = sum(map(len, matrices)) if order is None else len(order)
         kept = None if bias is None else self._keep(bias)
-        return LinearStruct(in_features, out_features, self._digits, packed.format, self._keep(packed.data), kept)
+        for part in packed:
+            self._keep(part.data)
+        sections = section_structs(packed)
+        return LinearStruct(in_features, out_features, self._digits, len(packed), sections, kept, self._bfloat16)
 
     def _keep(self, array: NDArray[Any]) -> int:
         kept = np.ascontiguousarray(array)

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import cache_root
+from fastdeploy_lp.config.tile_choice import tile_choice
 from fastdeploy_lp.model_executor.ops.build import PACKAGED_DIRECTORY, BuildError, compile_library, library_name
+from fastdeploy_lp.model_executor.ops.tiles import TileUnit, choose_tiles, describe_instructions
 from fastdeploy_lp.platforms import current_platform
 
 ROOT = 0
@@ -57,29 +59,36 @@ def make_own(directory: Path) -> Path:
 logger = logging.getLogger(__name__)
 
 SWITCH = "FASTDEPLOY_LP_COMPILED_OPS"
+# Most processors have no tiles: not worth a line in every log.
+TILE_LEVELS = {TileUnit.NO_PROCESSOR: logging.DEBUG, TileUnit.NO_PERMISSION: logging.WARNING}
 
 
 @functools.cache
 def compiled_ops() -> ctypes.CDLL | None:
     """Returns the compiled operators, building them if missing; None, logged once, if they are unavailable.
 
-    Platforms without them get None. `FASTDEPLOY_LP_COMPILED_OPS=0` does without them.
+    Platforms without them get None. `FASTDEPLOY_LP_COMPILED_OPS=0` does without them. Raises ValueError for an unknown
+    value of `FASTDEPLOY_LP_TILES`.
     """
+    choice = tile_choice()
     if not current_platform().runs_compiled_ops:
         return None
     if os.environ.get(SWITCH) == "0":
         logger.info("%s=0: Paddle's own operators compute", SWITCH)
         return None
     try:
-        return ctypes.CDLL(str(_find() or _build()))
+        library = ctypes.CDLL(str(_find() or _build()))
     except (BuildError, UntrustedFileError, OSError) as error:
         reason = f"{error}{_packaged_for_others()}"
         logger.warning("no compiled operators, Paddle's own compute, several times slower: %s", reason)
         return None
+    unit = choose_tiles(library, choice)
+    logger.log(TILE_LEVELS.get(unit, logging.INFO), "products of 8 bits: %s", describe_instructions(library, unit))
+    return library
 
 
 def describe_library() -> str:
-    """Which operators a worker would compute with; nothing is compiled."""
+    """Which operators a worker would compute with, in a line or two; nothing is compiled."""
     if not current_platform().runs_compiled_ops:
         return f"Paddle's own: the platform {current_platform().name} has no others"
     if os.environ.get(SWITCH) == "0":
@@ -92,10 +101,14 @@ def describe_library() -> str:
         yet = f"none compiled for this processor yet; a worker would compile {library_name()} at its start"
         return f"{yet}{_packaged_for_others()}"
     try:
-        ctypes.CDLL(str(found))
+        library = ctypes.CDLL(str(found))
     except OSError as error:
         return f"Paddle's own: {found} cannot be loaded: {error}"
-    return str(found)
+    try:
+        instructions = describe_instructions(library, choose_tiles(library, tile_choice()))
+    except ValueError as error:
+        instructions = str(error)
+    return f"{found}\nproducts of 8 bits: {instructions}"
 
 
 def _find() -> Path | None:

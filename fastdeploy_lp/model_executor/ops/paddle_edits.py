@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -44,7 +45,7 @@ class LastOperands(Generic[Operand]):
 
     def of(self, *arrays: NDArray[Any]) -> tuple[Operand, ...]:
         """Returns one operand for each array."""
-        if len(arrays) != len(self._arrays) or any(a is not b for a, b in zip(arrays, self._arrays, strict=True)):
+        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
             self._arrays, self._operands = arrays, self._make(*arrays)
         return self._operands
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+
+
+class SectionStruct(ctypes.Structure):
+    """`Section`: its first panel, `WeightFormat`, packed weights."""
+
+    _fields_ = (("first_panel", c_int32), ("format", c_int32), ("packed", c_void_p))
+
+
+MAX_SECTIONS = 3
 
 
 class LinearStruct(ctypes.Structure):
-    """`Linear`: sizes, precision, `WeightFormat`, packed weights, bias or null."""
+    """`Linear`: sizes, digits of activations, sections of packed weights, bias or null, bfloat16."""
 
     _fields_ = (
         ("in_features", c_int32),
         ("out_features", c_int32),
         ("digits", c_int32),
-        ("format", c_int32),
-        ("packed", c_void_p),
+        ("num_sections", c_int32),
+        ("sections", SectionStruct * MAX_SECTIONS),
         ("bias", c_void_p),
+        ("bfloat16", c_int32),
     )
 
 
@@ -84,3 +94,9 @@ class FaultStruct(ctypes.Structure):
     """`Fault`: the reason why a row could not be packed (`csrc/decoder/stored_rows.h`), 0 for none, and its number."""
 
     _fields_ = (("reason", c_int32), ("row", c_int32))
+
+
+class AdditionsStruct(ctypes.Structure):
+    """`Additions`: how many, their places in the logits (int64), and the values (float32)."""
+
+    _fields_ = (("count", c_int64), ("places", c_void_p), ("values", c_void_p))

@@ -56,6 +56,19 @@ def test_what_there_is_none_of() -> None:
     assert section(text, "Installed plugins") == ["none"]
 
 
+def test_the_instructions_of_products() -> None:
+    """Of the library that a worker would load; the choice may be wrong."""
+    chosen = {choice: report(FASTDEPLOY_LP_TILES=choice, PYTHONPATH=str(REPOSITORY)) for choice in ("emulated", "on")}
+    path, products = section(chosen["emulated"], "Compiled operators")
+    assert path.endswith(".so")
+    assert products.startswith("products of 8 bits: ")
+    assert products.endswith("; tiles: emulated, very slow (FASTDEPLOY_LP_TILES=emulated)")
+    assert section(chosen["on"], "Compiled operators") == [
+        path,
+        "products of 8 bits: FASTDEPLOY_LP_TILES: 'on' is none of auto, off, emulated",
+    ]
+
+
 def test_a_platform_that_cannot_be_used_is_told() -> None:
     text = report(FASTDEPLOY_LP_PLATFORM="tpu", PYTHONPATH=str(REPOSITORY))
     (line,) = section(text, "Platform")

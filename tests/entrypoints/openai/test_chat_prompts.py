@@ -81,7 +81,6 @@ def test_the_final_message_is_gone_on_with(server: ServerProcess) -> None:
         ({"messages": [{"role": "user", "content": "Hi", "audio": {"id": "x"}}]}, "messages.0.audio"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"store": "yes"}, "store"),
         ({"service_tier": "best"}, "service_tier"),

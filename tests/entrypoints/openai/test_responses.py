@@ -221,6 +221,20 @@ def test_a_response_in_the_background_is_cancelled(scripted: openai.Client) -> N
         scripted.responses.cancel(finished.id)
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_a_response_in_the_background_is_aborted_as_other_requests_are(scripted: openai.Client, every: bool) -> None:
+    begun = create(scripted, "no. " * 600, background=True)
+    asked = {"abort_all": True} if every else {"req_ids": [begun.id]}
+    told: Any = scripted.post("/abort_requests", body=asked, cast_to=object)
+    assert len(told["result"]["aborted"]) == 1
+    found = begun
+    while found.status == "in_progress":
+        found = scripted.responses.retrieve(begun.id)
+    assert found.status == "cancelled"
+    again: Any = scripted.post("/abort_requests", body={"req_ids": [begun.id]}, cast_to=object)
+    assert again["result"] == {"aborted": [], "not_found": [begun.id]}
+
+
 def test_a_response_in_the_background_can_be_deleted(scripted: openai.Client) -> None:
     begun = create(scripted, "no. " * 600, background=True)
     scripted.responses.delete(begun.id)

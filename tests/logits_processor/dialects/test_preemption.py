@@ -1,4 +1,4 @@
-"""What a request's processor sees does not depend on preemption, chunked prefill or a shared beginning."""
+"""What a request's processor sees does not depend on preemption, drafts, chunked prefill or a shared beginning."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import support.hash_bias as hash_bias
+from support.drafters import KnowsMost
 from support.hash_bias import Mrv2, Native, RequestThree, RequestTwo, Vllm
 from support.hash_bias_torch import HuggingFace, torch_slot_keyed_classes, torch_vllm_classes
 from support.sequences import Ran, request, run_to_end
@@ -15,6 +16,7 @@ from support.stand_ins import vllm_stand_ins
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config.option_values import spec_of
+from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, Selection, load_processors
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
@@ -70,6 +72,28 @@ def check_preemption(cls: type) -> None:
         engine, name = engine_with(cls, num_blocks=ONE_SEQUENCE + 4, enable_prefix_caching=caching)
         assert run_to_end(engine, requests_for(name)) == calm(cls)
         assert engine.scheduler.num_preemptions > 2
+
+
+def check_drafts(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnowsMost, "outputs", {name: ran.token_ids for name, ran in calm(cls).items()})
+    drafts = Speculation("support.drafters:KnowsMost", adaptive=False)
+    for num_blocks in (None, ONE_SEQUENCE + 4):
+        engine, name = engine_with(cls, num_blocks=num_blocks, speculation=drafts)
+        assert run_to_end(engine, requests_for(name)) == calm(cls)
+        (counts,) = engine.load().scheduler_stats.drafts
+        assert LENGTH < counts.accepted < counts.tokens
+
+
+@pytest.mark.parametrize("cls", DIALECTS)
+def test_a_request_with_drafts_has_its_processors_tokens(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_drafts(cls, monkeypatch)
+
+
+@pytest.mark.parametrize("which", range(4), ids=TORCH)
+def test_a_request_with_drafts_has_its_torch_processors_tokens(
+    torch_classes: list[type], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_drafts(torch_classes[which], monkeypatch)
 
 
 @pytest.mark.parametrize("cls", DIALECTS)

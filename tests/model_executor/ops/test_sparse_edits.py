@@ -88,3 +88,25 @@ def test_an_edit_does_what_numpy_does_again_and_again(ops: str, dtype: str, name
         assert (writable_view(logits) is None) == (dtype == "bfloat16")
         edit(edits, logits)
         np.testing.assert_array_equal(logits.astype("float32").numpy(), expected())
+
+
+@pytest.mark.parametrize("ops", ROW_OPS)
+def test_values_for_one_logit_are_added_in_their_order(ops: str) -> None:
+    # Any other order, or a lost one, is another sum.
+    values = np.array([1e8, 1, 3, -1e8, 0.1, 7, 1e-3, 1e7, 5, -1e7, 0.3] * 3, np.float32)
+    expected = start()
+    for value in values:
+        expected[2, 5] += value
+    logits = paddle.to_tensor(start())
+    make_row_ops(ops).add(logits, np.full(len(values), 2), np.full(len(values), 5), values)
+    np.testing.assert_array_equal(logits.numpy(), expected)
+
+
+@pytest.mark.parametrize("ops", ROW_OPS)
+def test_the_same_arrays_fit_another_vocabulary(ops: str) -> None:
+    edits, values = make_row_ops(ops), np.array([1, 2, 3], np.float32)
+    for size in (8, 16, 8):
+        logits, expected = paddle.zeros([4, size]), np.zeros((4, size), np.float32)
+        expected[ROWS, TOKENS] = values
+        edits.add(logits, ROWS, TOKENS, values)
+        np.testing.assert_array_equal(logits.numpy(), expected)

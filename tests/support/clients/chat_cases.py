@@ -15,7 +15,7 @@ from support.clients.case import (
     prompt_is,
     text_is,
 )
-from support.clients.generation_cases import GENERATION, IDS
+from support.clients.generation_cases import GENERATION, IDS, TEXT
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -119,6 +119,7 @@ CHAT_CASES = [
         Case(name, {name: "low", "chat_template": "{{ %s }}" % name, **IDS}, prompt_is("low"))  # noqa: UP031 - braces
         for name in ("reasoning_effort", "verbosity")
     ),
+    Case("prediction", {"prediction": {"type": "content", "content": TEXT}}, text_is(TEXT), says=TEXT),
     Case("include_reasoning", {"include_reasoning": True}, thought("Hm."), says=THOUGHT),
     Case("include_reasoning", {"include_reasoning": False}, thought(""), says=THOUGHT),
 ]
@@ -129,7 +130,6 @@ CHAT_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("modalities", {"modalities": ["text", "audio"]}),
     ("functions", {"functions": [{"name": "f"}]}),
     ("function_call", {"function_call": "auto"}),
-    ("prediction", {"prediction": {"type": "content", "content": "Yes."}}),
     ("web_search_options", {"web_search_options": {}}),
     ("spaces_between_special_tokens", {"spaces_between_special_tokens": False}),
     ("moderation", {"moderation": {"model": "some"}}),

@@ -214,6 +214,7 @@ GENERATION = [
     ),
     Case("skip_special_tokens", {"skip_special_tokens": False, **SAYS_BEGIN}, begin_is_shown),
     Case("skip_special_tokens", {"skip_special_tokens": True, **SAYS_BEGIN}, begin_is_not_shown),
+    Case("speculative", {"speculative": False, "max_tokens": 3}, num_tokens_is(3, "length")),
     Case("ignore_eos", {"ignore_eos": True, "max_tokens": 40}, num_tokens_is(40, "length"), says="one"),
     Case("logit_bias", {**ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),
     Case("logits_processors_args", {"logits_processors_args": ONLY_A, **IDS, "max_tokens": 3}, tokens_are(A, A, A)),

@@ -11,7 +11,7 @@ from support.row_ops import ROW_OPS, make_row_ops
 from support.sequences import sequence
 from support.tiny import tiny_fd_config
 
-from fastdeploy_lp.config.fd_config import LOGPROBS_MODES
+from fastdeploy_lp.config.model_config import LOGPROBS_MODES
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.sampler import SampledRows, Sampler

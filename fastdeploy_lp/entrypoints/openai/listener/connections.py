@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fastdeploy_lp.entrypoints.openai.listener.bodies import UnreadBodies
 from fastdeploy_lp.entrypoints.openai.listener.bounds import (
@@ -34,6 +34,7 @@ HEAD_SECONDS = 30
 # Time for a client that still sends to read its refusal: closing earlier would reset the connection.
 LINGER_SECONDS = 2
 ABORT_EXTENSION = "fastdeploy_lp.abort"
+WRITE_EXTENSION = "fastdeploy_lp.write"
 # Bytes per call of the parser, so that the bytes it keeps are counted in time.
 SLICE = 16 * 1024
 # Requests that wait on a connection after the current one; each costs far more memory than its bytes.
@@ -96,10 +97,39 @@ class HalfClosed:
                 return None
 
 
+class BodyWrites:
+    """Writes pieces of one answer's body at once, without a task and past the layers of the application.
+
+    Layers see the beginning and the end of every answer in `send`. A layer that changes bodies, or has to see them,
+    removes the extension from the scope of its requests.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def __call__(self, piece: bytes) -> bool:
+        """Writes a piece that others follow; returns False and writes nothing if `send` must be used.
+
+        That is the case before the answer has begun, without chunks, while the client does not read, and after it has
+        disconnected. An empty piece would end the answer.
+        """
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        transport = cycle.transport
+        if transport.is_closing() or not piece:
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds on heads and timeouts for idle connections.
 
-    A request can close its connection (`ABORT_EXTENSION`). A client that closes its half after a request still gets
+    A request can close its connection (`ABORT_EXTENSION`) and write pieces of its answer's body (`WRITE_EXTENSION`, see
+    `BodyWrites`). A client that closes its half after a request still gets
     its answer.
     """
 
@@ -195,8 +225,8 @@ class Connection(HttpToolsProtocol):
         """Handles the start of a request."""
         super().on_message_begin()
         self._head.begin()
-        extensions: dict[str, Any] = {ABORT_EXTENSION: self.drop}
-        self.scope["extensions"] = extensions
+        self._extensions: dict[str, Any] = {ABORT_EXTENSION: self.drop}
+        self.scope["extensions"] = self._extensions
 
     def on_url(self, url: bytes) -> None:
         """Handles a piece of the URL."""
@@ -219,6 +249,7 @@ class Connection(HttpToolsProtocol):
             self._head_deadline.cancel()
             self._head_deadline = None
         super().on_headers_complete()
+        self._extensions[WRITE_EXTENSION] = BodyWrites(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Handles a piece of the body."""

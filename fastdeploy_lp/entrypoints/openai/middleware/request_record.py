@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -126,18 +127,27 @@ class RequestRecord:
 
 
 class RequestsInFlight:
-    """Records of all requests that are not fully answered."""
+    """Records of all requests that are not fully answered, or still run in the background."""
 
     def __init__(self) -> None:
         self._records: dict[int, RequestRecord] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def add(self, record: RequestRecord) -> None:
         """Adds a new request."""
         self._records[id(record)] = record
 
     def remove(self, record: RequestRecord) -> None:
-        """Removes a finished request."""
-        del self._records[id(record)]
+        """Removes an answered request, once its task in the background is done."""
+        task = self._tasks.pop(id(record), None)
+        if task is None or task.done():
+            del self._records[id(record)]
+        else:
+            task.add_done_callback(lambda _: self._records.pop(id(record)))
+
+    def outlast(self, record: RequestRecord, task: asyncio.Task[None]) -> None:
+        """Keeps a request until `task`, which continues after the answer, is done."""
+        self._tasks[id(record)] = task
 
     def hold_answer(self, record: RequestRecord, num_bytes: int) -> None:
         """Reserves bytes for the numbers of a long answer, before they are computed and until the client has read them.

@@ -10,17 +10,30 @@ from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.logprobs import ChatLogprobs, PromptLogprobs
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
-from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages
+from fastdeploy_lp.entrypoints.openai.protocol.message import FewMessages, TextPart
 from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
-from fastdeploy_lp.entrypoints.openai.protocol.request import TokenIds
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.request.sampling_params import SamplingParams
 
 # Fields of a body that are variables of the chat template, as far as it knows them.
 TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
+
+
+class Prediction(RequestModel):
+    """Text that the answer is likely to repeat, such as the file that it changes."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(GuidedRequest):
@@ -38,7 +51,6 @@ class ChatCompletionRequest(GuidedRequest):
         "modalities": 'this model writes text only; only ["text"] is allowed',
         "functions": "replaced by tools, which are supported",
         "function_call": "replaced by tool_choice, which is supported",
-        "prediction": "predicted outputs are not supported",
         "web_search_options": "there is no web search here",
     }
 
@@ -55,6 +67,7 @@ class ChatCompletionRequest(GuidedRequest):
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
+    prediction: Prediction | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     include_reasoning: bool = True
@@ -106,6 +119,12 @@ class ChatCompletionRequest(GuidedRequest):
         if self.may_call_tools and self.guided_fields:
             raise ValueError(f"{self.guided_fields[0]}: with tools that may be called only response_format is allowed")
         return self
+
+    def sampling_params(self) -> SamplingParams:
+        """Returns the sampling parameters; raises ValueError naming the field."""
+        params = super().sampling_params()
+        params.prediction = self.prediction.text if self.prediction is not None else None
+        return params
 
     @property
     def may_call_tools(self) -> bool:

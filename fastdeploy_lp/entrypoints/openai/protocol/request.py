@@ -30,7 +30,7 @@ Entry = TypeVar("Entry")
 # Reports only the first invalid entry, since a list may have a million of them.
 EachOf = Annotated[list[Entry], Field(fail_fast=True)]
 # Fields of SamplingParams that a body passes on as they are; bodies have other forms of the rest.
-OF_THE_SAME_NAME = frozenset(SAMPLING_FIELDS) - {"max_tokens", "logprobs", "logits_processors_trace"}
+OF_THE_SAME_NAME = frozenset(SAMPLING_FIELDS) - {"max_tokens", "logprobs", "logits_processors_trace", "prediction"}
 # Entries per validation step, during which no other thread runs.
 STEP = 4096
 
@@ -91,7 +91,7 @@ class RequestModel(BaseModel):
         if value is None:
             return field is None or not field.is_required()
         # 1 == True, but 1 is not true in JSON.
-        nothing = cls.without_effect.get(name, ()) if field is None else ()
+        nothing = cls.without_effect.get(name, ()) if field is None or name in cls.unsupported else ()
         return any(type(value) is type(each) and value == each for each in nothing)
 
 

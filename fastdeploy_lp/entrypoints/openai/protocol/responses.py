@@ -174,6 +174,12 @@ class ResponsesRequest(Conversation, GuidedRequest):
         return self
 
     @property
+    def may_have_json(self) -> bool:
+        """True if a field asks for JSON."""
+        form = self.text.format if self.text is not None else None
+        return super().may_have_json or (form is not None and form.type != "text")
+
+    @property
     def is_stored(self) -> bool:
         """True if the response is kept for later requests."""
         return self.store is not False
@@ -227,7 +233,9 @@ class ResponseUsage(BaseModel):
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=details.reasoning_tokens if details else 0),
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=(details.reasoning_tokens or 0) if details else 0
+            ),
             total_tokens=usage.total_tokens,
         )
 

@@ -14,13 +14,16 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Number of reasoning tokens in the output, including markers."""
+    """Reasoning tokens in the output, including markers, and draft tokens that became output or did not."""
 
-    reasoning_tokens: int
+    reasoning_tokens: Omitted[int] = None
+    accepted_prediction_tokens: Omitted[int] = None
+    rejected_prediction_tokens: Omitted[int] = None
 
 
 class Usage(BaseModel):
-    """Token counts; `completion_tokens` sums all choices. Reasoning is counted if the server separates it."""
+    """Token counts; `completion_tokens` sums all choices. Reasoning is counted if the server separates it, draft
+    tokens if it verifies them."""
 
     prompt_tokens: int
     completion_tokens: int

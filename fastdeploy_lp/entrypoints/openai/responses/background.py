@@ -27,11 +27,14 @@ class BackgroundResponses:
     def __init__(self) -> None:
         self._running: dict[str, BackgroundResponse] = {}
 
-    def add(self, owner: str, response: Response, generation: Generation, finish: Coroutine[Any, Any, None]) -> None:
-        """Runs `finish`, which waits for the generation and stores the response."""
+    def add(
+        self, owner: str, response: Response, generation: Generation, finish: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        """Runs `finish`, which waits for the generation and stores the response; returns its task."""
         task = asyncio.create_task(finish)
         task.add_done_callback(lambda _: self._running.pop(response.id))
         self._running[response.id] = BackgroundResponse(owner, response, generation, task)
+        return task
 
     def get(self, response_id: str, owner: str) -> BackgroundResponse | None:
         """Returns a running response of this owner; None if there is none."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,6 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.message_parser import CallableTool, MessageParsers, ToolGrammar
 from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
-from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.logprobs import prompt_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.chat import (
@@ -22,11 +19,11 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     ChatCompletionResponse,
     new_chat_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import Tokenization
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import ChatEvents, MessageReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, server_sent_event
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE
+from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.outputs import RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -118,6 +115,7 @@ class ServingChat:
             sum(len(each.token_ids) for each in output.completions),
             output.num_cached_tokens,
             reasoning_tokens if self._serving.engine.message_parsers.reads_reasoning else None,
+            output.drafted,
         )
         response = ChatCompletionResponse(
             id=output.request_id,
@@ -181,22 +179,9 @@ class ServingChat:
         messages = [each.model_dump(exclude_none=True) for each in request.messages]
         return for_template(messages) if request.chat_template is not None else messages, options
 
-    async def stream(self, generation: Generation, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events: a role chunk per choice, deltas, usage if requested, and [DONE].
-
-        A request that fails ends with an error event; a client's disconnect aborts it.
-        """
-        try:
-            events = ChatEvents(self._serving, generation, request)
-            yield events.opening()
-            async with aclosing(generation.deltas()) as batches:
-                async for deltas in batches:
-                    if encoded := b"".join([events.of(delta) for delta in deltas]):
-                        yield encoded
-            if request.include_usage:
-                yield events.usage()
-        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
-            yield server_sent_event(ErrorResponse(error=describe(error)[1]))
-        finally:
-            generation.close()
-        yield DONE
+    async def stream(self, generation: Generation, request: ChatCompletionRequest, out: EventWriter) -> None:
+        """Sends a role chunk per choice, deltas, usage if requested, and [DONE]; raises the request's error."""
+        events = ChatEvents(self._serving, generation, request)
+        await out.send(events.opening())
+        await out.send_deltas([generation], events.of)
+        await out.send(events.usage() + DONE if request.include_usage else DONE)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 
 from fastdeploy_lp.engine.client.engine import Engine
@@ -12,15 +11,12 @@ from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.prepare.answer_size import prompt_logprobs_bytes
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt
-from fastdeploy_lp.engine.prepare.merge import merged
-from fastdeploy_lp.entrypoints.openai.errors import describe
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, array
 from fastdeploy_lp.entrypoints.openai.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
     new_completion_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.error import ErrorResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
 from fastdeploy_lp.entrypoints.openai.serving import (
     FEW_TOKENS,
@@ -31,9 +27,10 @@ from fastdeploy_lp.entrypoints.openai.serving import (
     usage_of,
 )
 from fastdeploy_lp.entrypoints.openai.streaming.completions import CompletionEvents, CompletionReader
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE, server_sent_event
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import DONE
+from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
 from fastdeploy_lp.request.limits import MAX_SEQUENCES
-from fastdeploy_lp.request.outputs import RequestOutput
+from fastdeploy_lp.request.outputs import NO_DRAFTS, RequestOutput
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -84,32 +81,20 @@ class ServingCompletion:
             completion_tokens += sum(map(reader.num_tokens, output.completions))
         prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         cached_tokens = sum(output.num_cached_tokens for output in outputs)
+        drafted = sum((output.drafted for output in outputs), NO_DRAFTS)
         response = CompletionResponse(
             id=shared_id(outputs[0].request_id),
             model=self._serving.model,
             choices=[],
-            usage=usage_of(prompt_tokens, completion_tokens, cached_tokens),
+            usage=usage_of(prompt_tokens, completion_tokens, cached_tokens, drafted=drafted),
         )
         return PiecedObject(response, {"choices": array(choices)})
 
-    async def stream(
-        self, generations: Sequence[Generation], request: CompletionRequest
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events of all prompts as they arrive, usage if requested, and [DONE]."""
-        try:
-            made = partial(CompletionEvents, self._serving, generations, request)
-            # Echoed prompts are decoded token by token.
-            long = request.echo and sum(len(each.prompt.token_ids) for each in generations) > FEW_TOKENS
-            events = await asyncio.to_thread(made) if long else made()
-            async with aclosing(merged([each.deltas() for each in generations])) as batches:
-                async for place, deltas in batches:
-                    if encoded := b"".join([events.of(place, delta) for delta in deltas]):
-                        yield encoded
-            if request.include_usage:
-                yield events.usage()
-        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
-            yield server_sent_event(ErrorResponse(error=describe(error)[1]))
-        finally:
-            for generation in generations:
-                generation.close()
-        yield DONE
+    async def stream(self, generations: Sequence[Generation], request: CompletionRequest, out: EventWriter) -> None:
+        """Sends events of all prompts as they arrive, usage if requested, and [DONE]; raises the first error."""
+        made = partial(CompletionEvents, self._serving, generations, request)
+        # Echoed prompts are decoded token by token.
+        long = request.echo and sum(len(each.prompt.token_ids) for each in generations) > FEW_TOKENS
+        events = await asyncio.to_thread(made) if long else made()
+        await out.send_deltas(generations, events.of)
+        await out.send(events.usage() + DONE if request.include_usage else DONE)

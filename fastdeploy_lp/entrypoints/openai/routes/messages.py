@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,15 +23,16 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.answer import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTokensRequest, MessagesRequest
-from fastdeploy_lp.entrypoints.openai.protocol.anthropic.translation import TranslatedBody, translated
 from fastdeploy_lp.entrypoints.openai.protocol.trace import trace_pieces
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
 from fastdeploy_lp.entrypoints.openai.streaming.messages import MessageEvents, blocks_of, named_event, stop_of
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.translation.messages import TranslatedBody, translated
 from fastdeploy_lp.request.outputs import RequestOutput
 
 # The argument of the builtin that bounds reasoning.
@@ -119,25 +118,16 @@ class ServingMessages:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
         return PiecedObject(response, members)
 
-    async def stream(self, message: RunningMessage, request_id: str) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events up to message_stop.
+    async def stream(self, message: RunningMessage, out: EventWriter) -> None:
+        """Sends server-sent events up to message_stop; raises the request's error."""
+        generation, chat = message.generation, message.chat.chat
+        events = MessageEvents(self._serving, generation, chat, message.id, shows_thinking=message.shows_thinking)
+        await out.send(events.opening())
+        await out.send_deltas([generation], events.of)
 
-        A request that fails ends with an error event; a client's disconnect aborts it.
-        """
-        generation = message.generation
-        try:
-            events = MessageEvents(
-                self._serving, generation, message.chat.chat, message.id, shows_thinking=message.shows_thinking
-            )
-            yield events.opening()
-            async with aclosing(generation.deltas()) as batches:
-                async for deltas in batches:
-                    if encoded := b"".join([events.of(delta) for delta in deltas]):
-                        yield encoded
-        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to report it
-            yield named_event(MessagesError.of(*describe(error), request_id))
-        finally:
-            generation.close()
+
+def _failed_event(request_id: str, error: Exception) -> bytes:
+    return named_event(MessagesError.of(*describe(error), request_id))
 
 
 def messages_routes(
@@ -156,7 +146,8 @@ def messages_routes(
         message = await admitted(partial(serving.start, body), request, body.timeout)
         record.admitted(message.id, [message.generation])
         if body.stream:
-            return EventStream(serving.stream(message, record.request_id), [message.generation], watch)
+            failed = partial(_failed_event, record.request_id)
+            return EventStream(partial(serving.stream, message), failed, [message.generation], watch)
         outputs = await results_unless_disconnected([message.generation], request)
         if not outputs:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -45,15 +43,16 @@ from fastdeploy_lp.entrypoints.openai.protocol.responses import (
 from fastdeploy_lp.entrypoints.openai.protocol.trace import trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.responses.background import BackgroundResponses
-from fastdeploy_lp.entrypoints.openai.responses.conversation import as_sent, chat_of, items_of, prompt_chat_of
 from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream
+from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.responses import ResponseEvents, end, fail, in_pieces, output_of
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch
+from fastdeploy_lp.entrypoints.openai.translation.responses import as_sent, chat_of, items_of, prompt_chat_of
 from fastdeploy_lp.request.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -120,24 +119,17 @@ class ServingResponses:
             trace = trace_pieces(completion.logits_processors_trace)
         return in_pieces(response, logprobs, trace)
 
-    async def stream(self, begun: Begun, owner: str) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events; a request that fails ends with `response.failed`; a disconnect aborts it."""
-        generation = begun.generation
-        reader = MessageReader(self._serving.engine, begun.chat, 0)
-        events = ResponseEvents(begun.response, reader)
-        try:
-            yield events.opening()
-            async with aclosing(generation.deltas()) as batches:
-                async for deltas in batches:
-                    if encoded := b"".join([events.of(delta) for delta in deltas]):
-                        yield encoded
-            yield events.closing(self._usage(begun, events.num_tokens, reader))
-            await self._keep(begun, owner)
-            yield events.ending()
-        except Exception as error:  # noqa: BLE001 - the status line is sent; an event is the only way left to tell
-            yield events.failed(*describe(error))
-        finally:
-            generation.close()
+    def events(self, begun: Begun) -> ResponseEvents:
+        """Returns the encoder of a streamed response."""
+        return ResponseEvents(begun.response, MessageReader(self._serving.engine, begun.chat, 0))
+
+    async def stream(self, begun: Begun, owner: str, events: ResponseEvents, out: EventWriter) -> None:
+        """Sends server-sent events up to the stored response; raises the request's error."""
+        await out.send(events.opening())
+        await out.send_deltas([begun.generation], events.of)
+        await out.send(events.closing(self._usage(begun, events.num_tokens, events.reader)))
+        await self._keep(begun, owner)
+        await out.send(events.ending())
 
     async def finish(self, begun: Begun, owner: str) -> None:
         """Waits for a request in the background, and stores its response."""
@@ -208,7 +200,8 @@ class ServingResponses:
     def _usage(self, begun: Begun, num_tokens: int, reader: MessageReader) -> Usage:
         reasoning = self._serving.engine.message_parsers.reads_reasoning
         prompt, cached = begun.generation.prompt, begun.generation.num_cached_tokens
-        return usage_of(len(prompt.token_ids), num_tokens, cached, reader.reasoning_tokens if reasoning else None)
+        reasoning_tokens = reader.reasoning_tokens if reasoning else None
+        return usage_of(len(prompt.token_ids), num_tokens, cached, reasoning_tokens, begun.generation.drafted)
 
 
 class _Background(msgspec.Struct):
@@ -249,10 +242,14 @@ def responses_routes(
         begun = await admitted(partial(serving.start, body, record.key), request, body.timeout, hold)
         record.admitted(begun.response.id, [begun.generation])
         if body.stream:
-            return EventStream(serving.stream(begun, record.key), [begun.generation], watch)
+            events = serving.events(begun)
+            tell = partial(serving.stream, begun, record.key, events)
+            return EventStream(tell, lambda error: events.failed(*describe(error)), [begun.generation], watch)
         if body.background:
             running = begun.response.model_dump_json()
-            serving.background.add(record.key, begun.response, begun.generation, serving.finish(begun, record.key))
+            finish = serving.finish(begun, record.key)
+            task = serving.background.add(record.key, begun.response, begun.generation, finish)
+            in_flight.outlast(record, task)
             return HTTPResponse(running, media_type="application/json")
         outputs = await results_unless_disconnected([begun.generation], request)
         if not outputs:

@@ -49,11 +49,8 @@ class MessageReader:
         self._ends = TokenEnds(engine.tokenizer.decode_stream(skip_special_tokens=skipped))
         self._reads_reasoning = engine.message_parsers.reads_reasoning
         self._unsent = CompletionOutput(index, "", [])
-
-    @property
-    def is_plain(self) -> bool:
-        """True if text deltas are content deltas, and no other output is requested."""
-        return self._parser is None and not self._request.return_token_ids and not self._request.is_traced
+        # True if text deltas are content deltas, and no other output is requested.
+        self.is_plain = self._parser is None and not request.return_token_ids and not request.is_traced
 
     @property
     def reasoning_tokens(self) -> int:
@@ -157,6 +154,7 @@ class ChatEvents:
         indices = range(len(generation.completions))
         self._readers = [MessageReader(serving.engine, request, index) for index in indices]
         self._text_events = [TextEvent(partial(self._plain, index)) for index in indices]
+        self._tells_text = not self._counts and all(reader.is_plain for reader in self._readers)
 
     def opening(self) -> bytes:
         """Returns one event per choice with its role; the first has the prompt's token ids if requested."""
@@ -166,13 +164,12 @@ class ChatEvents:
         chunks = [self._chunk([choice], prompt if choice.index == 0 else None) for choice in choices]
         return b"".join(server_sent_event(chunk) for chunk in chunks)
 
-    def of(self, delta: CompletionDelta) -> bytes:
+    def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the event of a delta; empty while its meaning is undecided."""
         self._num_tokens += len(delta.token_ids)
-        reader = self._readers[delta.index]
-        if reader.is_plain and delta.finish_reason is None and delta.logprobs is None and not self._counts:
+        if self._tells_text and delta.finish_reason is None and delta.logprobs is None:
             return self._text_events[delta.index](delta.text)
-        choice = reader.chunk(delta)
+        choice = self._readers[delta.index].chunk(delta)
         return b"" if choice is None else server_sent_event(self._chunk([choice]))
 
     def usage(self) -> bytes:
@@ -201,4 +198,5 @@ class ChatEvents:
             self._num_tokens,
             self._generation.num_cached_tokens,
             sum(reader.reasoning_tokens for reader in self._readers) if reasoning else None,
+            self._generation.drafted,
         )

@@ -31,7 +31,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_b
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, told_reason, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import TextEvent, server_sent_event
-from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
+from fastdeploy_lp.request.outputs import NO_DRAFTS, CompletionDelta, CompletionOutput, Logprob, RequestOutput
 from fastdeploy_lp.request.trace import TokenTrace
 
 PromptPositions = Sequence[dict[int, Logprob] | None]
@@ -109,6 +109,7 @@ class CompletionReader:
         self._request = request
         self._prompt = prompt
         self.first_index = first_index
+        self._asks_for_text = not request.return_token_ids and not request.is_traced
         self._begun: set[int] = set()
         # Deltas that arrived before the prompt's logprobs, which precede them in the answer.
         self._waiting: list[CompletionDelta] = []
@@ -119,8 +120,7 @@ class CompletionReader:
 
     def is_plain(self, index: int) -> bool:
         """Returns True if further text deltas of the completion carry only text."""
-        asks_for_text = not self._request.return_token_ids and not self._request.is_traced
-        return asks_for_text and (self._echo is None or index in self._begun)
+        return self._asks_for_text and (self._echo is None or index in self._begun)
 
     def choices(self, output: RequestOutput) -> list[PiecedObject]:
         """Returns the choices of whole completions, each a `TextChoice`."""
@@ -234,6 +234,7 @@ class CompletionEvents:
         self._model = serving.model
         self._generations = generations
         self._request = request
+        self._counts = request.continuous_usage
         self._created = now()
         self._num_tokens = 0
         n = len(generations[0].completions)
@@ -248,7 +249,7 @@ class CompletionEvents:
         reader = self._readers[place]
         self._num_tokens += reader.num_tokens(delta)
         index = reader.first_index + delta.index
-        plain = reader.is_plain(delta.index) and not self._request.continuous_usage
+        plain = not self._counts and reader.is_plain(delta.index)
         if plain and delta.finish_reason is None and delta.logprobs is None:
             return self._text_events[index](delta.text)
         chunks = reader.chunks(delta, self._generations[place].prompt_logprobs)
@@ -269,10 +270,11 @@ class CompletionEvents:
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=self._usage() if self._request.continuous_usage else None,
+            usage=self._usage() if self._counts else None,
         )
 
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(generation.prompt.token_ids) for generation in self._generations)
         cached_tokens = sum(generation.num_cached_tokens for generation in self._generations)
-        return usage_of(prompt_tokens, self._num_tokens, cached_tokens)
+        drafted = sum((generation.drafted for generation in self._generations), NO_DRAFTS)
+        return usage_of(prompt_tokens, self._num_tokens, cached_tokens, drafted=drafted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import msgspec
@@ -41,7 +42,7 @@ class EventNumbers:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), _ENCODER.encode(body))
 
 
-class GrowingItem:
+class GrowingItem(ABC):
     """One item of the output, from its first piece of text to its last.
 
     events: `EVENTS.delta` and `EVENTS.done` are the events of its text. prefix: of its id. part: class of its only
@@ -62,9 +63,9 @@ class GrowingItem:
         if self.part is not None:
             self._place["content_index"] = 0
 
+    @abstractmethod
     def item(self, status: ItemStatus, text: str | None) -> OutputItem:
         """Returns the item with this text; with None, as it begins."""
-        raise NotImplementedError
 
     def _last(self, text: str) -> dict[str, Any]:
         """Returns the fields of the event that ends the text."""

@@ -181,7 +181,7 @@ class MessageEvents:
         )
         return named_event(MessageStart(message=message)) + named_event(Ping())
 
-    def of(self, delta: CompletionDelta) -> bytes:
+    def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the events of a delta; empty while its meaning is undecided."""
         self._num_tokens += len(delta.token_ids)
         if self._reader.is_plain and delta.finish_reason is None and self._blocks.in_text:

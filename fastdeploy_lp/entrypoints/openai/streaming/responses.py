@@ -103,7 +103,7 @@ class ResponseEvents:
     def __init__(self, response: Response, reader: MessageReader) -> None:
         self.response = response
         self.num_tokens = 0
-        self._reader = reader
+        self.reader = reader
         self._numbers = EventNumbers()
         self._open: GrowingItem | None = None
         self._finish_reason: str | None = None
@@ -115,12 +115,12 @@ class ResponseEvents:
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._numbers.event(kind, response=self.response) for kind in kinds)
 
-    def of(self, delta: CompletionDelta) -> bytes:
+    def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the events of a delta; empty while its meaning is undecided."""
         self.num_tokens += len(delta.token_ids)
-        if self._reader.is_plain and delta.finish_reason is None and delta.logprobs is None:
+        if self.reader.is_plain and delta.finish_reason is None and delta.logprobs is None:
             return self._grow(GrowingText, delta.text, {}) if delta.text else b""
-        choice = self._reader.chunk(delta)
+        choice = self.reader.chunk(delta)
         return b"" if choice is None else self._of_choice(choice)
 
     def closing(self, usage: Usage) -> bytes:

@@ -23,6 +23,7 @@ from fastdeploy_lp.model_executor.layers.attention.block_arguments import BlockA
 from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention, PrefixChunk
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
+from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.platforms import current_platform, to_device
 
@@ -93,7 +94,7 @@ class BlockAttentionBackend(AttentionBackend):
 
     def layer(self, weights: LayerWeights) -> BlockAttentionLayer:
         """As the interface says."""
-        made = BlockAttentionLayer(self, weights, self._fd_config.model_config.quantization)
+        made = BlockAttentionLayer(self, weights, precision_of(self._fd_config))
         self._layers.append(made)
         return made
 
@@ -163,11 +164,11 @@ class BlockAttentionLayer:
         self,
         backend: BlockAttentionBackend,
         weights: LayerWeights,
-        quantization: str | None,
+        precision: str | None,
     ) -> None:
         self._backend = backend
         self.cache: tuple[Tensor, Tensor] | None = None
-        self._qkv_proj = linear(merged([weights.q_proj, weights.k_proj, weights.v_proj]), quantization)
+        self._qkv_proj = linear(merged([weights.q_proj, weights.k_proj, weights.v_proj]), precision)
         eps = backend.dims.rms_norm_eps
         self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, eps)
         self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, eps)

@@ -16,7 +16,7 @@ from fastdeploy_lp.model_executor.layers.attention.backend import AttentionBacke
 from fastdeploy_lp.model_executor.layers.attention.paged_attention import HeadSizes, PagedAttention
 from fastdeploy_lp.model_executor.layers.linear import Linear
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
-from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS
+from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
 
 
@@ -33,7 +33,7 @@ class PaddleAttentionBackend(AttentionBackend):
     def __init__(self, fd_config: FDConfig, dims: Dimensions, rotary: RotaryTables) -> None:
         self._cache = fd_config.cache_config
         self._dims = dims
-        self._digits = ACTIVATION_DIGITS[fd_config.model_config.quantization]
+        self._precision = precision_of(fd_config)
         self._rotary = RotaryEmbedding(rotary)
         self._batches = ForwardBatchBuilder(dims.num_heads, dims.num_kv_heads, self._cache.block_size)
         self._layer_caches: list[LayerKVCache] = []
@@ -48,7 +48,7 @@ class PaddleAttentionBackend(AttentionBackend):
         cache, dims = self._cache, self._dims
         layer_cache = LayerKVCache(dims.num_kv_heads, cache.block_size, dims.head_dim, half=cache.dtype == "float16")
         self._layer_caches.append(layer_cache)
-        return PaddleAttentionLayer(weights, dims, self._rotary, layer_cache, digits=self._digits)
+        return PaddleAttentionLayer(weights, dims, self._rotary, layer_cache, precision=self._precision)
 
     def initialize_cache(self, num_blocks: int) -> None:
         """As the interface says."""
@@ -60,13 +60,19 @@ class PaddleAttentionLayer:
     """Projections, head norms, rotary embedding, and attention with grouped query heads."""
 
     def __init__(
-        self, weights: LayerWeights, dims: Dimensions, rotary: RotaryEmbedding, cache: LayerKVCache, *, digits: int
+        self,
+        weights: LayerWeights,
+        dims: Dimensions,
+        rotary: RotaryEmbedding,
+        cache: LayerKVCache,
+        *,
+        precision: str | None,
     ) -> None:
         self._head_dim = dims.head_dim
         self._rotary = rotary
         # Three products, not one: columns of a merged result would have to be copied out with a stride.
         self._q_proj, self._k_proj, self._v_proj = (
-            Linear(part, digits=digits) for part in (weights.q_proj, weights.k_proj, weights.v_proj)
+            Linear(part, precision) for part in (weights.q_proj, weights.k_proj, weights.v_proj)
         )
         self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, dims.rms_norm_eps)
         self._k_norm = None if weights.k_norm is None else RMSNorm(weights.k_norm, dims.rms_norm_eps)

@@ -77,6 +77,10 @@ def _require_float32(fd_config: FDConfig) -> None:
     quantization, dtype = fd_config.model_config.quantization, current_platform().model_dtype
     if quantization is not None:
         raise CheckpointError(f"quantization: {quantization} is not allowed through PaddleFormers; leave it out")
+    if fd_config.model_config.dtype != dtype:
+        raise CheckpointError(
+            f"dtype: {fd_config.model_config.dtype} is not allowed through PaddleFormers; leave it out"
+        )
     if dtype != "float32":
         raise CheckpointError(
             f"model_impl: through PaddleFormers a model computes in float32, this platform in {dtype}"

@@ -12,6 +12,7 @@ constexpr int kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint8_t Bytes __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
 
 static inline Floats load(const float* from) {
     Floats v;
@@ -132,6 +133,23 @@ static inline void store_bytes(int8_t* to, Ints v) {
     std::memcpy(to, &narrow, sizeof narrow);
 }
 
+static inline Ints load_ints(const int8_t* from) {
+    typedef int8_t Narrow __attribute__((vector_size(kLanes)));
+    Narrow v;
+    std::memcpy(&v, from, sizeof v);
+#if defined(__AVX512F__)
+    return (Ints)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)v);
+#else
+    return __builtin_convertvector(v, Ints);
+#endif
+}
+
+// The bits of `mask` in each byte, moved there from `left` bits further right; from further left if `left` is negative.
+static inline Bytes moved_bits(Bytes v, int left, uint8_t mask) {
+    // In words, since no processor shifts bytes: `mask` removes what comes from other bytes.
+    return (Bytes)(left >= 0 ? (Words)v << left : (Words)v >> -left) & mask;
+}
+
 // The low and the high 4 bits of each.
 static inline void split_nibbles(Bytes both, Bytes* low, Bytes* high) {
 #if defined(__AVX2__) && !defined(__AVX512BW__)
@@ -222,11 +240,12 @@ static inline Floats load(const uint16_t* half) {
 #endif
 }
 
-// The upper half of a float, for one whose lower half is zero.
+// The nearest bfloat16, halves to the even one: the upper half of a float. NaN stays NaN.
 static inline uint16_t float_to_bfloat16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    return static_cast<uint16_t>(bits >> 16);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 static inline float bfloat16_to_float(uint16_t upper) {
@@ -243,11 +262,19 @@ static inline Floats load_bfloat16(const uint16_t* upper) {
     return (Floats)(__builtin_convertvector(v, Ints) << 16);
 }
 
-// Byte `i` of each 4 as a number.
-static inline Ints byte_of_each(Bytes v, int i) {
-    typedef uint32_t Words __attribute__((vector_size(64)));
-    return (Ints)((Words)v >> (8 * i) & 255);
+// The nearest bfloat16 as floats. Without AVX512-BF16, whose conversion makes denormals zeros before it rounds.
+static inline Floats round_to_bfloat16(Floats v) {
+    const Words bits = (Words)v, rounded = bits + 0x7fff + (bits >> 16 & 1);
+    const Words not_a_number = (Words)((bits & 0x7fffffffu) > 0x7f800000u);
+    return (Floats)(((rounded & ~not_a_number) | ((bits | 0x00400000u) & not_a_number)) & 0xffff0000u);
 }
+
+// Pairs of bfloat16, the first in the lower half of each word.
+static inline Floats first_of_pairs(Words pairs) { return (Floats)(pairs << 16); }
+static inline Floats second_of_pairs(Words pairs) { return (Floats)(pairs & 0xffff0000u); }
+
+// Byte `i` of each 4 as a number.
+static inline Ints byte_of_each(Bytes v, int i) { return (Ints)((Words)v >> (8 * i) & 255); }
 
 static inline void prefetch(const void* from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);

@@ -67,6 +67,59 @@ struct Share {
     static int at(int count, int thread, int threads) { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
 };
 
+// The cores that a thread may use.
+class Cores {
+   public:
+#if defined(__linux__)
+    Cores() {
+        if (sched_getaffinity(0, sizeof(set_), &set_)) CPU_ZERO(&set_);
+    }
+
+    int count() const { return CPU_COUNT(&set_); }
+
+    // The calling thread may use the n-th of these cores only.
+    void keep_on(int n) const {
+        int core = -1;
+        for (int seen = -1; seen < n;) seen += CPU_ISSET(++core, &set_) != 0;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        sched_setaffinity(0, sizeof(one), &one);
+    }
+
+    // The calling thread may use all of these cores.
+    void release() const { sched_setaffinity(0, sizeof(set_), &set_); }
+
+   private:
+    cpu_set_t set_;
+#else
+    int count() const { return 0; }
+    void keep_on(int) const {}
+    void release() const {}
+#endif
+};
+
+// Keeps the threads of a team that takes every core on separate cores. When another process takes a core for a moment, the kernel often
+// wakes a thread on the core of another one and leaves both there, while the first core becomes idle. The calling thread, 0, is kept only
+// during a forward pass: threads that it starts elsewhere inherit its cores. The others belong to OpenMP, and stay.
+class Place {
+   public:
+    Place(const Cores& cores, int thread, int threads) : cores_(cores), ends_(thread == 0 && takes_all(cores, threads)) {
+        if (takes_all(cores, threads)) cores_.keep_on(thread);
+    }
+    ~Place() {
+        if (ends_) cores_.release();
+    }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+
+   private:
+    static bool takes_all(const Cores& cores, int threads) { return threads > 1 && cores.count() == threads; }
+
+    const Cores& cores_;
+    const bool ends_;
+};
+
 // Each thread runs its own share of a phase's tasks and then steals remaining ones, so that a thread that lost its core for a while delays
 // the others only briefly. Taking an own task is almost free; a counter shared by all threads would move from core to core each time.
 class Team {
@@ -122,8 +175,10 @@ class Member {
 template <class Walk>
 void Team::forward(const Walk& walk) {
     Team team(omp_get_max_threads());
+    const Cores cores;
 #pragma omp parallel
     {
+        const Place place(cores, omp_get_thread_num(), omp_get_num_threads());
         Member member(team, omp_get_thread_num(), omp_get_num_threads());
         walk(member);
     }

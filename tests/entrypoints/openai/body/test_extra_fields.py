@@ -53,7 +53,6 @@ def test_many_of_them_leave_the_rest_as_it_was(scripted_server: ServerProcess) -
         ({"top_a": 1, "temperature": -1}, "temperature"),
         ({"top_a": 1, "temperature": "hot"}, "temperature"),
         ({"messages": [{"mood": "good", "role": "wizard", "content": "Hi"}]}, "messages.0.role"),
-        ({"prediction": {}}, "prediction"),
         ({"audio": {}}, "audio"),
     ],
 )

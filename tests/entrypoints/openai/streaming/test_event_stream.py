@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,7 +16,13 @@ from starlette.types import Message
 from fastdeploy_lp.engine.client.generation import Generation
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatChunkChoice, ChatCompletionChunk, ChatDelta
-from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, TextEvent, server_sent_event
+from fastdeploy_lp.entrypoints.openai.streaming.event_stream import (
+    EventStream,
+    TextEvent,
+    failed_events,
+    server_sent_event,
+)
+from fastdeploy_lp.entrypoints.openai.streaming.event_writer import EventWriter
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
 
 
@@ -48,8 +53,8 @@ def test_generations_end_with_their_stream_also_when_it_cannot_begin(fails_at: i
         generation = Generation("chatcmpl-1", Prompt([1], "a"), [], stream=True, on_close=closed.append)
         sent: list[Message] = []
 
-        async def events() -> AsyncGenerator[bytes, None]:
-            yield b"data: 1\n\n"
+        async def tell(out: EventWriter) -> None:
+            await out.send(b"data: 1\n\n")
 
         async def send(message: Message) -> None:
             if len(sent) == fails_at:
@@ -60,7 +65,7 @@ def test_generations_end_with_their_stream_also_when_it_cannot_begin(fails_at: i
             await asyncio.Event().wait()
 
         watch = StreamWatch(0.0, 1, stalled_streams(CollectorRegistry()))
-        stream = EventStream(events(), [generation], watch)
+        stream = EventStream(tell, failed_events, [generation], watch)
         with nullcontext() if fails_at is None else pytest.raises(RuntimeError):
             await stream({"type": "http"}, stay, send)
         assert len(sent) == (3 if fails_at is None else fails_at)

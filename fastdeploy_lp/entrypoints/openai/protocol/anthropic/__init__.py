@@ -1,1 +1,1 @@
-"""Bodies of Anthropic's Messages API, and their translation to and from chat completions."""
+"""Bodies of Anthropic's Messages API."""

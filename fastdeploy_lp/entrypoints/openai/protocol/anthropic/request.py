@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.conversation import (
@@ -14,43 +14,9 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.conversation import (
     require_types,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.tool import FewCustomTools, ToolChoice
-from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
-from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_NAMES
-from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, SamplingRequest
+from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
+from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel
 from fastdeploy_lp.entrypoints.openai.protocol.request import Texts as ManyTexts
-
-# Fields of chat completions for the prompt, and for its continuation.
-OF_PROMPTS = ("chat_template", "chat_template_kwargs")
-OF_GENERATION = (
-    *(name for name in SamplingRequest.model_fields if name not in ("n", "prompt_logprobs")),
-    *("bad_words", "bad_words_token_ids", "allowed_token_ids", "stop_token_ids", "logit_bias"),
-    *("logits_processors_args", "logits_processors", "logits_processors_shadow", "logits_processors_trace"),
-    *("vllm_xargs", "return_token_ids", "request_id", "timeout", "stream"),
-    *KINDS,
-    *WHITESPACE_NAMES,
-)
-
-CHAT_FIELDS = ChatCompletionRequest.model_fields
-
-if TYPE_CHECKING:
-
-    class SharedRequest(RequestModel):
-        """Fields of a chat completion that a body of the Messages API has too, all optional."""
-
-        # The fields that other modules read.
-        stream: bool
-        request_id: str | None
-        timeout: float | None
-        logits_processors: Any
-        logits_processors_args: dict[str, Any] | None
-
-else:
-    SharedRequest = create_model(
-        "SharedRequest",
-        __base__=RequestModel,
-        __module__=__name__,
-        **{name: (CHAT_FIELDS[name].annotation, CHAT_FIELDS[name]) for name in OF_GENERATION},
-    )
 
 
 class Thinking(RequestModel):
@@ -154,24 +120,36 @@ class CountTokensRequest(RequestModel):
         return self
 
 
-class MessagesRequest(SharedRequest, CountTokensRequest):
-    """Body of POST /v1/messages: Anthropic's fields, and fields of chat completions that Anthropic does not have."""
+class MessagesRequest(CountTokensRequest, GuidedRequest):
+    """Body of POST /v1/messages; sampling fields and processors are those of a chat."""
 
-    # The descriptions and bounds of sampling fields.
-    model_config = ConfigDict(json_schema_extra=ChatCompletionRequest.model_config.get("json_schema_extra"))
-
-    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {**CountTokensRequest.without_effect, "n": (1,)}
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GuidedRequest.without_effect,
+        **CountTokensRequest.without_effect,
+        "n": (1,),
+    }
     unsupported: ClassVar[dict[str, str]] = {
+        **GuidedRequest.unsupported,
         **CountTokensRequest.unsupported,
         **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "only chat completions have logprobs"),
         "n": "a body has one answer; only 1 is allowed",
         "stop": "has the name stop_sequences here",
+        "response_format": "has the name output_config.format here",
+        "stream_options": "every stream has its usage",
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), "cache_control is supported"),
+        **dict.fromkeys(("user", "safety_identifier"), "has the name metadata.user_id here"),
+        "store": "this server stores no messages",
     }
 
     max_tokens: int
     stop_sequences: ManyTexts | None = None
-    metadata: Metadata | None = None
+    metadata: Metadata | None = None  # type: ignore[assignment]
     # Only null is allowed.
     thread: dict[str, Any] | None = None
     # Means nothing here.
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None  # type: ignore[assignment]
+
+    @property
+    def may_have_json(self) -> bool:
+        """True if a field asks for JSON."""
+        return super().may_have_json or (self.output_config is not None and self.output_config.format is not None)

@@ -7,6 +7,7 @@
 
 #include "decoder/attention.h"
 #include "decoder/prefetch.h"
+#include "denormals.h"
 #include "exports.h"
 
 // The structures of structs.py, field by field.
@@ -62,12 +63,12 @@ class ActivationBuffer {
    public:
     Activations of(int64_t rows, int in) {
         const int64_t groups = linear_int8::groups_of(in);
-        return {values_.of<float>(rows * in), q_.of<int8_t>(2 * rows * groups * linear_int8::kGroup), scale_.of<float>(rows * groups),
-                total_.of<float>(rows * groups)};
+        return {values_.of<float>(rows * in), q_.of<int8_t>(Activations::kBytesPerInput * rows * groups * linear_int8::kGroup),
+                scale_.of<float>(rows * groups), total_.of<float>(rows * groups), sums_.of<int32_t>(2 * rows * groups)};
     }
 
    private:
-    Buffer values_, q_, scale_, total_;
+    Buffer values_, q_, scale_, total_, sums_;
 };
 
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
@@ -110,7 +111,7 @@ class Decoder {
         const Batch& batch;
         int residual_stride, qkv_stride;
         float *residual, *qkv;
-        float *attention, *pairs, *panels;  // of all threads, see Own
+        float *attention, *pairs, *sums;  // of all threads, see Own
         Activations normed, attended, gated;
         std::vector<int32_t> task_sequence, task_first_query;
     };
@@ -118,8 +119,8 @@ class Decoder {
     struct Own {
         Prefetcher prefetcher;
         AttentionRoom attention;
-        float* pair;   // output of a pair of panels, [tokens][32]
-        float* panel;  // one as floats
+        float* pair;  // output of a pair of panels, [tokens][32]
+        float* sums;  // of a panel, [tokens][32]
     };
 
     Pass prepare(const Batch& batch);
@@ -136,19 +137,26 @@ class Decoder {
     void project(const Pass& pass, const Layer& layer, int panel, Own& own) const;
     void add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const;
     void gate(const Pass& pass, const Layer& layer, int pair, Own& own) const;
+    // Prefetches of a thread during a layer's last products.
+    static int64_t asks_of(const Layer& layer, int rows, const Member& team) {
+        int64_t asks = 0;
+        for (const Linear* product : {&layer.gate_up, &layer.down}) {
+            const Share share = Share::of(product->panels(), team.thread(), team.threads());
+            // Nearly all products have one format.
+            const int each = product->count > 1 ? 1 : share.end - share.first;
+            for (int panel = share.first; panel < share.end; panel += each) asks += static_cast<int64_t>(each) * product->asks(rows, panel);
+        }
+        return asks;
+    }
     int64_t attention_floats() const { return kMaxAttentionRows * (query_floats() + score_stride()); }
     int query_floats() const { return round_up(m_.cache.head_dim, kLanes); }
     int64_t score_stride() const { return round_up(m_.max_context + m_.cache.block_size, kLanes) + kLanes; }
-    int64_t panel_floats() const {
-        const int widest = std::max({m_.hidden_size, m_.intermediate_size, m_.num_heads * m_.cache.head_dim});
-        return static_cast<int64_t>(round_up(widest, linear_float::kGroup)) * kPanel;
-    }
     int group() const { return m_.num_heads / m_.cache.kv_heads; }
     bool heads_are_groups() const { return group() * m_.cache.head_dim % linear_int8::kGroup == 0; }
 
     Model m_;
     std::vector<Layer> layers_;
-    Buffer residual_, qkv_, attention_, pairs_, panels_;
+    Buffer residual_, qkv_, attention_, pairs_, sums_;
     ActivationBuffer normed_, attended_, gated_, head_input_;
 };
 
@@ -160,7 +168,7 @@ Decoder::Pass Decoder::prepare(const Batch& batch) {
     pass.qkv = qkv_.of<float>(tokens * pass.qkv_stride);
     pass.attention = attention_.of<float>(omp_get_max_threads() * attention_floats());
     pass.pairs = pairs_.of<float>(omp_get_max_threads() * tokens * kPanel);
-    pass.panels = panels_.of<float>(omp_get_max_threads() * panel_floats());
+    pass.sums = sums_.of<float>(omp_get_max_threads() * tokens * kPanel);
     pass.normed = normed_.of(tokens, m_.hidden_size);
     pass.attended = attended_.of(tokens, m_.num_heads * m_.cache.head_dim);
     pass.gated = gated_.of(tokens, m_.intermediate_size);
@@ -180,7 +188,7 @@ Decoder::Own Decoder::own(const Pass& pass, const Member& team) const {
     return {{m_.cache, blocks_of(pass, Share::of(attention_tasks, team.thread(), team.threads())), team.thread(), team.threads()},
             {attention, attention + kMaxAttentionRows * query_floats(), score_stride()},
             pass.pairs + static_cast<int64_t>(team.thread()) * pass.batch.tokens * kPanel,
-            pass.panels + team.thread() * panel_floats()};
+            pass.sums + static_cast<int64_t>(team.thread()) * pass.batch.tokens * kPanel};
 }
 
 // Cache blocks of all contexts that these attention tasks read.
@@ -200,7 +208,7 @@ std::vector<int32_t> Decoder::blocks_of(const Pass& pass, Share tasks) const {
 void Decoder::embed(const Pass& pass, int token) const {
     const int id = pass.batch.token_ids[token];
     float* to = pass.residual + static_cast<int64_t>(token) * pass.residual_stride;
-    packed_weights::unpack_row(to, m_.embedding.packed, m_.embedding.format, m_.hidden_size, id);
+    m_.embedding.expand_row(to, id);
 }
 
 void Decoder::normalize(const Pass& pass, const float* weight, const Linear& into, int token) const {
@@ -287,7 +295,7 @@ void Decoder::attend_task(const Pass& pass, const Layer& layer, int task, bool r
 }
 
 void Decoder::project(const Pass& pass, const Layer& layer, int panel, Own& own) const {
-    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, own.panel, own.prefetcher,
+    multiply_panel({layer.qkv, &layer.o}, pass.normed, pass.batch.tokens, panel, own.sums, own.prefetcher,
                    [&](int row, Floats low, Floats high) {
                        float* to = pass.qkv + static_cast<int64_t>(row) * pass.qkv_stride + panel * kPanel;
                        store(to, low);
@@ -296,24 +304,25 @@ void Decoder::project(const Pass& pass, const Layer& layer, int panel, Own& own)
 }
 
 void Decoder::add_product(const Pass& pass, const Product& product, const Activations& x, int panel, Own& own) const {
-    multiply_panel(product, x, pass.batch.tokens, panel, own.panel, own.prefetcher, [&](int row, Floats low, Floats high) {
+    multiply_panel(product, x, pass.batch.tokens, panel, own.sums, own.prefetcher, [&](int row, Floats low, Floats high) {
         float* to = pass.residual + static_cast<int64_t>(row) * pass.residual_stride + panel * kPanel;
         store(to, load(to) + low);
         store(to + kLanes, load(to + kLanes) + high);
     });
 }
 
-// A pair of panels produces 32 columns: one group of the next product's activations, quantized here if that product is.
+// A pair of panels produces 32 columns: one group of the next product's activations, rounded or quantized here if that product is.
 void Decoder::gate(const Pass& pass, const Layer& layer, int pair, Own& own) const {
-    const int tokens = pass.batch.tokens, first = pair * kPanel, stride = layer.down.digits > 0 ? kPanel : m_.intermediate_size;
+    const bool prepares = layer.down.prepares();
+    const int tokens = pass.batch.tokens, first = pair * kPanel, stride = prepares ? kPanel : m_.intermediate_size;
     const int columns = m_.intermediate_size - first < kPanel ? m_.intermediate_size - first : kPanel;
-    float* out = layer.down.digits > 0 ? own.pair : pass.gated.values + first;
+    float* out = prepares ? own.pair : pass.gated.values + first;
     for (int half = 0; half * kLanes < columns; ++half) {
         float* to = out + half * kLanes;
         const auto put = [=](int row, Floats gate, Floats up) {
             store_first(to + static_cast<int64_t>(row) * stride, silu(gate) * up, columns - half * kLanes);
         };
-        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.panel, own.prefetcher, put);
+        multiply_panel({layer.gate_up, &layer.down}, pass.normed, tokens, 2 * pair + half, own.sums, own.prefetcher, put);
     }
     for (int row = 0; row < tokens; ++row) pass.gated.prepare(layer.down, row, first, out + static_cast<int64_t>(row) * stride, columns);
 }
@@ -324,6 +333,8 @@ void Decoder::forward(const Batch& batch, float* hidden) {
     // Queries of one sequence in several tasks read each other's keys, so all keys must be stored before the first task.
     const bool rotate_first = static_cast<int>(pass.task_sequence.size()) > batch.sequences;
     Team::forward([&](Member& team) {
+        const DenormalsAreZero flush(m_.head.bfloat16);
+        const tiles::Release release_at_end;
         Own own = this->own(pass, team);
         team.run(batch.tokens, [&](int token) { embed(pass, token); });
         for (size_t index = 0; index < layers_.size(); ++index) {
@@ -339,7 +350,8 @@ void Decoder::forward(const Batch& batch, float* hidden) {
             if (!heads_are_groups()) team.run(batch.tokens, [&](int token) { pass.attended.prepare(layer.o, token); });
             team.run(layer.o.panels(), [&](int panel) { add_product(pass, {layer.o, &layer.gate_up}, pass.attended, panel, own); });
             team.run(batch.tokens, [&](int token) { normalize(pass, layer.post_attention_norm, layer.gate_up, token); });
-            own.prefetcher.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values);
+            own.prefetcher.read_cache(following == nullptr ? nullptr : following->keys, following == nullptr ? nullptr : following->values,
+                                      asks_of(layer, batch.tokens, team));
             team.run((layer.gate_up.panels() + 1) / 2, [&](int pair) { gate(pass, layer, pair, own); });
             team.run(layer.down.panels(), [&](int panel) {
                 add_product(pass, {layer.down, following == nullptr ? nullptr : &following->qkv}, pass.gated, panel, own);
@@ -354,17 +366,19 @@ void Decoder::forward(const Batch& batch, float* hidden) {
 
 void Decoder::logits(const float* hidden, int rows, float* out) {
     const Activations x = head_input_.of(rows, m_.hidden_size);
-    float* panels = panels_.of<float>(omp_get_max_threads() * panel_floats());
+    float* all_sums = sums_.of<float>(static_cast<int64_t>(omp_get_max_threads()) * rows * kPanel);
     Team::forward([&](Member& team) {
+        const DenormalsAreZero flush(m_.head.bfloat16);
+        const tiles::Release release_at_end;
         team.run(rows, [&](int row) {
             const int64_t from = static_cast<int64_t>(row) * m_.hidden_size;
             std::memcpy(x.values + from, hidden + from, sizeof(float) * m_.hidden_size);
             x.prepare(m_.head, row);
         });
         Prefetcher prefetcher(m_.cache, {}, team.thread(), team.threads());
-        float* room = panels + team.thread() * panel_floats();
+        float* sums = all_sums + static_cast<int64_t>(team.thread()) * rows * kPanel;
         team.run(m_.head.panels(), [&](int panel) {
-            multiply_panel({m_.head, nullptr}, x, rows, panel, room, prefetcher, [&](int row, Floats low, Floats high) {
+            multiply_panel({m_.head, nullptr}, x, rows, panel, sums, prefetcher, [&](int row, Floats low, Floats high) {
                 float* to = out + static_cast<int64_t>(row) * m_.vocab_size + panel * kPanel;
                 store_first(to, low, m_.vocab_size - panel * kPanel);
                 store_first(to + kLanes, high, m_.vocab_size - panel * kPanel - kLanes);

@@ -1,6 +1,9 @@
-// A linear layer of either precision, and the activations it takes.
+// A linear layer of any precision, and the activations it takes.
 #pragma once
 
+#include "decoder/bfloat16_tiles.h"
+#include "decoder/int8_tiles.h"
+#include "decoder/linear_bfloat16.h"
 #include "decoder/linear_float.h"
 #include "decoder/linear_int8.h"
 #include "team.h"
@@ -10,30 +13,74 @@ using packed_weights::kPanel;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
+// Panels of one format, up to the next section's. Mirrored by `SectionStruct` in structs.py.
+struct Section {
+    int32_t first;
+    Format format;
+    const uint8_t* packed;
+};
+constexpr int kSections = 3;
+
 // Mirrored by `LinearStruct` in structs.py.
 struct Linear {
     int32_t in, out;
-    int32_t digits;  // 8-bit digits of an activation: 0 for float32, 1 or 2 with weights packed as levels
-    Format format;
-    const uint8_t* packed;
-    const float* bias;  // [out] or null
+    int32_t digits;               // 8-bit digits of an activation: 0 for floats, 1 or 2 with weights packed as levels
+    int32_t count;                // of sections
+    Section sections[kSections];  // projections of one input may have different formats
+    const float* bias;            // [out] or null
+    int32_t bfloat16;             // activations are rounded to bfloat16, in which weights are packed
 
     int panels() const { return packed_weights::panels_of(out); }
-    int64_t panel_bytes() const { return packed_weights::panel_bytes(format, in); }
-    const uint8_t* panel(int index) const { return packed + index * panel_bytes(); }
-    // Number of prefetches during a product with a panel, packed or `expanded`.
-    int asks(bool expanded) const {
-        const int inputs = digits > 0 ? linear_int8::kGroup : linear_float::inputs_per_ask(expanded ? Format::float32 : format);
-        return packed_weights::groups_of(in) * (packed_weights::kGroup / inputs);
+    const Section& section(int panel) const {
+        int last = count - 1;
+        while (last > 0 && panel < sections[last].first) --last;
+        return sections[last];
     }
-    int max_tile() const { return digits > 0 ? linear_int8::max_tile(digits) : linear_float::kMaxTile; }
+    Format format(int panel) const { return section(panel).format; }
+    int64_t panel_bytes(int panel) const { return packed_weights::panel_bytes(format(panel), in); }
+    const uint8_t* panel(int index) const { return section(index).packed + (index - section(index).first) * panel_bytes(index); }
+    // True if products take activations that `prepare` has rounded or quantized.
+    bool prepares() const { return digits > 0 || bfloat16; }
+    // True if products need the sums of activations.
+    bool needs_sums() const {
+        bool centered = false;
+        for (int i = 0; i < count; ++i) centered |= packed_weights::center_of(sections[i].format) > 0;
+        return centered;
+    }
+    // Tiles then compute any number of rows: even one row's weights take longer to load.
+    bool in_bfloat16_tiles() const { return bfloat16 && tiles::available(); }
+    // Prefetches of later memory during a product with a panel: by the first pass over it none.
+    int asks(int rows, int panel) const {
+        if (takes_tiles(rows, panel)) return int8_tiles::Blocks{rows}.count() * packed_weights::groups_of(in);
+        if (takes_pieces(rows)) return linear_float::piece_asks(rows, in);
+        return (passes(rows) - 1) * packed_weights::groups_of(in) * asks_of_group();
+    }
+    bool takes_tiles(int rows, int panel) const { return int8_tiles::computes(format(panel), digits, rows); }
+    bool takes_pieces(int rows) const { return !prepares() && rows > max_tile(); }
+    // Passes over a panel by `multiply_tile`.
+    int passes(int rows) const { return (rows + max_tile() - 1) / max_tile(); }
+    int max_tile() const {
+        if (bfloat16) return in_bfloat16_tiles() ? bfloat16_tiles::kMaxTile : linear_bfloat16::kMaxTile;
+        return digits > 0 ? linear_int8::max_tile(digits) : linear_float::kMaxTile;
+    }
+    int asks_of_group() const {
+        if (bfloat16) return in_bfloat16_tiles() ? bfloat16_tiles::kAsks : linear_bfloat16::kAsks;
+        return 1;
+    }
+    // Row `index` as floats [in].
+    void expand_row(float* to, int index) const {
+        packed_weights::unpack_row(to, panel(index / kPanel), format(index / kPanel), in, index % kPanel);
+    }
 };
 
-// Rows of activations for a layer of either precision: `values` [rows][in] in float32, else quantized by `prepare`.
+// Rows of activations for a layer of any precision: `values` [rows][in] in float32, else rounded or quantized by `prepare`.
 struct Activations {
     float* values;
-    int8_t* q;
+    int8_t* q;  // with bfloat16: [rows][whole groups] of linear_bfloat16.h or bfloat16_tiles.h
     float *scale, *total;
+    int32_t* sums;
+
+    static constexpr int kBytesPerInput = sizeof(float);  // of `q`, at most
 
     const float* row(const Linear& layer, int index) const { return values + static_cast<int64_t>(index) * layer.in; }
 
@@ -41,13 +88,22 @@ struct Activations {
 
     // `n` columns alone, from `column` on, where a group begins; they end with a group or the row.
     void prepare(const Linear& layer, int row, int column, const float* columns, int n) const {
+        if (layer.in_bfloat16_tiles())
+            bfloat16_tiles::round_groups(columns, n, rounded<uint16_t>(layer, row) + column);
+        else if (layer.bfloat16)
+            linear_bfloat16::round_groups(columns, n, rounded<linear_bfloat16::Element>(layer, row) + column);
         if (layer.digits > 0) linear_int8::quantize_groups(columns, n, layer.digits, quantized(layer, row, column / linear_int8::kGroup));
+    }
+
+    template <class Element>
+    Element* rounded(const Linear& layer, int first) const {
+        return reinterpret_cast<Element*>(q) + static_cast<int64_t>(first) * packed_weights::groups_of(layer.in) * packed_weights::kGroup;
     }
 
     // From a group of row `first` on.
     linear_int8::Activations quantized(const Linear& layer, int first, int group = 0) const {
         const int64_t at = static_cast<int64_t>(first) * linear_int8::groups_of(layer.in) + group;
-        return {q + at * linear_int8::kGroup * layer.digits, scale + at, total + at};
+        return {q + at * linear_int8::kGroup * layer.digits, scale + at, total + at, layer.needs_sums() ? sums + 2 * at : nullptr};
     }
 };
 
@@ -60,7 +116,7 @@ struct PanelPrefetcher {
     }
 };
 
-// One panel of a layer, as it is packed or expanded to float32.
+// One panel of a layer.
 struct Panel {
     const Linear& layer;
     int index;
@@ -68,10 +124,34 @@ struct Panel {
     const uint8_t* packed;
 };
 
+// A panel's part of the bias, if the layer has one.
+class PanelBias {
+   public:
+    PanelBias(const Linear& layer, int index) : present_(layer.bias != nullptr) {
+        if (!present_) return;
+        const int column = index * kPanel;
+        for (int half = 0; half < 2; ++half)
+            values_[half] = load_first(layer.bias + column + half * kLanes, layer.out - column - half * kLanes);
+    }
+
+    Floats add(Floats sums, int half) const { return present_ ? sums + values_[half] : sums; }
+
+   private:
+    bool present_;
+    Floats values_[2] = {};
+};
+
 // Rows `first` … `first` + Rows - 1 times one panel.
 template <int Rows, Format format, class Prefetcher>
 void multiply_rows(const Panel& panel, const Activations& x, int first, Prefetcher& prefetcher, Floats (*sums)[2]) {
     const Linear& layer = panel.layer;
+    if (layer.bfloat16) {
+        if constexpr (format == Format::bfloat16 && Rows <= linear_bfloat16::kMaxTile) {
+            const auto* rows = x.rounded<linear_bfloat16::Element>(layer, first);
+            linear_bfloat16::multiply<Rows>(rows, packed_weights::groups_of(layer.in), panel.packed, prefetcher, sums);
+        }
+        return;
+    }
     if (layer.digits == 0)
         return linear_float::multiply<Rows, format>(x.row(layer, first), layer.in, panel.packed, layer.in, prefetcher, sums);
     if constexpr (packed_weights::is_levels(format)) {
@@ -89,7 +169,7 @@ void multiply_rows(const Panel& panel, const Activations& x, int first, Prefetch
     switch (panel.format) {
 #define FDLP_FORMAT(f) \
     case Format::f: return multiply_rows<Rows, Format::f>(panel, x, first, prefetcher, sums);
-        FDLP_FORMAT(float32) FDLP_FORMAT(float16) FDLP_FORMAT(bfloat16) FDLP_FORMAT(levels8) FDLP_FORMAT(levels4)
+        FDLP_FORMATS
 #undef FDLP_FORMAT
     }
 }
@@ -98,17 +178,24 @@ template <int Rows, class Prefetcher, class Store>
 void multiply_tile(const Panel& panel, const Activations& x, int first, Prefetcher& prefetcher, const Store& put) {
     Floats sums[Rows][2];
     multiply_rows<Rows>(panel, x, first, prefetcher, sums);
-    if (panel.layer.bias != nullptr) {
-        float bias[kPanel] = {};
-        const int column = panel.index * kPanel, left = panel.layer.out - column;
-        std::memcpy(bias, panel.layer.bias + column, sizeof(float) * (left < kPanel ? left : kPanel));
-        for (auto& row : sums) row[0] += load(bias), row[1] += load(bias + kLanes);
-    }
-    for (int r = 0; r < Rows; ++r) put(first + r, sums[r][0], sums[r][1]);
+    const PanelBias bias(panel.layer, panel.index);
+    for (int r = 0; r < Rows; ++r) put(first + r, bias.add(sums[r][0], 0), bias.add(sums[r][1], 1));
+}
+
+// The same with the same bits, the sums computed by tile instructions.
+template <class Prefetcher, class Store>
+void multiply_bfloat16_tiles(const Panel& panel, const Activations& x, int first, int rows, Prefetcher& prefetcher, const Store& put) {
+    const Linear& layer = panel.layer;
+    alignas(64) float sums[bfloat16_tiles::kMaxTile][kPanel];
+    const uint16_t* from = x.rounded<uint16_t>(layer, first);
+    bfloat16_tiles::multiply(from, packed_weights::groups_of(layer.in), rows, panel.packed, prefetcher, sums[0]);
+    const PanelBias bias(layer, panel.index);
+    for (int r = 0; r < rows; ++r) put(first + r, bias.add(load(sums[r]), 0), bias.add(load(sums[r] + kLanes), 1));
 }
 
 template <class Prefetcher, class Store>
 void multiply_tile(const Panel& panel, const Activations& x, int first, int rows, Prefetcher& prefetcher, const Store& put) {
+    if (panel.layer.in_bfloat16_tiles()) return multiply_bfloat16_tiles(panel, x, first, rows, prefetcher, put);
     switch (rows) {
 #define FDLP_TILE(n) \
     case n: multiply_tile<n>(panel, x, first, prefetcher, put); break;
@@ -123,27 +210,57 @@ struct Product {
     const Linear* after;
 };
 
-// Panel `index` of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results. `room` is for a panel as floats.
+// Panel `index` of a product in tiles, with the same bits; as `multiply_panel`.
 template <class Prefetcher, class Store>
-void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* room, Prefetcher& prefetcher,
+void multiply_panel_in_tiles(const Product& product, const Activations& x, int rows, int index, Prefetcher& prefetcher, const Store& put) {
+    const Linear& layer = product.layer;
+    const int groups = packed_weights::groups_of(layer.in);
+    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index));
+    const PanelPrefetcher loader{layer.panel(index) + layer.panel_bytes(index), next};
+    const PanelBias bias(layer, index);
+    const int8_tiles::Task task{x.quantized(layer, 0), groups, rows, layer.digits, layer.panel(index)};
+    const auto add_bias = [&](int row, Floats low, Floats high) { put(row, bias.add(low, 0), bias.add(high, 1)); };
+    switch (layer.format(index)) {
+#define FDLP_FORMAT(f)                                                                                                   \
+    case Format::f:                                                                                                      \
+        if constexpr (int8_tiles::takes(Format::f)) int8_tiles::multiply<Format::f>(task, loader, prefetcher, add_bias); \
+        break;
+        FDLP_FORMATS
+#undef FDLP_FORMAT
+    }
+}
+
+// The same for float32, in pieces; `sums` has room for [rows][32].
+template <class Prefetcher, class Store>
+void multiply_panel_in_pieces(const Product& product, const Activations& x, int rows, int index, float* sums, Prefetcher& prefetcher,
+                              const Store& put) {
+    const Linear& layer = product.layer;
+    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index));
+    const Panel panel{layer, index, layer.format(index), layer.panel(index)};
+    const PanelPrefetcher loader{panel.packed + layer.panel_bytes(index), next};
+    linear_float::multiply_in_pieces(x.row(layer, 0), rows, layer.in, panel.format, panel.packed, loader, prefetcher, sums);
+    const PanelBias bias(layer, index);
+    for (int row = 0; row < rows; ++row) {
+        const float* of_row = sums + static_cast<int64_t>(row) * kPanel;
+        put(row, bias.add(load(of_row), 0), bias.add(load(of_row + kLanes), 1));
+    }
+}
+
+// Panel `index` of a product for all rows; put(row, columns 0-15, columns 16-31) takes the results. `sums` is room for [rows][32].
+template <class Prefetcher, class Store>
+void multiply_panel(const Product& product, const Activations& x, int rows, int index, float* sums, Prefetcher& prefetcher,
                     const Store& put) {
     const Linear& layer = product.layer;
-    const int most = layer.max_tile(), tiles = (rows + most - 1) / most;
-    // If several tiles need the panel as floats, it is expanded once.
-    const bool expands = tiles > 1 && layer.digits == 0 && layer.format != Format::float32;
+    if (layer.takes_tiles(rows, index)) return multiply_panel_in_tiles(product, x, rows, index, prefetcher, put);
+    if (layer.takes_pieces(rows)) return multiply_panel_in_pieces(product, x, rows, index, sums, prefetcher, put);
     // The first pass prefetches the panel's own bytes.
-    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, (tiles + expands - 1) * layer.asks(expands));
-    const PanelPrefetcher panel_prefetcher{layer.panel(index) + layer.panel_bytes(), next};
-    Panel panel{layer, index, layer.format, layer.panel(index)};
-    if (expands) {
-        linear_float::expand(room, layer.format, panel.packed, layer.in, panel_prefetcher);
-        panel.format = Format::float32, panel.packed = reinterpret_cast<const uint8_t*>(room);
-    }
-    for (int row = 0, height; row < rows; row += height) {
+    const uint8_t* next = prefetcher.begin_panel(layer, product.after, index, layer.asks(rows, index));
+    const Panel panel{layer, index, layer.format(index), layer.panel(index)};
+    const PanelPrefetcher panel_prefetcher{panel.packed + layer.panel_bytes(index), next};
+    for (int row = 0, height, left = layer.passes(rows); row < rows; row += height, --left) {
         // Tiles of equal height: a last tile of one row would read the panel for little.
-        const int left = (rows - row + most - 1) / most;
         height = (rows - row + left - 1) / left;
-        if (row == 0 && !expands)
+        if (row == 0)
             multiply_tile(panel, x, row, height, panel_prefetcher, put);
         else
             multiply_tile(panel, x, row, height, prefetcher, put);

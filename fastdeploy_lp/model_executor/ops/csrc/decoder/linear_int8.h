@@ -24,36 +24,40 @@ constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
 // A group with no larger activation counts as zero: the inverse of its step would overflow float32.
 constexpr float kNothing = 1e-30f;
 
-// A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; and scale * Σ a.
+// A row of activations: for each group 32 high digits and, if there are two, 32 low ones; its scale; scale * Σ a; and, unless null, Σ a of
+// its first and of its last 16, for weights with steps below zero (packed_weights::center_of).
 struct Activations {
     int8_t* q;
     float* scale;
     float* total;
+    int32_t* sums;
 };
 
 // Quantizes a group [32]; a NaN or an infinity makes the scale NaN, so that the row's result is NaN.
 template <int Digits>
-inline void quantize_group(const float* x, int8_t* q, float* scale, float* total) {
+inline void quantize_group(const float* x, int8_t* q, float* scale, float* total, int32_t* sums) {
     constexpr float kLevels = Digits == 1 ? 127.0f : 127.0f * 256.0f;
     const Floats values[2] = {load(x), load(x + kLanes)};
     const float most = largest_magnitude(values[0], values[1]);
     if (!(most <= std::numeric_limits<float>::max())) {
         std::memset(q, 0, Digits * kGroup);
         *scale = *total = std::numeric_limits<float>::quiet_NaN();
+        if (sums != nullptr) sums[0] = sums[1] = 0;
         return;
     }
     const Floats inverse = splat(most > kNothing ? kLevels / most : 0.0f);
-    Ints sums = {};
+    Ints levels = {};
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
         const Ints level = round_to_ints(values[half] * inverse);
         const Ints high = Digits == 1 ? level : (level + 128) >> 8;
         store_bytes(q + half * kLanes, high);
         if (Digits == 2) store_bytes(q + kGroup + half * kLanes, level - high * 256);
-        sums += level;
+        levels += level;
+        if (sums != nullptr) sums[half] = sum(level);
     }
     *scale = most / kLevels;
-    *total = *scale * static_cast<float>(sum(sums));
+    *total = *scale * static_cast<float>(sum(levels));
 }
 
 // Quantizes `n` activations from the start of a group; `row` is the destination of that group.
@@ -63,12 +67,21 @@ inline void quantize_groups(const float* x, int n, int digits, Activations row) 
         const float* group = x + g * kGroup;
         float filled[kGroup] = {};
         if (left < kGroup) group = static_cast<const float*>(std::memcpy(filled, group, sizeof(float) * left));
+        int32_t* sums = row.sums == nullptr ? nullptr : row.sums + 2 * g;
         if (digits == 1)
-            quantize_group<1>(group, row.q + g * kGroup, row.scale + g, row.total + g);
+            quantize_group<1>(group, row.q + g * kGroup, row.scale + g, row.total + g, sums);
         else
-            quantize_group<2>(group, row.q + 2 * g * kGroup, row.scale + g, row.total + g);
+            quantize_group<2>(group, row.q + 2 * g * kGroup, row.scale + g, row.total + g, sums);
     }
 }
+
+#if defined(__AVX512VNNI__)
+constexpr const char* kInstructions = "AVX-512 VNNI";
+#elif defined(__AVX2__)
+constexpr const char* kInstructions = "AVX2";
+#else
+constexpr const char* kInstructions = "no special instructions";
+#endif
 
 // acc + Σ over 4 consecutive k of q [16][4] * a [4].
 static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
@@ -102,42 +115,57 @@ static inline Ints combine(const Ints* acc) {
     return Digits == 1 ? acc[0] : acc[0] * 256 + acc[1];
 }
 
+// Adds a group to the sums of one row and half panel; every product of a group is added by this code, so that results have the same bits.
+template <int Digits, bool has_minima = true>
+static inline void add_group(Floats* out, const Ints* acc, Floats scales, Floats minima, float scale, float total) {
+    *out += to_floats(combine<Digits>(acc)) * scales * splat(scale);
+    if (has_minima) *out += minima * splat(total);
+}
+
 // One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `prefetcher` prefetches memory
 // that is needed later, a little with each group.
 template <int Rows, int Digits, packed_weights::Format format, class Prefetcher>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Prefetcher& prefetcher, Floats (*sums)[2]) {
-    constexpr int kStep = Digits * kGroup, kGroupBytes = packed_weights::group_bytes(format);
-    constexpr int kPairs = packed_weights::kLines / 2;
+    constexpr int kStep = Digits * kGroup, kShare = packed_weights::group_share(format);
+    constexpr int kPairs = packed_weights::kLines / 2, kParts = packed_weights::parts_of(format),
+                  kCenter = packed_weights::center_of(format);
     Floats out[Rows][2];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) out[r][0] = out[r][1] = Floats{};
-    for (int g = 0; g < groups; ++g, panel += kGroupBytes) {
-        prefetcher.ask(panel + kGroupsAhead * kGroupBytes, kGroupBytes);
-        const packed_weights::HalfGroup<format> halves[2] = {{panel}, {panel + kGroupBytes / 2}};
-        Ints acc[Rows][2][Digits] = {};
+    for (int g = 0; g < groups; ++g) {
+        prefetcher.ask(panel + static_cast<int64_t>(g + kGroupsAhead) * kShare, kShare);
+        const auto group = packed_weights::PanelGroup<format>::of(panel, g);
+        const packed_weights::HalfGroup<format> halves[2] = {group.half(0), group.half(1)};
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+            Ints acc[Rows][2][Digits] = {};
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows && kCenter > 0; ++r)
+                acc[r][0][Digits - 1] = acc[r][1][Digits - 1] = Ints{} - kCenter * x.sums[(r * groups + g) * 2 + part];
 #pragma GCC unroll 4
-        for (int pair = 0; pair < kPairs; ++pair) {
-            Bytes lines[2][2];
+            for (int pair = 0; pair < kPairs; ++pair) {
+                Bytes lines[2][2];
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) halves[half].lines(pair, &lines[0][half], &lines[1][half]);
+                for (int half = 0; half < 2; ++half) halves[half].lines(pair, &lines[0][half], &lines[1][half]);
+                // Of two parts, the first one has the first lines.
 #pragma GCC unroll 2
-            for (int part = 0; part < 2; ++part)
+                for (int of = kParts == 1 ? 0 : part; of < (kParts == 1 ? 2 : part + 1); ++of)
+#pragma GCC unroll 8
+                    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+                        for (int d = 0; d < Digits; ++d) {
+                            const int8_t* a = x.q + (static_cast<int64_t>(r) * groups + g) * kStep + d * kGroup + (pair + of * kPairs) * 4;
+                            acc[r][0][d] = dot4(acc[r][0][d], lines[of][0], a);
+                            acc[r][1][d] = dot4(acc[r][1][d], lines[of][1], a);
+                        }
+            }
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const Floats scales = halves[half].scales(part), minima = halves[half].minima(part);
 #pragma GCC unroll 8
                 for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 2
-                    for (int d = 0; d < Digits; ++d) {
-                        const int8_t* a = x.q + (static_cast<int64_t>(r) * groups + g) * kStep + d * kGroup + (pair + part * kPairs) * 4;
-                        acc[r][0][d] = dot4(acc[r][0][d], lines[part][0], a);
-                        acc[r][1][d] = dot4(acc[r][1][d], lines[part][1], a);
-                    }
-        }
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            const Floats scales = halves[half].scales(), minima = halves[half].minima();
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                out[r][half] += to_floats(combine<Digits>(acc[r][half])) * scales * splat(x.scale[r * groups + g]);
-                out[r][half] += minima * splat(x.total[r * groups + g]);
+                    add_group<Digits, kCenter == 0>(&out[r][half], acc[r][half], scales, minima, x.scale[r * groups + g],
+                                                    x.total[r * groups + g]);
             }
         }
     }

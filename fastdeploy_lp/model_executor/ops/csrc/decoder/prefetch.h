@@ -2,6 +2,7 @@
 // meanwhile the thread prefetches the next panel and the next layer's keys and values, which are scattered.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -25,11 +26,17 @@ class Prefetcher {
         : blocks_(std::move(blocks)), thread_(thread), threads_(threads), key_bytes_(cache.key_at(1, 0) * cache.element_bytes()),
           value_bytes_(cache.value_at(1, 0) * cache.element_bytes()) {}
 
-    // Switches the prefetch to this layer's keys and values; null for none.
-    void read_cache(const void* keys, const void* values) {
+    // Spreads the prefetch of a layer's keys and values over the next `asks` calls of `ask`: requested at once, they would take the line
+    // buffers from the products' own loads. What caches or calls are too few for is read last. Null for none.
+    void read_cache(const void* keys, const void* values, int64_t asks) {
         keys_ = static_cast<const uint8_t*>(keys), values_ = static_cast<const uint8_t*>(values);
         of_cache_ = {};
-        next_ = keys == nullptr ? static_cast<int64_t>(2 * blocks_.size()) : 0;
+        rate_ = owed_ = left_ = 0;
+        if (keys == nullptr || asks <= 0) return;
+        const int64_t of_block = key_bytes_ + value_bytes_, most = std::min(kMostCacheBytes, asks * kMostLines * 64);
+        const int64_t blocks = std::min(static_cast<int64_t>(blocks_.size()), most / of_block);
+        left_ = 2 * blocks;
+        rate_ = (blocks * of_block / 64 * kParts + asks - 1) / asks;
     }
 
     // Called when this thread begins a panel, during which it will call `ask` `asks` times. The next panel to prefetch is the following one
@@ -44,34 +51,45 @@ class Prefetcher {
         }
         const uint8_t* begin = from->panel(next);
         if (asks > 0) {
-            of_panel_ = {begin, begin + from->panel_bytes()};
-            per_ask_ = (from->panel_bytes() / 64 + asks - 1) / asks * 64;
+            of_panel_ = {begin, begin + from->panel_bytes(next)};
+            per_ask_ = (from->panel_bytes(next) / 64 + asks - 1) / asks * 64;
         }
         return begin;
     }
 
     void ask(const uint8_t*, int64_t) {
         if (of_panel_.left()) of_panel_.ask(per_ask_);
-        if (of_cache_.left() || next_range()) of_cache_.ask(kCacheBytes);
+        owed_ += rate_;
+        if (owed_ >= kParts) ask_cache();
     }
 
    private:
-    static constexpr int64_t kCacheBytes = 4 * 64;
+    // Of keys and values a layer, and lines a call; the rate is in parts of a line.
+    static constexpr int64_t kMostCacheBytes = 8 << 20, kMostLines = 4, kParts = 256;
+
+    void ask_cache() {
+        const int64_t lines = owed_ / kParts;
+        owed_ %= kParts;
+        if (of_cache_.left() || next_range())
+            of_cache_.ask(64 * lines);
+        else
+            rate_ = 0;
+    }
 
     bool next_range() {
-        if (next_ >= static_cast<int64_t>(2 * blocks_.size())) return false;
+        if (left_ == 0) return false;
+        --left_;
         // Prefetch in reverse read order: a cache too small for all of it evicts the earliest prefetched lines.
-        const int64_t block = blocks_[blocks_.size() - 1 - next_ / 2];
-        const bool key = next_ % 2 == 0;
+        const int64_t block = blocks_[left_ / 2];
+        const bool key = left_ % 2 == 0;
         const uint8_t* from = key ? keys_ + block * key_bytes_ : values_ + block * value_bytes_;
         of_cache_ = {from, from + (key ? key_bytes_ : value_bytes_)};
-        ++next_;
         return true;
     }
 
     std::vector<int32_t> blocks_;
     int thread_, threads_;
-    int64_t key_bytes_, value_bytes_, next_ = 0, per_ask_ = 0;
+    int64_t key_bytes_, value_bytes_, left_ = 0, rate_ = 0, owed_ = 0, per_ask_ = 0;
     const uint8_t *keys_ = nullptr, *values_ = nullptr;
     Stretch of_panel_, of_cache_;
 };

@@ -7,12 +7,23 @@
 #include <cstring>
 #include <vector>
 
-#include "decoder/packed_weights.h"
+#include "decoder/gguf_blocks.h"
 
 namespace stored_rows {
 
 // Mirrored by `ELEMENT_TYPES` in packed_weight.py.
-enum class Element : int32_t { float32, float16, bfloat16 };
+enum class Element : int32_t { float32, float16, bfloat16, q4_k, q5_k, q6_k };
+
+// The block of a type of blocks: calls use(block), or other() for a type of numbers.
+template <class Use, class Other>
+inline auto with_block(Element element, const Use& use, const Other& other) {
+    switch (element) {
+        case Element::q4_k: return use(gguf_blocks::Q4K{});
+        case Element::q5_k: return use(gguf_blocks::Q5K{});
+        case Element::q6_k: return use(gguf_blocks::Q6K{});
+        default: return other();
+    }
+}
 
 // One row of a matrix. file: a descriptor, `at` is the row's first byte; kMemory: `at` is an address; kZeros: the row is zero.
 // Mirrored by `ROW` in packed_weight.py.
@@ -29,7 +40,22 @@ struct Fault {
     int32_t reason, row;
 };
 
-inline int64_t row_bytes(const Row& row, int in) { return static_cast<int64_t>(in) * (row.element == Element::float32 ? 4 : 2); }
+inline int64_t row_bytes(const Row& row, int in) {
+    return with_block(
+        row.element, [=](auto block) { return static_cast<int64_t>(in) / gguf_blocks::kBlock * static_cast<int64_t>(sizeof block); },
+        [&] { return static_cast<int64_t>(in) * (row.element == Element::float32 ? 4 : 2); });
+}
+
+// The element type of all rows but those of zeros, if there is one; else float32, which all of them are read as.
+inline Element common_element(const Row* rows, int count) {
+    const Row* first = nullptr;
+    for (const Row* row = rows; row < rows + count; ++row) {
+        if (row->file == kZeros) continue;
+        if (first != nullptr && first->element != row->element) return Element::float32;
+        first = row;
+    }
+    return first == nullptr ? Element::float32 : first->element;
+}
 
 inline bool read_all(int file, void* to, int64_t size, int64_t at) {
     for (char* next = static_cast<char*>(to); size > 0;) {
@@ -56,12 +82,11 @@ inline bool all_finite(const float* values, int n) {
 class PanelReader {
    public:
     PanelReader(const Row* rows, int in, int out)
-        : rows_(rows), in_(in), out_(out), floats_(static_cast<size_t>(packed_weights::kPanel) * in), bytes_(2 * floats_.size()) {}
+        : rows_(rows), in_(in), out_(out), floats_(static_cast<size_t>(packed_weights::kPanel) * in), bytes_(4 * floats_.size()) {}
 
     // The panel as a separate matrix, valid until the next call. Rows of memory are taken to be finite.
     packed_weights::Matrix read(int panel, Fault* fault) {
-        const int first = panel * packed_weights::kPanel;
-        const int count = out_ - first < packed_weights::kPanel ? out_ - first : packed_weights::kPanel;
+        const int first = panel * packed_weights::kPanel, count = rows_of(panel);
         for (int i = 0; i < count && fault->reason == Fault::none;) {
             const int run = consecutive(rows_ + first + i, count - i);
             read_run(floats_.data() + static_cast<int64_t>(i) * in_, first + i, run, fault);
@@ -70,7 +95,43 @@ class PanelReader {
         return {floats_.data(), in_, count};
     }
 
+    // Calls use(block, row's bytes, column in the panel) for the panel's rows, all of blocks or of zeros.
+    template <class Use>
+    void read_blocks(int panel, Fault* fault, const Use& use) {
+        const int first = panel * packed_weights::kPanel, count = rows_of(panel);
+        for (int i = 0; i < count && fault->reason == Fault::none;) {
+            const int run = consecutive(rows_ + first + i, count - i);
+            const Row& row = rows_[first + i];
+            const uint8_t* stored = row.file == kZeros ? nullptr : read_stored(first + i, run, fault);
+            for (int next = i; next < i + run && stored != nullptr && fault->reason == Fault::none; ++next, stored += row_bytes(row, in_))
+                with_block(
+                    row.element,
+                    [&](auto block) {
+                        if (gguf_blocks::all_finite<decltype(block)>(stored, in_))
+                            use(block, stored, next);
+                        else
+                            *fault = {Fault::not_finite, first + next};
+                    },
+                    [] {});
+            i += run;
+        }
+    }
+
    private:
+    int rows_of(int panel) const {
+        const int left = out_ - panel * packed_weights::kPanel;
+        return left < packed_weights::kPanel ? left : packed_weights::kPanel;
+    }
+
+    // The bytes of rows that are contiguous in a file or in memory, valid until the next call.
+    const uint8_t* read_stored(int first, int count, Fault* fault) {
+        const Row& row = rows_[first];
+        const int64_t size = count * row_bytes(row, in_);
+        if (row.file == kMemory) return reinterpret_cast<const uint8_t*>(row.at);
+        if (!read_all(row.file, bytes_.data(), size, row.at)) *fault = {Fault::unreadable, first};
+        return bytes_.data();
+    }
+
     // Number of the next rows that are contiguous in one file or in memory.
     int consecutive(const Row* row, int count) const {
         int run = 1;
@@ -82,24 +143,28 @@ class PanelReader {
 
     void read_run(float* to, int first, int count, Fault* fault) {
         const Row& row = rows_[first];
-        const int64_t size = count * row_bytes(row, in_);
-        const bool wide = row.element == Element::float32;
+        const int64_t numbers = static_cast<int64_t>(count) * in_;
         if (row.file == kZeros) {
-            std::memset(to, 0, static_cast<size_t>(count) * in_ * sizeof(float));
+            std::memset(to, 0, numbers * sizeof(float));
             return;
         }
-        void* stored = wide ? static_cast<void*>(to) : bytes_.data();
-        if (row.file == kMemory)
-            std::memcpy(stored, reinterpret_cast<const void*>(row.at), size);
-        else if (!read_all(row.file, stored, size, row.at))
-            *fault = {Fault::unreadable, first};
-        if (!wide) widen(to, static_cast<const uint16_t*>(stored), static_cast<int64_t>(count) * in_, row.element);
+        const uint8_t* stored = read_stored(first, count, fault);
+        with_block(
+            row.element,
+            // Rows are whole blocks, so that several of them are like a long one.
+            [&](auto block) { gguf_blocks::expand<decltype(block)>(to, stored, static_cast<int>(numbers)); },
+            [&] { widen(to, stored, numbers, row.element); });
         if (row.file == kMemory) return;
         for (int i = 0; i < count && fault->reason == Fault::none; ++i)
             if (!all_finite(to + static_cast<int64_t>(i) * in_, in_)) *fault = {Fault::not_finite, first + i};
     }
 
-    static void widen(float* to, const uint16_t* from, int64_t n, Element element) {
+    static void widen(float* to, const uint8_t* stored, int64_t n, Element element) {
+        if (element == Element::float32) {
+            std::memcpy(to, stored, n * sizeof(float));
+            return;
+        }
+        const uint16_t* from = reinterpret_cast<const uint16_t*>(stored);
         int64_t i = 0;
         for (; i + kLanes <= n; i += kLanes) store(to + i, element == Element::bfloat16 ? load_bfloat16(from + i) : load(from + i));
         for (; i < n; ++i) to[i] = element == Element::bfloat16 ? bfloat16_to_float(from[i]) : half_to_float(from[i]);
@@ -111,7 +176,7 @@ class PanelReader {
     std::vector<uint8_t> bytes_;
 };
 
-// Calls use(panel, its matrix) for all panels on all threads, unless skip(panel); returns a fault if there is one.
+// Calls use(panel, reader, fault) for all panels on all threads, unless skip(panel); returns a fault if there is one.
 template <class Skip, class Use>
 inline Fault each_panel(const Row* rows, int in, int out, const Skip& skip, const Use& use) {
     Fault found{Fault::none, 0};
@@ -123,8 +188,7 @@ inline Fault each_panel(const Row* rows, int in, int out, const Skip& skip, cons
 #pragma omp for
         for (int panel = 0; panel < panels; ++panel) {
             if (fault.reason != Fault::none || skip(panel)) continue;
-            const packed_weights::Matrix matrix = reader.read(panel, &fault);
-            if (fault.reason == Fault::none) use(panel, matrix);
+            use(panel, reader, &fault);
         }
 #pragma omp critical
         if (fault.reason != Fault::none && (found.reason == Fault::none || fault.row < found.row)) found = fault;

@@ -8,7 +8,7 @@
 namespace weight_levels {
 
 constexpr int kGroup = 32;
-constexpr int kMost = 255, kMostOf4Bits = 15;
+constexpr int kMost = 255;
 
 inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 
@@ -17,10 +17,10 @@ struct Group {
     uint8_t q[kGroup];
     bool exact;  // no weight was rounded
 
-    bool fits_4_bits() const {
+    int largest_level() const {
         uint8_t most = 0;
         for (const uint8_t level : q) most = level > most ? level : most;
-        return most <= kMostOf4Bits;
+        return most;
     }
 };
 

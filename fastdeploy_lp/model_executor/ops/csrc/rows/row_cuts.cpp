@@ -220,18 +220,3 @@ FDLP_EXPORT void fdlp_cut_rows(float* logits, int64_t size, int cut, int64_t cou
         fdlp::cut_row(static_cast<fdlp::Cut>(cut), logits + rows[i] * size, size, static_cast<double>(values[i]));
     }
 }
-
-// Adds values[at] to tokens[at] of row rows[at], one after the other.
-FDLP_EXPORT void fdlp_add(float* logits, int64_t size, int64_t count, const int64_t* rows, const int64_t* tokens, const float* values) {
-    for (int64_t at = 0; at < count; ++at) logits[rows[at] * size + tokens[at]] += values[at];
-}
-
-// Adds values[at] times its own magnitude to tokens[at] of row rows[at].
-FDLP_EXPORT void fdlp_add_scaled(float* logits, int64_t size, int64_t count, const int64_t* rows, const int64_t* tokens,
-                                 const float* values) {
-    for (int64_t at = 0; at < count; ++at) {
-        float& logit = logits[rows[at] * size + tokens[at]];
-        if (logit == fdlp::kMinusInfinity) continue;
-        logit = static_cast<float>(logit + std::fabs(static_cast<double>(logit)) * values[at]);
-    }
-}

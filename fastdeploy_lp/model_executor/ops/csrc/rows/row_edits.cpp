@@ -1,10 +1,18 @@
 // Changes of single logits, in place. Lists of several rows are concatenated: the list of row rows[i] is entries
 // offsets[i] to offsets[i + 1].
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "exports.h"
 #include "rows/row_scan.h"
+
+// values[i] is for the logit at places[i], its row * size + its token.
+struct Additions {
+    int64_t count;
+    const int64_t* places;
+    const float* values;
+};
 
 // Repetition penalty on every listed token, then frequency penalty by the times a token was generated, and presence
 // penalty where it was at all.
@@ -23,6 +31,36 @@ FDLP_EXPORT void fdlp_penalize(float* logits, int64_t size, int64_t lists, const
             if (counts[at] > 0) logit -= present;
             row[tokens[at]] = static_cast<float>(logit);
         }
+    }
+}
+
+// Adds one value after the other, so that the sum at a repeated place has one order.
+FDLP_EXPORT void fdlp_add(float* logits, const Additions* additions) {
+    const int64_t count = additions->count, *places = additions->places;
+    const float* values = additions->values;
+    // A store may alias a later entry's place or value: reading those of a group before its stores lets the processor
+    // request the group's cache lines together.
+    constexpr int64_t kGroup = 8;
+    int64_t at = 0;
+    for (; at + kGroup <= count; at += kGroup) {
+        float* cells[kGroup];
+        float added[kGroup];
+        for (int64_t i = 0; i < kGroup; ++i) {
+            cells[i] = logits + places[at + i];
+            added[i] = values[at + i];
+        }
+        for (int64_t i = 0; i < kGroup; ++i) *cells[i] += added[i];
+    }
+    for (; at < count; ++at) logits[places[at]] += values[at];
+}
+
+// Adds values[at] times its own magnitude to tokens[at] of row rows[at].
+FDLP_EXPORT void fdlp_add_scaled(float* logits, int64_t size, int64_t count, const int64_t* rows, const int64_t* tokens,
+                                 const float* values) {
+    for (int64_t at = 0; at < count; ++at) {
+        float& logit = logits[rows[at] * size + tokens[at]];
+        if (logit == fdlp::kMinusInfinity) continue;
+        logit = static_cast<float>(logit + std::fabs(static_cast<double>(logit)) * values[at]);
     }
 }
 

@@ -1,4 +1,4 @@
-"""A conversation of items as a chat, which the rest of the server knows."""
+"""A conversation of items as a chat."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.entrypoints.openai.errors import foremost, json_path
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import (
@@ -28,6 +25,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.responses import (
     ResponsesRequest,
     TextFormat,
 )
+from fastdeploy_lp.entrypoints.openai.translation.chat_body import chat_with
 
 # Fields of a chat that a response has under the same name, with the same meaning.
 SHARED = (GuidedRequest.model_fields.keys() - ResponsesRequest.unsupported.keys() - {"stream_options"}) | {
@@ -91,14 +89,9 @@ def items_of(given: str | list[InputItem]) -> list[InputItem]:
 
 def _chat(fields: dict[str, Any]) -> ChatCompletionRequest:
     try:
-        return ChatCompletionRequest.model_validate(fields)
-    except ValidationError as error:
-        first = foremost(error.errors(), fields)
-        path, reason = json_path(first["loc"], fields), first["msg"].removeprefix("Value error, ")
-        if first["type"] == "value_error" and ": " in reason:
-            name, reason = reason.split(": ", 1)
-            path = f"{path}.{name}" if path else name
-        raise as_sent(InvalidRequestError(path or None, reason)) from None
+        return chat_with(fields)
+    except InvalidRequestError as error:
+        raise as_sent(error) from None
 
 
 def _conversation(request: Conversation, before: Sequence[InputItem]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import ITEMS, InputItemList, as_stored
 from fastdeploy_lp.entrypoints.openai.protocol.responses import ResponsesRequest
-from fastdeploy_lp.entrypoints.openai.responses.conversation import NAMES, SHARED, as_sent, chat_of
+from fastdeploy_lp.entrypoints.openai.translation.responses import NAMES, SHARED, as_sent, chat_of
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 SECOND = {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"}
@@ -176,3 +176,12 @@ def test_what_can_be_included_is_a_closed_list() -> None:
     assert "message.output_text.logprobs" in kinds
     with pytest.raises(ValueError, match=r"include\.0"):
         ResponsesRequest.model_validate({"input": "Go", "include": ["everything"]})
+
+
+def test_json_of_a_text_format_may_have_its_own_whitespace() -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    chat = chat_of(
+        ResponsesRequest.model_validate({"input": "Go", "text": {"format": form}, "guided_whitespace": "none"})
+    )
+    assert chat.guided_decoding is not None
+    assert chat.guided_decoding.whitespace == "none"

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.conversation import (
     ConversationMessage,
@@ -19,15 +17,16 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.conversation import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import (
-    OF_GENERATION,
-    OF_PROMPTS,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTokensRequest, MessagesRequest
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.tool import CustomTool, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
+from fastdeploy_lp.entrypoints.openai.protocol.guided import GuidedRequest
+from fastdeploy_lp.entrypoints.openai.translation.chat_body import chat_with
 
+# Fields of a chat that a body of the Messages API has under the same name, with the same meaning.
+SHARED = (
+    GuidedRequest.model_fields.keys() - MessagesRequest.unsupported.keys() - {"model", "metadata", "service_tier"}
+) | {"chat_template", "chat_template_kwargs"}
 SYSTEM = "system"
 # Shown to the model before the result of a call that failed; chat templates have no other place for that.
 FAILED = "Error: "
@@ -75,19 +74,18 @@ def translated(body: CountTokensRequest) -> TranslatedBody:
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": [each.message for each in messages],
-        **{name: getattr(body, name) for name in OF_PROMPTS},
+        **{name: getattr(body, name) for name in SHARED & body.model_fields_set},
         **_tools(body),
         **_options(body),
     }
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesRequest):
-        fields |= {name: getattr(body, name) for name in OF_GENERATION}
-        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
+        fields["stop"] = body.stop_sequences
     try:
-        return TranslatedBody(ChatCompletionRequest.model_validate(fields), paths)
-    except ValidationError as error:
-        raise _as_sent(_invalid(error), paths) from None
+        return TranslatedBody(chat_with(fields), paths)
+    except InvalidRequestError as error:
+        raise _as_sent(error, paths) from None
 
 
 def _options(body: CountTokensRequest) -> dict[str, Any]:
@@ -172,15 +170,6 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 def _joined(texts: Texts) -> str:
     return texts if isinstance(texts, str) else "".join(block.text for block in texts)
-
-
-def _invalid(error: ValidationError) -> InvalidRequestError:
-    """Converts the first error; a whole body's validator names its field in the message."""
-    first = error.errors(include_url=False)[0]
-    path, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    if not path:
-        path, _, reason = reason.partition(": ")
-    return InvalidRequestError(path, reason)
 
 
 def _as_sent(error: InvalidRequestError, paths: Sequence[str]) -> InvalidRequestError:

@@ -8,10 +8,11 @@ import pytest
 
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTokensRequest, MessagesRequest
-from fastdeploy_lp.entrypoints.openai.protocol.anthropic.translation import TranslatedBody, translated
+from fastdeploy_lp.entrypoints.openai.translation.messages import TranslatedBody, translated
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "Hello!"}]
 TOOL = {"name": "f", "description": "F", "input_schema": {"type": "object"}, "strict": True}
+OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
@@ -176,9 +177,8 @@ def test_errors_name_the_fields_that_were_sent(sent: str, named: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
         ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex"),
-        ({"guided_whitespace": "any"}, "guided_whitespace"),
+        ({"guided_regex": "a", "output_config": {"format": OBJECT}}, "guided_regex"),
         ({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}, "thinking.type"),
     ],
 )
@@ -187,3 +187,9 @@ def test_fields_that_exclude_each_other_are_named(fields: dict[str, Any], param:
         read(**fields)
     assert caught.value.param == param
     assert "response_format" not in str(caught.value)
+
+
+def test_json_of_an_output_format_may_have_its_own_whitespace() -> None:
+    guided = read(output_config={"format": OBJECT}, guided_whitespace="none").chat.guided_decoding
+    assert guided is not None
+    assert guided.whitespace == "none"

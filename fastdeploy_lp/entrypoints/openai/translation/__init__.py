@@ -1,0 +1,1 @@
+"""Bodies of the Responses and Messages APIs as chat completions, which the rest of the server knows."""

@@ -1,0 +1,1 @@
+"""Draft tokens: one file per source, and the choice of what a step verifies."""

@@ -1,0 +1,94 @@
+"""The machine code of products in AMX's tiles, run on processors without them: each tile instruction is interpreted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.compilers import installed_compiler
+from support.server import REPOSITORY, TESTS
+from support.tiles import machine_unit
+
+from fastdeploy_lp.model_executor.ops.build import FLAGS, SOURCE_DIRECTORY
+from fastdeploy_lp.model_executor.ops.tiles import TileUnit
+
+pytestmark = pytest.mark.usefixtures("ops")
+
+AMX_FLAGS = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
+HARNESS = (REPOSITORY / "benchmarks" / "native" / "products.cpp", TESTS / "support" / "tile_traps.cpp")
+INSTRUCTIONS = ("ldtilecfg", "tilezero", "tileloadd", "tilestored", "tdpbsud", "tdpbf16ps", "tilerelease")
+# Shapes with partial groups and panels, in one part and in two; rows with and without a block that overlaps.
+PROGRAM = """
+import ctypes, sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+import engine_native as native, numpy as np
+from fastdeploy_lp.model_executor.ops import compiled_ops
+from fastdeploy_lp.model_executor.ops.packed_weight import WeightFormat
+
+library, before = Path(sys.argv[1]), 0
+harness = ctypes.CDLL(str(library))
+for digits in (0, 1, 2):
+    for packed in (WeightFormat.LEVELS8, WeightFormat.LEVELS4) if digits else (WeightFormat.BFLOAT16,):
+        shapes = [native.Shape(40, 70, packed), native.Shape(800, 33, packed)]
+        products = native.OurProducts(library, compiled_ops(), shapes, digits, bfloat16=digits == 0)
+        for rows in (8, 21):
+            harness.bench_choose_tiles(1)
+            of_rows = products.rows(rows)
+            of_rows.multiply()
+            expected = of_rows.outputs
+            harness.traps_install()
+            # The same activations, in the order in which tiles read them.
+            of_rows = products.rows(rows)
+            of_rows.multiply()
+            interpreted = harness.traps_interpreted()
+            assert interpreted > before and harness.traps_configured() == 0, (interpreted, harness.traps_configured())
+            before = interpreted
+            for shape in shapes:
+                bits, wanted = (each[shape].view(np.uint32) for each in (of_rows.outputs, expected))
+                np.testing.assert_array_equal(bits, wanted, str((digits, packed, rows, shape)))
+print("same bits")
+"""
+
+
+def compile_for_amx(target: Path, *arguments: str) -> None:
+    """Compiles as on a processor with AMX; skips the test if the compiler does not know it."""
+    command = [installed_compiler(), *FLAGS, *AMX_FLAGS, "-I", str(SOURCE_DIRECTORY), *arguments, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "-mamx" in done.stderr:
+        pytest.skip("the compiler does not know AMX")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_library_has_the_instructions(tmp_path: Path) -> None:
+    """All of its sources compile as on a processor with AMX."""
+    if (objdump := shutil.which("objdump")) is None:
+        pytest.skip("no objdump on this machine")
+    library = tmp_path / "ops.so"
+    compile_for_amx(library, *map(str, SOURCE_DIRECTORY.rglob("*.cpp")), "-O0")
+    code = subprocess.run([objdump, "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
+    words = {line.split("\t")[1].split()[0] for line in code.stdout.splitlines() if line.count("\t") > 0}
+    assert words >= set(INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("optimization", ["-O0", "-O3"])
+def test_the_machine_code_gives_the_same_bits(tmp_path: Path, optimization: str) -> None:
+    """On three threads, each of which configures its tiles and releases them."""
+    if machine_unit() is not TileUnit.NO_PROCESSOR:
+        pytest.skip("this processor has AMX: its instructions are not trapped, and test_tiles.py runs them")
+    library = tmp_path / "products.so"
+    compile_for_amx(library, *map(str, HARNESS), optimization)
+    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "benchmarks")))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "3"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "same bits"

@@ -1,0 +1,105 @@
+"""The number of draft tokens that a step verifies."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from support.drafters import KnowsMost
+from support.sequences import sequence
+from support.tiny import tiny_fd_config
+
+from fastdeploy_lp.config.speculation import Speculation
+from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.drafters.drafting import Drafting
+from fastdeploy_lp.worker.drafters.step_costs import StepCosts
+from fastdeploy_lp.worker.sequence import Sequence
+
+# A pass of many tokens costs little more than one of a single token, or in proportion.
+CHEAP, DEAR = {1: 1.0, 64: 1.5}, {1: 1.0, 64: 64.0}
+RIGHT, ROOM = [5, 6, 7, 8, 9, 10], 64
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnowsMost, "outputs", {"request": RIGHT})
+    monkeypatch.setattr(KnowsMost, "wrong", 0.0)
+
+
+def drafting(seconds: dict[int, float], *, adaptive: bool = True) -> Drafting:
+    return Drafting(Speculation(num_speculative_tokens=6, adaptive=adaptive), [Exactly()], StepCosts(seconds))
+
+
+class Exactly(KnowsMost):
+    """Drafts what `outputs` has, whole."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_fd_config())
+
+    def draft(self, sequence: Sequence, count: int) -> Draft | None:
+        tokens = self.outputs[sequence.request_id][:count]
+        return Draft(tokens, "known") if tokens else None
+
+
+def lengths(made: Drafting, *sequences: Sequence, room: int = ROOM) -> list[int]:
+    drafts = made.drafts(sequences, len(sequences), room)
+    return [len(drafts[each.slot].tokens) if each.slot in drafts else 0 for each in sequences]
+
+
+def generating(slot: int = 0, **fields: object) -> Sequence:
+    return sequence([1, 2], slot=slot, output=[3], max_tokens=900, max_model_len=1000, **fields)  # type: ignore[arg-type]
+
+
+def test_cheap_tokens_are_drafted_and_dear_ones_are_not() -> None:
+    assert lengths(drafting(CHEAP), generating()) > [0]
+    assert lengths(drafting(DEAR), generating()) == [0]
+    assert lengths(drafting(DEAR, adaptive=False), generating()) == [6]
+
+
+def test_right_drafts_grow_and_wrong_ones_shrink() -> None:
+    made, follows = drafting({1: 1.0, 64: 30.0}), generating()
+    first = lengths(made, follows)[0]
+    for _ in range(12):
+        follows.output_token_ids = [*follows.output_token_ids, *RIGHT]
+        grown = lengths(made, follows)[0]
+    assert grown > first
+    for _ in range(20):
+        follows.output_token_ids = [*follows.output_token_ids, 99]
+        shrunk = lengths(made, follows)[0]
+    assert shrunk == 0
+    made.leave(0)
+    # A new sequence starts from the experience of all.
+    assert lengths(made, generating())[0] > 0
+
+
+class Surely(Drafter):
+    """Drafts two tokens that are nearly always right."""
+
+    kinds: ClassVar[dict[str, float]] = {"sure": 0.95}
+
+    def draft(self, sequence: Sequence, count: int) -> Draft:
+        return Draft([1, 2][:count], "sure")
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.3, "sure"), (0.9, "known")])
+def test_the_draft_with_most_tokens_that_are_likely_right_counts(
+    monkeypatch: pytest.MonkeyPatch, share: float, kind: str
+) -> None:
+    monkeypatch.setattr(KnowsMost, "kinds", {"known": share})
+    settings = Speculation(num_speculative_tokens=6, adaptive=False)
+    made = Drafting(settings, [Exactly(), Surely()], StepCosts(CHEAP))
+    assert made.drafts([generating()], 1, ROOM)[0].kind == kind
+
+
+def test_no_draft_passes_the_end_of_a_sequence_or_the_room_of_a_step() -> None:
+    made = drafting(CHEAP, adaptive=False)
+    ends = sequence([1, 2], slot=0, output=[3], max_tokens=4)
+    assert lengths(made, ends) == [2]
+    assert lengths(made, sequence([1, 2], slot=0, output=[3], max_tokens=2)) == [0]
+    assert sum(lengths(made, generating(0), generating(1), room=7)) == 7
+
+
+def test_costs_between_measurements_are_interpolated_and_never_fall() -> None:
+    costs = StepCosts({1: 3.0, 2: 2.0, 4: 4.0})
+    assert [costs.of(tokens) for tokens in (1, 2, 3, 4, 6)] == [2.0, 2.0, 3.0, 4.0, 6.0]
+    assert StepCosts({1: 3.0}).of(9) == 3.0

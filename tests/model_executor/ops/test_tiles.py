@@ -67,7 +67,7 @@ def rows_of(count: int, into: int) -> FloatArray:
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(("into", "out"), [(8, 3), (32, 32), (40, 70), (96, 33)])
 def test_any_number_of_rows(into: int, out: int, stored: str, precision: str, unit: TileUnit, ops: ctypes.CDLL) -> None:
-    """Partial groups, panels and blocks of 8 rows."""
+    """Partial groups, panels and blocks of 16 rows."""
     decoder, hidden = head(into, out, stored, precision, biased=out == 70), rows_of(40, into)
     with passes_on(ops, OFF):
         expected = products(decoder, hidden)
@@ -89,7 +89,7 @@ def test_more_groups_and_rows_than_a_part_holds(
     with passes_on(ops, OFF):
         expected = products(decoder, hidden)
     with passes_on(ops, unit):
-        for rows in (8, 256, 257, 517):
+        for rows in (16, 256, 257, 517):
             assert_same_bits(products(decoder, hidden[:rows]), expected[:rows])
 
 

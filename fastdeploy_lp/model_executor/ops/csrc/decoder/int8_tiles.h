@@ -2,9 +2,12 @@
 //
 // A tile product of one group is exact, and scales are applied by the same code in the same order, so results have the same bits.
 //
-// Work is done in blocks of 8 rows and 32 columns, whose float32 sums fit 16 registers. While the sums of one group are scaled, the tiles
-// of later groups are computed; a ring of stored tiles between both hides their latency.
+// Work is done in blocks of 16 rows, first for the panel's columns 0-15 and then for 16-31: the float32 sums fit 16 registers, and a store
+// of a tile of 16 rows costs little more than one of 8. While the sums of one group are scaled, the tiles of later groups are computed.
+// Sums wait first in tiles, since a store of a tile that is not computed yet holds up all later memory accesses, and then in a ring.
 #pragma once
+
+#include <type_traits>
 
 #include "decoder/linear_int8.h"
 #include "decoder/tile_unit.h"
@@ -19,8 +22,8 @@ using packed_weights::kLine;
 using packed_weights::kLines;
 using packed_weights::kPanel;
 
-// Rows of a block, and the least number of rows for which tiles are used: with fewer, reading the weights takes longer than either product.
-constexpr int kRows = 8;
+// Rows of a block, and the least number of rows for which tiles are used: with fewer, products without tiles are as fast.
+constexpr int kRows = 16;
 // Formats with one scale and one minimum for each group; products of others do without tiles.
 constexpr bool takes(Format format) {
     return packed_weights::is_levels(format) && packed_weights::parts_of(format) == 1 && packed_weights::center_of(format) == 0;
@@ -31,11 +34,11 @@ inline bool computes(Format format, int digits, int rows) { return digits > 0 &&
 // Groups of a panel at a time: so much of it stays in the first-level cache while all rows are computed.
 constexpr int kMostGroups = 24;
 // Blocks at a time: their sums stay in the second-level cache from one part of the panel to the next.
-constexpr int kMostBlocks = 32;
+constexpr int kMostBlocks = 16;
 constexpr int kProductInts = kRows * kLanes;
 
-// Groups between a tile product and its use; the ring has 4 KiB, since accesses 4 KiB apart hinder each other.
-constexpr int lag(int digits) { return 4 / digits; }
+// Groups whose sums wait in tiles, and as many in the ring. The ring has 4 KiB, since accesses 4 KiB apart hinder each other.
+constexpr int waiting(int digits) { return 4 / digits; }
 
 constexpr int kHalfLines = kLines * kLine;
 // Floats of a group's scales and minima: of columns 0-15, of columns 16-31.
@@ -61,7 +64,7 @@ struct Part {
 
 // Memory of one panel's product.
 struct alignas(64) Room {
-    int32_t ring[lag(1)][2][kProductInts];
+    int32_t ring[waiting(1)][kProductInts];
     float steps[kMostGroups][kSteps];
     uint8_t lines[kMostGroups][2][kHalfLines];
     float sums[kMostBlocks][kRows][kPanel];
@@ -104,87 +107,83 @@ struct Blocks {
     int first_new_row(int block) const { return kRows * block - first_row(block); }
 };
 
-// Computes the tiles of blocks `block` … `end` - 1 group by group, `lag` groups before their sums are used.
+// Computes the tiles of blocks `block` … `end` - 1, for each block the part's groups of columns 0-15 and then those of 16-31, `kAhead`
+// groups before their sums are used.
 template <class Instructions, int Digits>
 class Products {
    public:
     Products(const Activations& x, int groups, Blocks blocks, int block, int end, const Part& part, Room& room)
         : q_(x.q + static_cast<int64_t>(part.first) * kBytes), row_bytes_(static_cast<int64_t>(groups) * kBytes), part_(part),
-          blocks_(blocks), block_(block), end_(end), ring_(room.ring[0][0]) {
-        if (block_ < end_) begin_block();
-        for (int i = 0; i < lag(Digits); ++i) replace();
+          blocks_(blocks), turn_(2 * block), end_(2 * end), ring_(room.ring[0]) {
+        if (turn_ < end_) begin_turn();
+        for (int i = 0; i < kAhead; ++i) replace();
     }
 
-    // Exact sums of the oldest group: [half panel][digit][row][column].
-    const int32_t* oldest() const { return ring_ + slot_ * kSlot; }
+    // Exact sums of the oldest group: [digit][row][column].
+    const int32_t* oldest() const { return ring_ + (step_ + 1) % kWaiting * kSlot; }
 
-    // Replaces the oldest group by the next one, if any is left.
+    // Replaces the oldest group by the one that has waited longest in tiles, and this one by the next group, if any is left.
     void replace() {
-        if (block_ < end_) {
-            if (Digits == 2)
-                multiply_digits();
-            else if (slot_ % 2 == 0)
-                multiply<0>();
-            else
-                multiply<1>();
-            a_ += kBytes, lines_ += part_.group_bytes;
-            if (--left_ == 0 && ++block_ < end_) begin_block();
+        switch (step_) {
+            case 0: replace<0>(); break;
+            case 1: replace<1>(); break;
+            case 2: replace<2 % kWaiting>(); break;
+            default: replace<3 % kWaiting>();
         }
-        slot_ = (slot_ + 1) % lag(Digits);
+        step_ = (step_ + 1) % kWaiting;
     }
 
    private:
-    static constexpr int kBytes = Digits * kGroup, kSlot = Digits * 2 * kProductInts;
+    static constexpr int kBytes = Digits * kGroup, kSlot = Digits * kProductInts, kWaiting = waiting(Digits), kAhead = 2 * kWaiting - 1;
 
-    void begin_block() { a_ = q_ + blocks_.first_row(block_) * row_bytes_, lines_ = part_.lines, left_ = part_.count; }
-
-    // Tiles alternate from group to group, so that a group need not wait until the one before it is stored.
-    template <int Set>
-    void multiply() {
-        constexpr int kLow = 2 * Set, kHigh = kLow + 1, kA = 4 + Set;
-        int32_t* to = ring_ + slot_ * kSlot;
-        Instructions::template zero<kLow>();
-        Instructions::template zero<kHigh>();
-        Instructions::template load<kA>(a_, row_bytes_);
-        Instructions::template load<6>(lines_, kLine);
-        Instructions::template multiply_int8<kLow, kA, 6>();
-        Instructions::template load<7>(lines_ + part_.half_bytes, kLine);
-        Instructions::template multiply_int8<kHigh, kA, 7>();
-        Instructions::template store<kLow>(to, kLanes * 4);
-        Instructions::template store<kHigh>(to + kProductInts, kLanes * 4);
+    // A turn is one half of a panel with the rows of one block.
+    void begin_turn() {
+        a_ = q_ + blocks_.first_row(turn_ / 2) * row_bytes_;
+        lines_ = part_.lines + turn_ % 2 * part_.half_bytes;
+        left_ = part_.count;
     }
 
-    void multiply_digits() {
-        int32_t* to = ring_ + slot_ * kSlot;
-        Instructions::template zero<0>();
-        Instructions::template zero<1>();
-        Instructions::template zero<2>();
-        Instructions::template zero<3>();
-        Instructions::template load<4>(a_, row_bytes_);
-        Instructions::template load<5>(a_ + kGroup, row_bytes_);
-        Instructions::template load<6>(lines_, kLine);
-        Instructions::template multiply_int8<0, 4, 6>();
-        Instructions::template multiply_int8<1, 5, 6>();
-        Instructions::template load<7>(lines_ + part_.half_bytes, kLine);
-        Instructions::template multiply_int8<2, 4, 7>();
-        Instructions::template multiply_int8<3, 5, 7>();
-        Instructions::template store<0>(to, kLanes * 4);
-        Instructions::template store<1>(to + kProductInts, kLanes * 4);
-        Instructions::template store<2>(to + 2 * kProductInts, kLanes * 4);
-        Instructions::template store<3>(to + 3 * kProductInts, kLanes * 4);
+    template <int Step>
+    void replace() {
+        constexpr int kOldest = (Step + 1) % kWaiting;
+        if (turn_ < end_) multiply<Step>();
+        for_digits([&](auto digit) {
+            Instructions::template store<kOldest * Digits + digit>(ring_ + kOldest * kSlot + digit * kProductInts, kLanes * 4);
+        });
+    }
+
+    // Tiles alternate, so that a product need not wait for the one before it.
+    template <int Step>
+    void multiply() {
+        constexpr int kWeights = 6 + Step % 2;
+        Instructions::template load<kWeights>(lines_, kLine);
+        for_digits([&](auto digit) {
+            constexpr int kSums = Step * Digits + digit, kA = 4 + (Step * Digits + digit) % 2;
+            Instructions::template zero<kSums>();
+            Instructions::template load<kA>(a_ + digit * kGroup, row_bytes_);
+            Instructions::template multiply_int8<kSums, kA, kWeights>();
+        });
+        a_ += kBytes, lines_ += part_.group_bytes;
+        if (--left_ == 0 && ++turn_ < end_) begin_turn();
+    }
+
+    template <class Do>
+    static void for_digits(const Do& act) {
+        act(std::integral_constant<int, 0>{});
+        if constexpr (Digits == 2) act(std::integral_constant<int, 1>{});
     }
 
     const int8_t* const q_;
     const int64_t row_bytes_;
     const Part part_;
     const Blocks blocks_;
-    int block_;
+    int turn_;
     const int end_;
     int32_t* const ring_;
-    // The next group to compute, and the groups left in its block.
+    // The next group to compute, and the groups left in its turn.
     const int8_t* a_ = nullptr;
     const uint8_t* lines_ = nullptr;
-    int left_ = 0, slot_ = 0;
+    int left_ = 0, step_ = 0;
 };
 
 // Adds the part's groups to the sums of blocks `block` … `end` - 1, which begin at 0 with the panel's first group.
@@ -193,33 +192,30 @@ __attribute__((noinline)) void add_part(const Activations& x, int groups, Blocks
                                         Prefetcher& prefetcher, Room& room) {
     Products<Instructions, Digits> products(x, groups, blocks, block, end, part, room);
     const int count = part.count;
-    for (int index = block; index < end; ++index) {
+    for (int turn = 2 * block; turn < 2 * end; ++turn) {
+        const int index = turn / 2, half = turn % 2;
         float(*sums)[kPanel] = room.sums[index - block];
-        Floats out[kRows][2] = {};
+        Floats out[kRows] = {};
         if (part.first > 0)
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) out[r][0] = load(sums[r]), out[r][1] = load(sums[r] + kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; ++r) out[r] = load(sums[r] + half * kLanes);
         const int64_t at = static_cast<int64_t>(blocks.first_row(index)) * groups + part.first;
-        const float *scale = x.scale + at, *total = x.total + at, *steps = part.steps;
+        const float *scale = x.scale + at, *total = x.total + at, *steps = part.steps + half * kLanes;
         for (int g = 0; g < count; ++g, ++scale, ++total, steps += kSteps) {
             prefetcher.ask(nullptr, 0);
             const int32_t* product = products.oldest();
-            const Floats scales[2] = {load(steps), load(steps + kLanes)};
-            const Floats minima[2] = {load(steps + 2 * kLanes), load(steps + 3 * kLanes)};
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r)
+            const Floats scales = load(steps), minima = load(steps + 2 * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; ++r) {
+                Ints acc[Digits];
 #pragma GCC unroll 2
-                for (int half = 0; half < 2; ++half) {
-                    Ints acc[Digits];
-#pragma GCC unroll 2
-                    for (int d = 0; d < Digits; ++d)
-                        std::memcpy(&acc[d], product + (half * Digits + d) * kProductInts + r * kLanes, sizeof acc[d]);
-                    linear_int8::add_group<Digits>(&out[r][half], acc, scales[half], minima[half], scale[r * groups], total[r * groups]);
-                }
+                for (int d = 0; d < Digits; ++d) std::memcpy(&acc[d], product + d * kProductInts + r * kLanes, sizeof acc[d]);
+                linear_int8::add_group<Digits>(&out[r], acc, scales, minima, scale[r * groups], total[r * groups]);
+            }
             products.replace();
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) store(sums[r], out[r][0]), store(sums[r] + kLanes, out[r][1]);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) store(sums[r] + half * kLanes, out[r]);
     }
 }
 

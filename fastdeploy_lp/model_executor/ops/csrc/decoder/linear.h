@@ -51,7 +51,7 @@ struct Linear {
     bool in_bfloat16_tiles() const { return bfloat16 && tiles::available(); }
     // Prefetches of later memory during a product with a panel: by the first pass over it none.
     int asks(int rows, int panel) const {
-        if (takes_tiles(rows, panel)) return int8_tiles::Blocks{rows}.count() * packed_weights::groups_of(in);
+        if (takes_tiles(rows, panel)) return 2 * int8_tiles::Blocks{rows}.count() * packed_weights::groups_of(in);
         if (takes_pieces(rows)) return linear_float::piece_asks(rows, in);
         return (passes(rows) - 1) * packed_weights::groups_of(in) * asks_of_group();
     }

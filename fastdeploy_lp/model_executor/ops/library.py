@@ -59,8 +59,12 @@ def make_own(directory: Path) -> Path:
 logger = logging.getLogger(__name__)
 
 SWITCH = "FASTDEPLOY_LP_COMPILED_OPS"
-# Most processors have no tiles: not worth a line in every log.
-TILE_LEVELS = {TileUnit.NO_PROCESSOR: logging.DEBUG, TileUnit.NO_PERMISSION: logging.WARNING}
+# The automatic choice is not worth a line in every log; collect-env reports it.
+TILE_LEVELS = {
+    TileUnit.AMX: logging.DEBUG,
+    TileUnit.NO_PROCESSOR: logging.DEBUG,
+    TileUnit.NO_PERMISSION: logging.WARNING,
+}
 
 
 @functools.cache

@@ -36,7 +36,7 @@ for digits in (0, 1, 2):
     for packed in (WeightFormat.LEVELS8, WeightFormat.LEVELS4) if digits else (WeightFormat.BFLOAT16,):
         shapes = [native.Shape(40, 70, packed), native.Shape(800, 33, packed)]
         products = native.OurProducts(library, compiled_ops(), shapes, digits, bfloat16=digits == 0)
-        for rows in (16, 21):
+        for rows in (64, 69):
             harness.bench_choose_tiles(1)
             of_rows = products.rows(rows)
             of_rows.multiply()

@@ -22,14 +22,18 @@ using packed_weights::kLine;
 using packed_weights::kLines;
 using packed_weights::kPanel;
 
-// Rows of a block, and the least number of rows for which tiles are used: with fewer, products without tiles are as fast.
+// Rows of a block.
 constexpr int kRows = 16;
+// With fewer rows, whole steps were faster without tiles.
+constexpr int kLeastRows = 64;
 // Formats with one scale and one minimum for each group; products of others do without tiles.
 constexpr bool takes(Format format) {
     return packed_weights::is_levels(format) && packed_weights::parts_of(format) == 1 && packed_weights::center_of(format) == 0;
 }
 
-inline bool computes(Format format, int digits, int rows) { return digits > 0 && rows >= kRows && takes(format) && tiles::available(); }
+inline bool computes(Format format, int digits, int rows) {
+    return digits > 0 && rows >= kLeastRows && takes(format) && tiles::available();
+}
 
 // Groups of a panel at a time: so much of it stays in the first-level cache while all rows are computed.
 constexpr int kMostGroups = 24;
@@ -219,7 +223,7 @@ __attribute__((noinline)) void add_part(const Activations& x, int groups, Blocks
     }
 }
 
-// A panel and all rows that are multiplied by it, at least kRows.
+// A panel and all rows that are multiplied by it, at least kLeastRows.
 struct Task {
     Activations x;
     int groups, rows, digits;

@@ -66,7 +66,7 @@ class Shape:
 
 
 def compile_native(directory: Path) -> Path:
-    """The harness of our own kernels and of the memory's bandwidth, in `directory`: compiled if missing.
+    """Returns the harness of our kernels and of memory bandwidth in `directory`, compiled if missing.
 
     Raises CompileError if there is no compiler or it fails.
     """

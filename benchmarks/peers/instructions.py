@@ -20,7 +20,7 @@ COMMAND_SECONDS = 120.0
 class Probe:
     """A separate short start that shows a server's instruction sets.
 
-    environment, arguments: added to those of the measured start, to make it print more. read: finds the instruction
+    environment, arguments: additions to the measured start's, to make it print more. read: finds the instruction
     sets in the output, "" for none. command: is run instead of a start of the server.
     """
 
@@ -52,7 +52,7 @@ def of_llama(log: str) -> str:
 
 
 def of_ours(report: str) -> str:
-    """The processor's instruction sets and those of the operators' products, from a report of `collect-env`."""
+    """The instruction sets of the processor and of the operators' products, from a report of `collect-env`."""
     features = re.search(r"^\s*features: (.*)$", report, re.MULTILINE)
     words = features[1].split() if features else []
     processor = ", ".join(flag for flag in FLAGS if flag in words)

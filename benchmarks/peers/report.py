@@ -82,7 +82,7 @@ def render_results(
         lines += ["", "What went wrong:", "", *faults]
     if known := [f"- {x.contender.name}: {x.instructions}" for x in outcomes if x.instructions]:
         lines += ["", "Instruction sets, as each server or its libraries report them:", "", *known]
-    lines += ["", "How each server was started:", ""]
+    lines += ["", "Start command of each server:", ""]
     for x in outcomes:
         version = f" ({x.contender.version})" if x.contender.version else ""
         lines.append(f"- {x.contender.name}{version}: `{printable(x.contender)}`")

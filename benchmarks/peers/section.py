@@ -90,7 +90,7 @@ class Section:
     def verdicts(
         self, machine: Machine, outcomes: Sequence[Outcome], concurrencies: Sequence[int], *, prefill: bool
     ) -> list[Verdict]:
-        """The bounds that this run can judge: those of its contenders and levels, if it has peers."""
+        """Returns verdicts on the bounds of this run's contenders and levels; none without peers."""
         ours = {x.contender.label: x for x in outcomes if x.contender.ours}
         peers = [x for x in outcomes if not x.contender.ours]
         amx = "amx_int8" in machine.instructions

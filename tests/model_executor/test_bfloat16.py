@@ -30,11 +30,14 @@ LEAST_NORMAL = 2.0**-126
 SMALL = (1e-40, -1e-40, 1e-45, 2.0**-126, -(2.0**-126), 1e-25, -1e-25, 3e-20, -3e-20, 0.0, -0.0, 1.0078125, -1.0)
 
 
-@pytest.fixture(params=[TileUnit.SWITCHED_OFF, TileUnit.EMULATED, TileUnit.AMX], autouse=True)
+@pytest.fixture(params=[TileUnit.SWITCHED_OFF, TileUnit.EMULATED, TileUnit.AMX])
 def _unit(request: pytest.FixtureRequest, ops: ctypes.CDLL) -> Iterator[None]:
     """Vectors, and the instructions of tiles: all of them add in the defined order."""
     with passes_on(ops, request.param):
         yield
+
+
+ON_EACH_UNIT = pytest.mark.usefixtures("_unit")
 
 
 def rounded(x: FloatArray) -> FloatArray:
@@ -96,6 +99,7 @@ def assert_same_bits(found: FloatArray, expected: FloatArray) -> None:
     np.testing.assert_array_equal(found.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
 
 
+@ON_EACH_UNIT
 @pytest.mark.parametrize(("rows", "out", "inputs"), [(1, 33, 31), (3, 40, 1), (7, 16, 33), (13, 70, 72), (40, 5, 97)])
 def test_sums_have_the_defined_order(rows: int, out: int, inputs: int) -> None:
     random = np.random.default_rng(rows)
@@ -103,6 +107,7 @@ def test_sums_have_the_defined_order(rows: int, out: int, inputs: int) -> None:
     assert_same_bits(head_of(decoder_with_head(weight), x), defined(x, weight))
 
 
+@ON_EACH_UNIT
 def test_denormal_numbers_and_results_are_zeros() -> None:
     random = np.random.default_rng(0)
     x, weight = (random.choice(np.array(SMALL, np.float32), (size, 75)) for size in (37, 50))
@@ -115,6 +120,7 @@ def test_denormal_numbers_and_results_are_zeros() -> None:
     assert ((found == 0) & (unflushed != 0)).any()
 
 
+@ON_EACH_UNIT
 def test_nan_and_infinity_show_in_their_row_alone() -> None:
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((12, 40), np.float32), random.standard_normal((33, 40), np.float32)
@@ -135,6 +141,7 @@ def test_nan_and_infinity_show_in_their_row_alone() -> None:
     assert_same_bits(found[others], clean[others])
 
 
+@ON_EACH_UNIT
 def test_any_number_of_rows_has_the_same_bits() -> None:
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((80, 150), np.float32), random.standard_normal((70, 150), np.float32)
@@ -161,6 +168,7 @@ def test_weights_are_rounded_to_the_nearest_halves_to_even(out: int, inputs: int
     np.testing.assert_array_equal(found.view(np.uint32), rounded(weight).view(np.uint32))
 
 
+@ON_EACH_UNIT
 @pytest.mark.slow
 def test_multiply_adds_alone_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor without AVX512-BF16."""

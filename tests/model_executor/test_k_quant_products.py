@@ -128,7 +128,7 @@ def test_tiles_have_the_same_bits(
 ) -> None:
     """Sections of a product may differ in whether they are computed in tiles."""
     decoder, _ = decoders(types, quantization)
-    seats = seats_of(61, 8, 7)
+    seats = seats_of(85, 8, 7)
     with passes_on(ops, TileUnit.SWITCHED_OFF):
         expected = run_alone(decoder, seats)
     with passes_on(ops, unit):

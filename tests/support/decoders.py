@@ -238,21 +238,27 @@ def shapes() -> st.SearchStrategy[Shape]:
     )
 
 
+MAX_MODEL_LENS = (37, 64, 90)
+
+
 @st.composite
-def settings_of_a_run(draw: st.DrawFn, quantizations: Sequence[str | None] = PRECISIONS) -> Setting:
+def settings_of_a_run(
+    draw: st.DrawFn, quantizations: Sequence[str | None] = PRECISIONS, max_model_lens: Sequence[int] = MAX_MODEL_LENS
+) -> Setting:
     """Every precision, cache and block size; contexts are at most `max_model_len`, which blocks need not divide."""
     return Setting(
         quantization=draw(st.sampled_from(quantizations)),
         cache_dtype=draw(st.sampled_from(CACHE_DTYPES)),
         block_size=draw(st.sampled_from(BLOCK_SIZES)),
-        max_model_len=draw(st.sampled_from((37, 64, 90))),
+        max_model_len=draw(st.sampled_from(max_model_lens)),
     )
 
 
 @st.composite
-def crowds(draw: st.DrawFn, shape: Shape, setting: Setting) -> Seats:
-    """One to five sequences of any length up to `max_model_len`, in blocks of any order."""
+def crowds(draw: st.DrawFn, shape: Shape, setting: Setting, longest: int = 1) -> Seats:
+    """One to four sequences of any length up to `max_model_len`, in blocks of any order; one has at least `longest`."""
     lengths = draw(st.lists(st.integers(1, setting.max_model_len), min_size=1, max_size=4))
+    lengths[-1] = max(lengths[-1], longest)
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     needed = sum(-(-length // setting.block_size) for length in lengths)
     blocks = 1 + random.permutation(setting.num_blocks - 1)[:needed]

@@ -18,13 +18,25 @@ CHOICES = {TileUnit.EMULATED: TileChoice.EMULATED, TileUnit.AMX: TileChoice.AUTO
 
 @contextmanager
 def passes_on(ops: ctypes.CDLL, unit: TileUnit) -> Iterator[None]:
-    """Passes in this block use the unit; skips the test, with the reason, where this machine does not have it."""
+    """Has passes in this block use the unit, and fails if none computed in tiles, or any did with tiles switched off.
+
+    Skips the test, with the reason, where this machine does not have the unit.
+    """
     try:
         if (found := choose_tiles(ops, CHOICES[unit])) is not unit:
             pytest.skip(f"tiles: {found}")
+        before = tile_loads(ops)
         yield
+        assert (tile_loads(ops) > before) == (unit is not TileUnit.SWITCHED_OFF), f"loads of tiles: {before} before"
     finally:
         choose_tiles(ops, tile_choice())
+
+
+def tile_loads(ops: ctypes.CDLL) -> int:
+    """Configurations of tiles that passes of this process loaded so far."""
+    ops.fdlp_tile_loads.restype = ctypes.c_int64
+    loads: int = ops.fdlp_tile_loads()
+    return loads
 
 
 def machine_unit() -> TileUnit:

@@ -3,8 +3,8 @@
 `--quantization`: 8-bit weights, 8- or 16-bit activations, all with scales for every group of 32 inputs.
 A weight is minimum + scale * q with q in 0 … 255, for each output feature and group, scale and minimum as half floats.
 An activation is scale * a with a in -127 … 127 (w8a8) or -32512 … 32512 (w8a16: two 8-bit digits), for each row and
-group, found while it runs: a row's result does not depend on its batch, and nothing has to be calibrated. Groups that
-come from GGUF blocks of 32 with one scale (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) get that scale back and lose nothing.
+group, found while it runs: a row's result does not depend on its batch, and nothing has to be calibrated. Groups
+from GGUF blocks of 32 with one scale (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) keep that scale and lose nothing.
 
 `--dtype bfloat16` on a device whose operators compute in float32: weights of products, the embedding, and activations
 before each product are the nearest bfloat16, halves to the even one. Everything else is float32.

@@ -175,7 +175,7 @@ class CompiledRowOps(PaddleRowOps):
 class _LastAdditions:
     """`Additions` of the last call of `add`, kept for the next one with the same arrays and vocabulary.
 
-    One address instead of five arguments: `ctypes` converts an argument in 60 ns, as long as 60 additions take.
+    One address instead of five arguments: `ctypes` converts an argument in 60 ns, the time of 60 additions.
     """
 
     def __init__(self) -> None:

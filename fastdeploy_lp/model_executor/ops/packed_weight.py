@@ -34,8 +34,8 @@ PANEL = 32
 class WeightFormat(IntEnum):
     """Storage format of a matrix: `Format` of `csrc/decoder/packed_weights.h`.
 
-    Levels are steps of a scale from a minimum, both separate for each group of 32 inputs and each output. Those of K
-    have the scales of GGUF's K-quants.
+    Levels are steps of a scale from a minimum, both separate for each group of 32 inputs and each output. Levels of
+    K formats have the scales of GGUF's K-quants.
     """
 
     FLOAT32 = 0
@@ -63,8 +63,8 @@ class PackedWeight:
 
     Its format is the shortest that holds its numbers: of float32 weights as they are, of quantized ones as
     `layers/quantization.py` rounds them. Weights of GGUF's blocks of 32 with one scale take 4, 5 or 8 bits either way
-    and those of 16-bit checkpoints 16, of which a step reads an eighth to a half of the bytes. K-quants keep their bits
-    and their scales, and are not rounded. For products in bfloat16 the format is bfloat16.
+    and weights of 16-bit checkpoints 16, of which a step reads an eighth to a half of the bytes. K-quants keep their
+    bits and their scales, and are not rounded. For products in bfloat16 the format is bfloat16.
     """
 
     format: WeightFormat

@@ -10,19 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decoders import (
+    MAX_MODEL_LENS,
     Piece,
     Seats,
     Setting,
     Shape,
     compiled_decoder,
     crowds,
+    run,
     run_alone,
     run_schedule,
     schedules,
     settings_of_a_run,
     shapes,
 )
-from support.tiles import UNITS, passes_on
+from support.tiles import UNITS, passes_on, tile_loads
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray
 from fastdeploy_lp.model_executor.ops import CompiledDecoder
@@ -33,6 +35,9 @@ PRECISIONS = ("w8a8", "w8a16")
 # Types of weights that are packed in 8 and in 4 bits.
 STORED = {"Q8_0": WeightFormat.LEVELS8, "Q4_1": WeightFormat.LEVELS4}
 OFF = TileUnit.SWITCHED_OFF
+# `kLeastRows` of `csrc/decoder/int8_tiles.h`: products of 8 bits with fewer rows do without tiles.
+LEAST_ROWS = 64
+LONG_ENOUGH = [length for length in MAX_MODEL_LENS if length >= LEAST_ROWS]
 
 
 def head(into: int, out: int, stored: str, precision: str, *, biased: bool = False) -> CompiledDecoder:
@@ -109,10 +114,11 @@ def test_rows_that_are_no_numbers_stay_alone(precision: str, unit: TileUnit, ops
 
 @pytest.mark.parametrize("unit", UNITS)
 @settings(max_examples=15, deadline=None)
-@given(shapes(), settings_of_a_run((*PRECISIONS, "bfloat16")), st.data())
+@given(shapes(), settings_of_a_run((*PRECISIONS, "bfloat16"), LONG_ENOUGH), st.data())
 def test_a_whole_model(unit: TileUnit, ops: ctypes.CDLL, shape: Shape, setting: Setting, data: st.DataObject) -> None:
     """Prompts alone, in chunks and in batches, on all threads."""
-    seats = data.draw(crowds(shape, setting))
+    least = 1 if setting.quantization == "bfloat16" else LEAST_ROWS
+    seats = data.draw(crowds(shape, setting, least))
     with passes_on(ops, OFF):
         expected = run_alone(compiled_decoder(shape, setting), seats)
     with passes_on(ops, unit):
@@ -125,13 +131,28 @@ def test_a_whole_model(unit: TileUnit, ops: ctypes.CDLL, shape: Shape, setting: 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_switching_between_passes(unit: TileUnit, ops: ctypes.CDLL) -> None:
-    """A thread keeps no tiles after a pass: the next one may use the other unit."""
-    shape, setting = Shape(), Setting("w8a8")
-    seats = Seats([np.arange(50)], 16, [4, 2, 7, 1])
+    """A thread keeps no tiles after a pass, so each pass loads them: the next one may use the other unit."""
+    shape, setting = Shape(), Setting("w8a8", max_model_len=144)
+    seats = Seats([np.arange(135) % shape.vocab], 16, [4, 2, 7, 1, 9, 3, 8, 5, 6])
     decoder = compiled_decoder(shape, setting)
     found = []
     for each in (OFF, unit, OFF, TileUnit.EMULATED, unit, unit):
-        with passes_on(ops, each):
-            found.append(run_schedule(decoder, seats, [[Piece(0, 0, 33, 33)], [Piece(0, 33, 50, 17)]])[0])
+        logits = []
+        for start, stop in ((0, 70), (70, 135)):
+            with passes_on(ops, each):
+                logits += run(decoder, seats, [Piece(0, start, stop, stop - start)])
+        found.append(np.concatenate(logits))
     for each in found[1:]:
         assert_same_bits(each, found[0])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("stored", STORED)
+def test_rows_from_which_tiles_are_used(stored: str, precision: str, ops: ctypes.CDLL) -> None:
+    decoder = head(40, 33, stored, precision)
+    with passes_on(ops, TileUnit.EMULATED):
+        loads = [tile_loads(ops)]
+        for rows in (LEAST_ROWS - 1, LEAST_ROWS, LEAST_ROWS + 1):
+            products(decoder, rows_of(rows, 40))
+            loads.append(tile_loads(ops))
+    assert (np.diff(loads) > 0).tolist() == [False, True, True]

@@ -240,6 +240,51 @@ static inline Floats load(const uint16_t* half) {
 #endif
 }
 
+// 16 floats in the registers of a loop that sums products. GCC keeps a `Floats` of two registers in memory, a pair of halves in registers.
+// kSums: the most of them that a loop sums at a time, beside what it multiplies.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Registers {
+    typedef float Half __attribute__((vector_size(32)));
+    Half low, high;
+};
+constexpr int kSums = 6;
+
+static inline Registers load_registers(const float* from) {
+    Registers v;
+    std::memcpy(&v.low, from, sizeof v.low);
+    std::memcpy(&v.high, from + kLanes / 2, sizeof v.high);
+    return v;
+}
+
+static inline void store(float* to, Registers v) {
+    std::memcpy(to, &v.low, sizeof v.low);
+    std::memcpy(to + kLanes / 2, &v.high, sizeof v.high);
+}
+
+static inline Registers to_registers(const Floats& v) { return load_registers(reinterpret_cast<const float*>(&v)); }
+
+static inline Floats to_floats(Registers v) {
+    Floats whole;
+    store(reinterpret_cast<float*>(&whole), v);
+    return whole;
+}
+
+static inline void add_product(Registers* sum, float a, Registers v) {
+    sum->low += a * v.low;
+    sum->high += a * v.high;
+}
+#else
+typedef Floats Registers;
+constexpr int kSums = 24;
+
+static inline Registers load_registers(const float* from) { return load(from); }
+static inline Registers to_registers(Floats v) { return v; }
+static inline Floats to_floats(Floats v) { return v; }
+static inline void add_product(Registers* sum, float a, Registers v) { *sum += splat(a) * v; }
+#endif
+
+static inline Registers load_registers(const uint16_t* half) { return to_registers(load(half)); }
+
 // The nearest bfloat16, halves to the even one: the upper half of a float. NaN stays NaN.
 static inline uint16_t float_to_bfloat16(float x) {
     uint32_t bits;

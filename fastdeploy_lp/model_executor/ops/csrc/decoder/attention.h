@@ -43,34 +43,33 @@ void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetche
     const Element* later[Count];
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = prefetcher.next();
-    Floats sums[Rows][Count] = {};
+    Registers sums[Rows][Count] = {};
     for (int first = 0; first < head_dim; first += kPerLine) {
 #pragma GCC unroll 6
         for (int i = 0; i < Count; ++i) __builtin_prefetch(later[i] + first * kLanes);
 #pragma GCC unroll 2
         for (int d = first; d < first + kPerLine; ++d) {
-            Floats keys[Count];
+            Registers keys[Count];
 #pragma GCC unroll 6
-            for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * kLanes);
+            for (int i = 0; i < Count; ++i) keys[i] = load_registers(taken[i].keys + d * kLanes);
 #pragma GCC unroll 6
-            for (int r = 0; r < Rows; ++r) {
-                const Floats q = splat(room.queries[r * head_dim + d]);
+            for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 6
-                for (int i = 0; i < Count; ++i) sums[r][i] += q * keys[i];
-            }
+                for (int i = 0; i < Count; ++i) add_product(&sums[r][i], room.queries[r * head_dim + d], keys[i]);
         }
     }
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i)
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) store_first(room.scores + r * room.stride + taken[i].position, sums[r][i], taken[i].count);
+        for (int r = 0; r < Rows; ++r)
+            store_first(room.scores + r * room.stride + taken[i].position, to_floats(sums[r][i]), taken[i].count);
 }
 
 // scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
 // their latency.
 template <int Rows, class Element>
 void score(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher, int head_dim, const AttentionRoom& room) {
-    constexpr int kMost = Rows <= 4 ? 6 : 4;
+    constexpr int kMost = std::clamp(kSums / Rows, 1, 6);
     while (strips.left() > 0) {
         // In equal parts: a single last strip would be slow.
         const int turns = (strips.left() + kMost - 1) / kMost;
@@ -112,22 +111,20 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
                  const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kLine = 64 / sizeof(Element);
     const int width = context.value_width(), lines = (width + kLine - 1) / kLine;
-    Floats sums[Rows][Vectors] = {};
+    Registers sums[Rows][Vectors] = {};
     while (strips.left() > 0) {
         const Strip<Element> strip = strips.next();
         const Element *v = strip.values + from, *later = prefetcher.next();
         const int end = std::min(strip.position + strip.count, length);
         for (int position = strip.position; position < end; ++position, v += width, later += width) {
             for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
-            Floats part[Vectors];
+            Registers part[Vectors];
 #pragma GCC unroll 4
-            for (int i = 0; i < Vectors; ++i) part[i] = load(v + i * kLanes);
+            for (int i = 0; i < Vectors; ++i) part[i] = load_registers(v + i * kLanes);
 #pragma GCC unroll 6
-            for (int r = 0; r < Rows; ++r) {
-                const Floats w = splat(room.scores[r * room.stride + position]);
+            for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-                for (int i = 0; i < Vectors; ++i) sums[r][i] += w * part[i];
-            }
+                for (int i = 0; i < Vectors; ++i) add_product(&sums[r][i], room.scores[r * room.stride + position], part[i]);
         }
     }
 #pragma GCC unroll 6
@@ -135,21 +132,19 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
 #pragma GCC unroll 4
         for (int i = 0; i < Vectors; ++i) {
             const int column = from + i * kLanes;
-            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), context.head_dim() - column);
+            store_first(outs[r] + column, to_floats(sums[r][i]) * splat(scale[r]), context.head_dim() - column);
         }
 }
 
 template <int Rows, class Element>
 void mix(const Strips<Element>& strips, ContextPrefetcher<Element>& prefetcher, const Context<Element>& context, int length,
          const AttentionRoom& room, const float* scale, float* const* outs) {
-    constexpr int kMost = 4;
+    constexpr int kMost = std::clamp(kSums / Rows, 1, 4);
     const int vectors = context.value_width() / kLanes;
-    for (int done = 0; done < vectors; done += kMost) switch (vectors - done) {
-#define FDLP_VECTORS(n) mix_columns<Rows, n>(strips, prefetcher, context, length, done * kLanes, room, scale, outs)
-            case 1: FDLP_VECTORS(1); break;
-            case 2: FDLP_VECTORS(2); break;
-            case 3: FDLP_VECTORS(3); break;
-            default: FDLP_VECTORS(kMost);
+    for (int done = 0; done < vectors; done += kMost) switch (std::min(vectors - done, kMost)) {
+#define FDLP_VECTORS(n) \
+    case n: mix_columns<Rows, std::min(n, kMost)>(strips, prefetcher, context, length, done * kLanes, room, scale, outs); break;
+            FDLP_VECTORS(1) FDLP_VECTORS(2) FDLP_VECTORS(3) FDLP_VECTORS(4)
 #undef FDLP_VECTORS
         }
 }

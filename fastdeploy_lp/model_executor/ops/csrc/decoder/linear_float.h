@@ -14,7 +14,7 @@ using packed_weights::Format;
 using packed_weights::kGroup;
 using packed_weights::kPanel;
 
-constexpr int kMaxTile = 10;
+constexpr int kMaxTile = std::min(10, kSums / 2);
 // Prefetch distance in bytes.
 constexpr int kBytesAhead = 8192;
 
@@ -24,11 +24,21 @@ constexpr int inputs_per_ask(Format format) {
     return bits == 32 ? 1 : bits == 16 ? 2 : bits > 5 ? 4 : 8;
 }
 
+// Adds the products of an input of `Rows` rows and its 32 weights.
+template <int Rows>
+inline void add_products(const float* x, int64_t stride, Registers w0, Registers w1, Registers* low, Registers* high) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        add_product(low + r, x[r * stride], w0);
+        add_product(high + r, x[r * stride], w1);
+    }
+}
+
 // One panel for `Rows` rows of x [..][in]: sums[row] holds its 32 columns. `prefetcher` as in linear_int8.h.
 template <int Rows, Format format, class Prefetcher>
 inline void multiply(const float* x, int64_t stride, const uint8_t* panel, int in, Prefetcher& prefetcher, Floats (*sums)[2]) {
     constexpr int kShare = packed_weights::group_share(format), kInputs = inputs_per_ask(format), kBytes = kShare * kInputs / kGroup;
-    Floats low[Rows] = {}, high[Rows] = {};
+    Registers low[Rows] = {}, high[Rows] = {};
     for (int first = 0; first < in; first += kGroup) {
         const float* from = x + first;
         const int g = first / kGroup;
@@ -36,21 +46,16 @@ inline void multiply(const float* x, int64_t stride, const uint8_t* panel, int i
         const auto group = packed_weights::PanelGroup<format>::of(panel, g);
         packed_weights::each_input(group, in - first < kGroup ? in - first : kGroup, [&](int k, Floats w0, Floats w1) {
             if (k % kInputs == 0) prefetcher.ask(ahead + k / kInputs * kBytes, kBytes);
-#pragma GCC unroll 16
-            for (int r = 0; r < Rows; ++r) {
-                const Floats a = splat(from[r * stride + k]);
-                low[r] += a * w0;
-                high[r] += a * w1;
-            }
+            add_products<Rows>(from + k, stride, to_registers(w0), to_registers(w1), low, high);
         });
     }
-    for (int r = 0; r < Rows; ++r) sums[r][0] = low[r], sums[r][1] = high[r];
+    for (int r = 0; r < Rows; ++r) sums[r][0] = to_floats(low[r]), sums[r][1] = to_floats(high[r]);
 }
 
 // More rows than one tile has: a panel is taken in pieces of so many inputs, which as floats stay in the first-level cache while all rows
 // pass. Sums wait in memory between pieces, which changes no bit of them.
 constexpr int kPiece = 128;
-constexpr int kMaxPieceTile = 12;
+constexpr int kMaxPieceTile = kSums / 2;
 constexpr int kInputsPerAsk = 8;
 
 inline int piece_tiles(int rows) { return (rows + kMaxPieceTile - 1) / kMaxPieceTile; }
@@ -60,17 +65,12 @@ inline int piece_asks(int rows, int in) { return piece_tiles(rows) * (in / kInpu
 // Adds the products of a tile's inputs x [..][stride] and a piece [inputs][32] to sums [Rows][32].
 template <int Rows, class Prefetcher>
 inline void add_piece(const float* x, int64_t stride, const float* piece, int inputs, Prefetcher& prefetcher, float* sums) {
-    Floats low[Rows], high[Rows];
+    Registers low[Rows], high[Rows];
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) low[r] = load(sums + r * kPanel), high[r] = load(sums + r * kPanel + kLanes);
+    for (int r = 0; r < Rows; ++r) low[r] = load_registers(sums + r * kPanel), high[r] = load_registers(sums + r * kPanel + kLanes);
     const auto add = [&](int k) {
-        const Floats w0 = load(piece + k * kPanel), w1 = load(piece + k * kPanel + kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            const Floats a = splat(x[r * stride + k]);
-            low[r] += a * w0;
-            high[r] += a * w1;
-        }
+        const float* weights = piece + k * kPanel;
+        add_products<Rows>(x + k, stride, load_registers(weights), load_registers(weights + kLanes), low, high);
     };
     int k = 0;
     for (; k + kInputsPerAsk <= inputs; k += kInputsPerAsk) {

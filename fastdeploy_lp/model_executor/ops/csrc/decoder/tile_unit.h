@@ -9,6 +9,8 @@
 #include <cpuid.h>
 #endif
 
+#include <atomic>
+
 #include "decoder/tiles.h"
 
 namespace tiles {
@@ -72,12 +74,16 @@ inline void with_instructions(const Use& use) {
 // The configuration that this thread has loaded, or null.
 inline thread_local const Configuration* configured = nullptr;
 
+// Configurations loaded by all threads so far. Only passes that compute in tiles load any.
+inline std::atomic<int64_t> loads{0};
+
 // Loads a configuration, which outlives the pass, unless it is loaded.
 template <class Instructions>
 inline void configure(const Configuration& c) {
     if (configured == &c) return;
     Instructions::configure(c);
     configured = &c;
+    loads.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Each thread of a pass holds one: at its end the tiles are released, since saving them makes a switch to another thread slower.

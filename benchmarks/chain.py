@@ -214,8 +214,8 @@ def require_same_result(batch: Batch, calls: Mapping[str, Callable[[], Tensor]])
 def measure(calls: Mapping[str, Call], turns: int, before: Mapping[str, Call] | None = None) -> dict[str, float]:
     """The median microseconds of each call; they take turns, so that noise affects all equally.
 
-    The first call of a turn does not count: it reloads cache lines that the other calls evicted, mainly those that
-    clone the logits. `before` is run before each call and not measured.
+    The first call of a turn does not count: it reloads cache lines that the other calls evicted, mainly the calls
+    that clone the logits. `before` is run before each call and not measured.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):

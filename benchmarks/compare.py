@@ -195,7 +195,7 @@ def write(args: argparse.Namespace, directory: Path, entered: Lineup, outcomes: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 1 if one of our own configurations has no result or misses a bound."""
+    """Runs the command line; returns 1 if one of our configurations has no result or misses a bound."""
     args = parse_arguments(argv)
     # Ending the run by its process id also ends the current server.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -41,6 +41,7 @@ def main() -> int:
         ("load.py", "--smoke"),
         ("victim.py", "--smoke"),
         ("speculation.py", "--smoke"),
+        ("same_tokens.py", "--smoke"),
     )
     return status or next((failed for run in runs if (failed := _run(*run))), 0)
 

@@ -2,8 +2,11 @@
 
     python benchmarks/speculation.py                   # exit status 0 only if tokens are equal and the musts hold
     python benchmarks/speculation.py --smoke           # seconds; fails only if tokens differ
+    python benchmarks/speculation.py --json runs.json --plot docs/images/speculation.svg
 
-Both engines run in turns. Every answer must have the same tokens in both; the fastest of several turns counts.
+Both engines run in turns. Every answer must have the same tokens in both; the fastest of several turns counts. Answers
+end where the model ends them, at the latest after `--max-tokens`. `idle` is the share of a step's time that finding
+drafts takes, in an engine inside this process.
 """
 
 from __future__ import annotations
@@ -12,54 +15,27 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
+from speculation_plot import render_svg
+from speculation_tasks import ANSWER_TOKENS, Task, tasks
+
 from fastdeploy_lp import LLM, SamplingParams
-from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
-from fastdeploy_lp.request.outputs import NO_DRAFTS, RequestOutput
+from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.request.outputs import NO_DRAFTS
+from fastdeploy_lp.request.sampling_params import SettledParams
+from fastdeploy_lp.startup.engine_args import EngineArgs
+from fastdeploy_lp.startup.settled_config import settled_config
+from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.model_runner import ModelRunner
 
-TEXT = (
-    "The lighthouse stands on a rock two miles from the harbour. It was built in 1871 by a company of forty men, who "
-    "carried every stone over the sea in small boats. The lamp burned oil until 1923, when the first electric light "
-    "was installed. Today nobody lives there, but a boat brings visitors every Sunday in summer, if the sea is calm."
-)
-CODE = (
-    "def price(items, tax):\n    total = 0\n    for item in items:\n        total = total + item.price * item.count\n"
-    "        if item.discount:\n            total = total - item.discount\n    total = total + total * tax\n"
-    "    return total\n"
-)
-PERSON = {
-    "type": "object",
-    "properties": {
-        "family_name": {"type": "string", "maxLength": 12},
-        "given_name": {"type": "string", "maxLength": 12},
-        "year_of_birth": {"type": "integer", "minimum": 1900, "maximum": 2020},
-        "preferred_language": {"enum": ["English", "German", "French"]},
-        "is_registered_customer": {"type": "boolean"},
-    },
-    "required": ["family_name", "given_name", "year_of_birth", "preferred_language", "is_registered_customer"],
-    "additionalProperties": False,
-}
-
-
-@dataclass(frozen=True)
-class Task:
-    """A prompt, its parameters, and the ratios that it must reach by number of requests."""
-
-    name: str
-    prompt: str
-    params: dict[str, Any] = field(default_factory=dict)
-    musts: dict[int, float] = field(default_factory=dict)
-
-
-TASKS = (
-    Task("quote", f"Repeat this text exactly, with no changes:\n\n{TEXT}", musts={1: 1.8, 8: 1.4}),
-    Task("edit", f"Rename total to amount:\n\n{CODE}", {"prediction": CODE}, {1: 1.8, 8: 1.4}),
-    Task("schema", "Invent a customer.", {"guided_decoding": GuidedDecodingParams(json=PERSON)}, {1: 1.5}),
-    Task("chat", "Tell me a story about a fox who lives near a river.", musts={1: 0.98, 8: 0.98, 32: 0.98}),
-)
+IDLE_MUST = 0.01
+"""Largest share of a step that an idle drafter may take."""
 
 
 @dataclass(frozen=True)
@@ -71,56 +47,132 @@ class Run:
     accepted: float
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Tokens per second of a task without and with drafts; `accepted` is the share of right draft tokens."""
+
+    task: str
+    requests: int
+    plain: float
+    drafted: float
+    ratio: float
+    accepted: float
+    must: float | None
+    same: bool
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Share of the time of steps with this many free chats that finding drafts takes."""
+
+    requests: int
+    share: float
+
+
 def run(llm: LLM, task: Task, count: int, max_tokens: int) -> Run:
-    """Answers `count` requests at once; their greedy outputs have full length unless their form ends them."""
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **task.params)
-    began = time.perf_counter()
-    outputs: Sequence[RequestOutput] = llm.chat(
-        [[{"role": "user", "content": task.prompt}]] * count, params, use_tqdm=False
-    )
-    seconds = time.perf_counter() - began
-    tokens = [list(output.outputs.token_ids) for output in outputs]
-    drafted = sum((output.drafted for output in outputs), NO_DRAFTS)
+    """Answers the task's prompts, `count` at a time; prompts repeat until there are as many."""
+    prompts = list(islice(cycle(task.prompts), max(count, len(task.prompts) // count * count)))
+    tokens: list[list[int]] = []
+    drafted, seconds = NO_DRAFTS, 0.0
+    for first in range(0, len(prompts), count):
+        batch = prompts[first : first + count]
+        params = [SamplingParams(temperature=0, max_tokens=max_tokens, **each.params) for each in batch]
+        conversations = [[{"role": "user", "content": each.text}] for each in batch]
+        began = time.perf_counter()
+        outputs = llm.chat(conversations, params, use_tqdm=False)
+        seconds += time.perf_counter() - began
+        for output in outputs:
+            tokens.append(list(output.outputs.token_ids))
+            drafted += output.drafted
     return Run(tokens, sum(map(len, tokens)) / seconds, drafted.accepted / max(drafted.verified, 1))
 
 
-def compared(engines: Sequence[LLM], task: Task, count: int, args: argparse.Namespace) -> dict[str, Any]:
+def compared(engines: Sequence[LLM], task: Task, count: int, args: argparse.Namespace) -> Comparison:
     """Runs a task on both engines in turns; the second one drafts."""
     runs: list[list[Run]] = [[], []]
     for _ in range(args.turns):
         for place, engine in enumerate(engines):
             runs[place].append(run(engine, task, count, args.max_tokens))
     plain, drafted = (max(each, key=lambda one: one.per_second) for each in runs)
-    ratio = drafted.per_second / plain.per_second
-    return {
-        "task": task.name,
-        "requests": count,
-        "plain": round(plain.per_second, 1),
-        "drafted": round(drafted.per_second, 1),
-        "ratio": round(ratio, 2),
-        "accepted": round(drafted.accepted, 2),
-        "must": task.musts.get(count),
-        "same": all(one.tokens == plain.tokens for each in runs for one in each),
-    }
+    return Comparison(
+        task.name,
+        count,
+        round(plain.per_second, 1),
+        round(drafted.per_second, 1),
+        round(drafted.per_second / plain.per_second, 2),
+        round(drafted.accepted, 2),
+        task.musts.get(count),
+        all(one.tokens == plain.tokens for each in runs for one in each),
+    )
+
+
+def idle(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Idle]:
+    """Measures how long finding drafts takes in an engine inside this process; none may be worth verifying."""
+    fd_config = settled_config(EngineArgs(**options), show_progress=False)
+    core = EngineCore(fd_config, LogitsProcessorChain([], fd_config))
+    if not isinstance(core.runner, ModelRunner):
+        raise TypeError(f"the model runner is {type(core.runner).__name__}, whose drafts cannot be timed")
+    find, spent = core.runner.drafts, [0.0]
+
+    def timed(*args: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return find(*args)
+        finally:
+            spent[0] += time.perf_counter() - began
+
+    setattr(core.worker, "drafts", timed)  # noqa: B010 - a method is replaced for the measurement
+    found = []
+    for count in counts:
+        for index, prompt in enumerate(islice(cycle(prompts), count)):
+            params = SettledParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+            core.add(AddRequest(f"{count}-{index}", list(prompt), params))
+        core.step()
+        spent[0], began = 0.0, time.perf_counter()
+        while core.has_work:
+            core.step()
+        found.append(Idle(count, round(spent[0] / (time.perf_counter() - began), 4)))
+    return found
+
+
+def measured(args: argparse.Namespace) -> tuple[list[Comparison], list[Idle]]:
+    """Returns the comparisons of all tasks, and the idle shares on free chats."""
+    # A long answer to a prompt that was computed before would only show the prefix cache.
+    options: dict[str, Any] = {"model": args.model, "quantization": args.quantization, "enable_prefix_caching": False}
+    options |= {"max_num_seqs": max(args.requests)}
+    drafting = {**options, "speculative_config": args.speculative_config}
+    chosen = [task for task in tasks() if not args.tasks or task.name in args.tasks]
+    with LLM(**options) as plain, LLM(**drafting) as drafts:
+        results = []
+        for task in chosen:
+            for count in args.requests:
+                results.append(compared([plain, drafts], task, count, args))
+                print(row(results[-1]), flush=True)
+        chats = [prompt.text for task in tasks() if task.name == "chat" for prompt in task.prompts]
+        outputs = plain.chat([[{"role": "user", "content": text}] for text in chats], SamplingParams(max_tokens=1))
+        prompts = [list(output.prompt_token_ids or ()) for output in outputs]
+    return results, idle(drafting, prompts, args.requests) if args.idle else []
+
+
+def row(each: Comparison) -> str:
+    """Returns a row of the table."""
+    return "|" + "|".join(f" {value} " for value in asdict(each).values()) + "|"
 
 
 def main() -> int:
     """The exit status."""
     args = arguments()
-    options: dict[str, Any] = {"quantization": args.quantization, "max_num_seqs": max(args.requests)}
-    # A long answer to a prompt that was computed before would only show the prefix cache.
-    options |= {"model": args.model, "enable_prefix_caching": False}
-    engines = [LLM(**options), LLM(**options, speculative_config=args.speculative_config)]
-    results = [compared(engines, task, count, args) for task in TASKS for count in args.requests]
-    print("| task | requests | tokens/s | with drafts | ratio | must | accepted | same tokens |\n|---|" + "---|" * 7)
-    for each in results:
-        names = ("task", "requests", "plain", "drafted", "ratio", "must", "accepted", "same")
-        print("|" + "|".join(f" {each[name]} " for name in names) + "|")
+    print("| task | requests | tokens/s | with drafts | ratio | accepted | must | same tokens |\n|---|" + "---|" * 7)
+    results, shares = measured(args)
+    for each in shares:
+        print(f"idle at {each.requests}: {each.share:.2%} of a step")
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
-    same = all(each["same"] for each in results)
-    fast = all(each["ratio"] >= (each["must"] or 0.0) for each in results)
+        content = {"tasks": [asdict(each) for each in results], "idle": [asdict(each) for each in shares]}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    if args.plot:
+        args.plot.write_text(render_svg([(each.task, each.requests, each.accepted, each.ratio) for each in results]))
+    same = all(each.same for each in results)
+    fast = all(each.ratio >= (each.must or 0.0) for each in results) and all(each.share <= IDLE_MUST for each in shares)
     return 0 if same and (fast or args.smoke) else 1
 
 
@@ -131,13 +183,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quantization", default="w8a8", type=lambda name: None if name == "none" else name)
     parser.add_argument("--speculative-config", default='{"method": "auto"}')
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--tasks", nargs="+", metavar="NAME", choices=[task.name for task in tasks()], help="(all)")
+    parser.add_argument("--max-tokens", type=int, default=ANSWER_TOKENS)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json")
+    parser.add_argument("--no-idle", action="store_false", dest="idle", help="leave out the idle shares")
+    parser.add_argument("--json", type=Path, help="write the results")
+    parser.add_argument("--plot", type=Path, help="write acceptance against ratio as SVG")
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     if args.smoke:
         args.requests, args.max_tokens, args.turns = [1, 2], 12, 1
+        args.tasks = args.tasks or ["quote", "edit", "extract", "chat"]
     return args
 
 

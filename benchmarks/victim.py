@@ -173,6 +173,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round, at least")
     parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME")
+    parser.add_argument("--cold-cache", action="store_true", help="leave the KV cache unwritten: it counts as memory")
     parser.add_argument("--smoke", action="store_true", help="three attacks, to see that it runs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -181,7 +182,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     print(f"{'beside':<40}{'p50':>7}{'p99':>8}{'/ calm':>8}{'max':>8}{'live max':>10}{'MB':>7}  ({BOUNDS})")
     with running_server(options) as server:
-        if not options.smoke:
+        if not (options.smoke or options.cold_cache):
             _write_whole_cache(server)
         latest = measure(server, seconds)
         for name in names:

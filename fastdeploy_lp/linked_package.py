@@ -1,7 +1,7 @@
 """One object for a module, also when it is imported through a link at the top of a checkout.
 
 `worker` and `entrypoints` there are links to packages of `fastdeploy_lp`. Without a redirection, `import worker.pipe`
-executes the file a second time: its classes are not those of `fastdeploy_lp.worker.pipe`.
+executes the file a second time: its classes differ from the classes of `fastdeploy_lp.worker.pipe`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import msgspec
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.request.outputs import ProcessorStop
 from fastdeploy_lp.request.pooling_params import PoolingParams
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.stats import ProcessorStats, SchedulerStats
@@ -144,7 +145,8 @@ class SequenceStep(msgspec.Struct, array_like=True):
     token, if requested; `trace` one list of stages a token, while the request is traced; `shadows` one entry a token,
     while processors run in shadow for it.
     drafted: draft tokens that the worker's step verified, of which the sequence took `accepted`; set in the first of
-    the sequence's steps that come together.
+    the sequence's steps that come together, which are one unless it fails or its trace ends.
+    emitted: the values that processors emitted with the token, or with their end of the sequence: name and JSON.
     A pooled prompt has one step, with `num_cached_tokens`, `scheduled_at` and `pooled`, its vector [hidden_size] as
     little-endian float32, or one vector per token, [tokens, hidden_size], for the task "token_embed".
     """
@@ -152,7 +154,7 @@ class SequenceStep(msgspec.Struct, array_like=True):
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | ProcessorStop | None = None
     error: str | None = None
     unavailable: bool = False
     num_cached_tokens: int | None = None
@@ -165,6 +167,28 @@ class SequenceStep(msgspec.Struct, array_like=True):
     by_request: bool = False
     drafted: int = 0
     accepted: int = 0
+    emitted: list[tuple[str, bytes]] | None = None
+
+    def take(self, later: SequenceStep) -> bool:
+        """Adds the tokens of the sequence's next step; returns False for a failure, or other details than these.
+
+        Values that processors emitted stay with the step of their token.
+        """
+        details = [(getattr(self, name), getattr(later, name)) for name in DETAILS]
+        if later.error is not None or self.emitted or later.emitted:
+            return False
+        if any((mine is None) != (its is None) for mine, its in details):
+            return False
+        self.token_ids += later.token_ids
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        for mine, its in details:
+            if mine is not None:
+                mine += its
+        return True
+
+
+DETAILS = ("logprobs", "trace", "shadows")
+"""Fields of `SequenceStep` with one entry for each token."""
 
 
 class StepOutputs(msgspec.Struct, tag=True):

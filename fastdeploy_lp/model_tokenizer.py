@@ -35,7 +35,7 @@ class ModelTokenizer:
     """The tokenizer of a model's directory, on the package `tokenizers` alone; files are read on first use.
 
     Methods and attributes have the meaning and the defaults that they have in transformers. Attributes that are not
-    defined here are those of `tokenizers.Tokenizer`, then the entries of `tokenizer_config.json`.
+    defined here are looked up in `tokenizers.Tokenizer`, then in the entries of `tokenizer_config.json`.
 
     `eos_token_ids`: of the model's configuration; the first one counts when the tokenizer's files name none. Every use
     raises TokenizerFilesError (a ValueError) when the directory has no readable tokenizer.

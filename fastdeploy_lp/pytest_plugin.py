@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ProcessorChecks(Protocol):
-    """What the fixture gives."""
+    """Callable that the fixture returns."""
 
     def __call__(self, processor: Any, params: Any = None, **options: Any) -> CheckReport:
         """`check_processor` with the same arguments; a test that calls it fails with the whole report."""

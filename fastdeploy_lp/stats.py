@@ -35,8 +35,8 @@ class ProcessorStats(msgspec.Struct):
 
     seconds: time spent in its `update_state` and `apply`. rows: rows it was used on, summed over steps. requests:
     requests that used it. faults: steps in which it failed. slow_steps: steps in which it took longer than its time
-    budget. skipped_greedy: steps in which it was left out because every row was greedy. state: "ok" or "quarantined".
-    shadow: its counters in shadow.
+    budget. skipped_greedy: steps in which it was left out because every row was greedy. finishes: requests that it
+    ended. emitted: values that it sent to clients. state: "ok" or "quarantined". shadow: its counters in shadow.
     """
 
     name: str
@@ -48,6 +48,8 @@ class ProcessorStats(msgspec.Struct):
     slow_steps: int = 0
     skipped_greedy: int = 0
     last_error: str | None = None
+    finishes: int = 0
+    emitted: int = 0
     shadow: ShadowStats = msgspec.field(default_factory=ShadowStats)
 
     @property
@@ -61,8 +63,8 @@ class ProcessorStats(msgspec.Struct):
 class DraftStats(msgspec.Struct):
     """Counters of the draft tokens of one kind since the worker started.
 
-    drafts: verified drafts. tokens, accepted: their tokens, and those that were sampled. accepted_at: the latter by
-    position in the draft.
+    drafts: verified drafts. tokens: their tokens. accepted: the tokens that were sampled too. accepted_at: accepted
+    tokens by position in the draft.
     """
 
     kind: str

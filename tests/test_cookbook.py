@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
@@ -147,6 +148,17 @@ def test_the_answer_is_one_of_the_choices(run: Callable[[str], str], ask: Callab
     choices = ["positive", "negative"]
     assert ask("Is this review positive or negative? I love this place, best food!") not in choices
     assert run("Choose among options").splitlines() == choices
+
+
+def test_a_text_is_classified_without_a_token(run: Callable[[str], str]) -> None:
+    lines = run("Classify in one step").splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        found = re.fullmatch(r"(positive|negative) (\{.*\}) 0", line)
+        assert found is not None
+        probabilities = ast.literal_eval(found.group(2))
+        assert found.group(1) == max(probabilities, key=probabilities.__getitem__)
+        assert 0 < sum(probabilities.values()) < 1
 
 
 def test_the_answer_cites_the_prompt(run: Callable[[str], str], ask: Callable[..., str]) -> None:

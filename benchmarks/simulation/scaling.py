@@ -185,7 +185,7 @@ def tables(scaling: Scaling) -> str:
     parts = [
         *([] if settled else [PRELIMINARY]),
         f"{costs.model}, {costs.quantization or 'float32'}, {costs.machine}, costs of {costs.timestamp} from "
-        f"{costs.steps:,} steps, of which the median is told with an error of {costs.fit_error:.1%}. One replica ends "
+        f"{costs.steps:,} steps, fitted with a median error of {costs.fit_error:.1%}. One replica ends "
         f"{scaling.capacity:.2f} requests/s of this load when its slots always have work.",
         _table("Load on one replica", scaling.loads, "arrivals"),
         _table("Policies", scaling.policies, "policy"),

@@ -425,6 +425,8 @@ class FDConfig:
     supervision_config: SupervisionConfig = field(default_factory=SupervisionConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
+    # Of a second model that drafts tokens; None without one.
+    draft_model_config: ModelConfig | None = None
 
     @property
     def tokenizer(self) -> ModelTokenizer:

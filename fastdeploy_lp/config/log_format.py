@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
 LOG_LEVELS = tuple(LEVELS)
 LOG_FORMATS = ("text", "json")
-# How the worker learns what the API process was told.
+# Pass the API process's settings to the worker.
 LEVEL_VARIABLE = "FASTDEPLOY_LP_LOG_LEVEL"
 FORMAT_VARIABLE = "FASTDEPLOY_LP_LOG_FORMAT"
 
@@ -24,7 +24,7 @@ WHOLE_FIELDS = frozenset({"prompts"})
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# Control characters and line separators: what a client sends must not look like a line of its own, or steer a terminal.
+# Control characters and line separators: a client's text must not look like a separate line, or control a terminal.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
     0x2028: "\\u2028",
     0x2029: "\\u2029",
@@ -32,7 +32,7 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: message key=value …`; tracebacks follow on lines of their own."""
+    """`time LEVEL logger: message key=value …`; tracebacks follow on separate lines."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: str, name: str | None = None) -> None:
-    """Send this process's log lines to standard error; `name` stands in the place of the loggers' own names."""
+    """Sends this process's log lines to standard error; `name` replaces the names of the loggers."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(name) if log_format == "json" else TextFormatter(name))
-    # Forced: libraries give the root logger handlers of their own when they are imported.
-    # Libraries may tell anything at the level debug, prompts included.
+    # Forced: some libraries add handlers to the root logger when they are imported.
+    # Libraries may log anything at the level debug, prompts included.
     logging.basicConfig(level=max(logging.INFO, LEVELS[level]), handlers=[handler], force=True)
     logging.getLogger("fastdeploy_lp").setLevel(LEVELS[level])
     logging.captureWarnings(True)
@@ -88,7 +88,7 @@ def configure_from_environment(name: str) -> None:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    """What was logged with `extra={"fields": {…}}`, cut to its bounds, and the request that it happened in."""
+    """Returns the fields of `extra={"fields": {…}}`, cut to their bounds, and the id of the current request."""
     given: Mapping[str, object] = getattr(record, "fields", {})
     fields = {name: value if name in WHOLE_FIELDS else _cut(value) for name, value in given.items()}
     request_id = REQUEST_ID.get()

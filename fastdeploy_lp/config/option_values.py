@@ -122,7 +122,7 @@ def _check_value(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:
 
 
 def json_object(given: str | dict[str, Any], example: str) -> dict[str, Any]:
-    """Returns a JSON object that is given as such or as text; raises ValueError, which shows `example`, for others."""
+    """Returns a JSON object, given as a dict or as text; raises ValueError, which shows `example`, otherwise."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What both processes know of ranks that share one model: which models can be shared, and how heads are dealt out."""
+"""Rules of tensor parallelism for both processes: which models ranks can share, and how heads are distributed."""
 
 from __future__ import annotations
 

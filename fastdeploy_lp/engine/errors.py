@@ -1,5 +1,10 @@
 """Errors of the engine and of requests."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
 
 class EngineStartError(RuntimeError):
     """The worker did not start; the message is the reason in one line."""
@@ -65,3 +70,14 @@ class InvalidRequestError(ValueError):
         self.param = param
         self.reason = reason
         self.code = code
+
+
+UNNAMED_FAULT = "a logits processor of this server failed"
+Ended = TypeVar("Ended", EngineDeadError, RequestFailedError, EngineDeadError | RequestFailedError)
+
+
+def discreet(error: Ended, secret: Sequence[str]) -> Ended:
+    """Returns the error without its reason if that names a processor of which the client must not learn."""
+    if not any(name in str(error) for name in secret):
+        return error
+    return type(error)(UNNAMED_FAULT)

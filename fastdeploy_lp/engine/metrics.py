@@ -182,6 +182,8 @@ class SchedulerCollector(Collector):
         "faults": "Steps in which a logits processor failed",
         "slow_steps": "Steps in which a logits processor took longer than its time budget",
         "skipped_greedy": "Steps in which a logits processor was left out because every row was greedy",
+        "finishes": "Sequences that a logits processor ended",
+        "emitted": "Values that a logits processor sent to clients",
     }
 
     SHADOW_COUNTERS: ClassVar[dict[str, str]] = {
@@ -301,7 +303,7 @@ class LabelledRegistries(Collector):
 
 
 class VLLMNames(Collector):
-    """All families of a registry, and those that vLLM has too a second time with its names and labels.
+    """All families of a registry, and vLLM's families a second time with its names and labels.
 
     Dashboards of vLLM select by `model_name` and `engine`; a single engine is number 0.
     """

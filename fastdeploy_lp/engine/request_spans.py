@@ -1,6 +1,6 @@
 """OpenTelemetry spans of requests, sent to a collector over OTLP.
 
-Imports OpenTelemetry when a server is told where to send spans, and not before.
+Imports OpenTelemetry only in servers with an endpoint for spans.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ProcessorClocks:
 class SpanStatLogger(StatLoggerBase):
     """Sends a span for each completion, with spans for its queue, prefill, decode and logits processors below it.
 
-    A processor's span is as long as the steps of this completion spent in it, for all rows together; it begins with the
-    completion's first step. Spans are exported by a thread of their own.
+    A processor's span begins with the completion's first step and has the duration that the completion's steps spent in
+    the processor, for all rows together. A separate thread exports spans.
     """
 
     def __init__(self, fd_config: FDConfig, engine_index: int = 0) -> None:

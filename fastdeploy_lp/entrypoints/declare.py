@@ -66,7 +66,7 @@ def declare_engine(
         fastdeploy_compat.install()
     warn_of_unknown_names()
     load_general_plugins()
-    # What prevents the start raises here, not after a conversion.
+    # Errors that prevent the start are raised here, not after a conversion.
     current_platform()
     tile_choice()
     objects = {spec_of(given): given for given in args.logits_processors if not isinstance(given, str)}

@@ -30,7 +30,7 @@ class LoopThread:
     def run(self, call: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
         """Awaits `call(*arguments)` in the loop; interrupting the caller cancels it and waits for its cleanup.
 
-        The loop's thread makes the coroutine, so that an interrupt of the caller leaves none that nobody awaits.
+        The loop's thread makes the coroutine, so that an interrupt of the caller leaves no unawaited one.
 
         Raises RuntimeError after `close`.
         """

@@ -116,7 +116,7 @@ class GrammarCompiler:
             matcher = LLMatcher(self.prepare(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
             if matcher.is_error():
                 raise GrammarError(_one_line(matcher.get_error()))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001 - raised in the caller that waits
             with suppress(InvalidStateError):
                 compiled.set_exception(error)
         else:

@@ -70,7 +70,7 @@ def quoted(text: str) -> str:
 
 
 def _schemas(tags: Sequence[Tagged]) -> list[str]:
-    # Each is a document of its own, so that references inside it mean what they meant.
+    # Each is a separate document, so that references inside it keep their meaning.
     return [f"json_{number}: %json {json.dumps(tag.schema)}" for number, tag in enumerate(tags)]
 
 
@@ -80,7 +80,7 @@ TAG_KEYS = ("triggers", "structures")
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an output has to match, as the library reads it; `field` is what asks for it, for errors."""
+    """Grammar of an output in the library's syntax; `field` is the request's field that has it, for errors."""
 
     text: str
     field: str

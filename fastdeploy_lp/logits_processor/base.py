@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
+
+from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions, give_actions
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -27,6 +29,9 @@ class LogitsProcessor(ABC):
     """Pydantic model of the arguments that a request may pass, checked when the request arrives. With None, arguments
     whose names the class's code mentions reach it unchecked."""
 
+    Output: ClassVar[type[BaseModel] | None] = None
+    """Pydantic model of the values that the processor emits, checked when it emits one."""
+
     accepts_any_args: ClassVar[bool] = False
     """True if a processor without `Params` reads arguments whose names its code does not mention. Otherwise a request
     with an argument that no processor knows is refused."""
@@ -38,6 +43,9 @@ class LogitsProcessor(ABC):
     keeps_rows_valid: ClassVar[bool] = False
     """True if a row with a finite logit and no NaN always still has a finite logit and no NaN afterwards. The guard
     checks the rows that other processors worked on."""
+
+    actions: Actions = OUTSIDE
+    """Its verbs, finish and emit, valid in `update_state` and `apply`; the chain sets them after the constructor."""
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig) -> None:
@@ -58,6 +66,24 @@ class LogitsProcessor(ABC):
     def is_argmax_invariant(self) -> bool:
         """Returns True if no row's most likely token can ever change; it is then skipped when all rows are greedy."""
         return False
+
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:  # noqa: ARG002 - most force none
+        """Returns the token ids that the processor will force in the slot after `output`, in order; empty for none.
+
+        Speculative decoding drafts them. A wrong answer costs time and changes no output, nor may the call itself:
+        it must not change what the processor does.
+
+        Called between steps, only for a slot whose request had a row in an earlier `update_state` of this instance.
+        `output` is the request's live list of output tokens; exactly one of them, the last, is newer than the latest of
+        these `update_state`s. The first token returned is the one that the slot's next `apply` forces.
+
+        An error counts as a fault of the processor, which is then not asked again; it ends no request.
+        """
+        return ()
+
+    def use_actions(self, actions: Actions) -> None:
+        """Sets `actions`; the chain calls it once. A class that uses this name for something else keeps its own."""
+        give_actions(self, actions)
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:

@@ -98,6 +98,12 @@ class DeclaredProcessor:
         return self.dialect.params_model(self.found)
 
     @cached_property
+    def output_model(self) -> type[BaseModel] | None:
+        """Pydantic model of the values that it emits, None if it declares none."""
+        found = getattr(self.dialect.class_of(self.found), "Output", None)
+        return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+    @cached_property
     def argument_names(self) -> frozenset[str]:
         """Names of the arguments in `params_model`."""
         if self.params_model is None:
@@ -152,9 +158,12 @@ class DeclaredProcessor:
         """Returns True if the request names this processor, or passes an argument that belongs to it.
 
         Arguments that a class without `Params` takes belong to it unless another's `Params` claim them. No request is
-        meant for a processor in shadow; every request is meant for a mandatory one of a dialect without flat arguments.
+        meant for a processor in shadow; every request is meant for a mandatory one of a dialect without flat arguments,
+        and for those that the operator imposes on it.
         """
-        if self.name in selection.shadow:
+        if self.name in selection.imposed:
+            return True
+        if self.name in selection.shadow or self.name in selection.secret:
             return False
         if self.dialect.by_name_only and self.mandatory:
             return True
@@ -167,8 +176,13 @@ class DeclaredProcessor:
         return self.mandatory or self.is_meant_for(selection)
 
     def leaves_alone(self, selection: Selection) -> bool:
-        """Returns True if the processor must not see the request, which names others or wants it in shadow."""
-        if self.name in selection.shadow:
+        """Returns True if the processor must not see the request.
+
+        The request names others or wants it in shadow, or the operator withholds it from the client.
+        """
+        if self.name in selection.imposed:
+            return False
+        if self.name in selection.shadow or self.name in selection.secret:
             return True
         return selection.named is not None and self.name not in selection.named and not self.mandatory
 

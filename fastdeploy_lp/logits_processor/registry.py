@@ -34,6 +34,7 @@ _BUILTIN_MODULES = {
     "forcing": ("ForcedSequence", "MaxTime", "ThinkingBudget"),
     "lengths": ("GenLength", "ExponentialLengthDecay"),
     "multiple_choice": ("MultipleChoice",),
+    "classification": ("ClassProbabilities",),
     "watermark": ("Watermark",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),

@@ -18,6 +18,8 @@ class Selection(msgspec.Struct, omit_defaults=True):
     order: the names in the request's order, mandatory ones included; None for the declared order.
     shadow: the names of processors that run in shadow: the chain runs only the others on the request.
     hidden: names of flat arguments that a processor does not see, by the processor's name.
+    imposed: the operator's arguments by processor name; these processors see the request, with these arguments.
+    secret: the names that do not exist for the client; those without imposed arguments leave the request alone.
     """
 
     flat: dict[str, Any] = {}
@@ -25,6 +27,8 @@ class Selection(msgspec.Struct, omit_defaults=True):
     order: tuple[str, ...] | None = None
     shadow: tuple[str, ...] = ()
     hidden: dict[str, tuple[str, ...]] = {}
+    imposed: dict[str, dict[str, Any]] = {}
+    secret: tuple[str, ...] = ()
 
     def in_shadow(self) -> Selection:
         """Returns the same selection as the processors in shadow see it."""
@@ -32,12 +36,18 @@ class Selection(msgspec.Struct, omit_defaults=True):
 
     def args_for(self, name: str) -> ProcessorArgs:
         """Returns the arguments that the processor of that name sees in the chain."""
-        if name in self.shadow:
+        if name in self.imposed:
+            return ProcessorArgs(self.imposed[name])
+        if name in self.shadow or name in self.secret:
             return ProcessorArgs()
         if self.named is not None:
             return ProcessorArgs(self.named.get(name, {}))
         hidden = self.hidden.get(name, ())
         return ProcessorArgs({key: value for key, value in self.flat.items() if key not in hidden})
+
+    def forces(self, name: str) -> bool:
+        """Returns True if the operator imposes the processor and the client must not learn of it."""
+        return name in self.imposed and name in self.secret
 
     @property
     def all_args(self) -> ProcessorArgs:

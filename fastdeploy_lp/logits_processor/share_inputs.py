@@ -168,14 +168,20 @@ class ShareInputs(Mapping[str, Any]):
         self._arrays["stop_flags"][:] = True
         self._arrays["stop_flags"][slots] = False
 
-    def append_tokens(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Records one sampled token [n] for each of these slots [n]."""
-        positions = self._arrays["prompt_lens"][slots, 0] + self._arrays["step_idx"][slots, 0]
-        self._arrays["step_idx"][slots, 0] += 1
+    def append_tokens(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], counts: NDArray[np.int64] | None = None
+    ) -> None:
+        """Records sampled tokens: one for each of these slots [n], or `counts` [n] of them, in order, at least one."""
+        if counts is None:
+            counts = np.ones_like(slots)
+        ends = np.cumsum(counts)
+        begin = self._arrays["prompt_lens"][slots, 0] + self._arrays["step_idx"][slots, 0]
+        self._arrays["step_idx"][slots, 0] += counts
+        rows, positions = np.repeat(slots, counts), np.repeat(begin - (ends - counts), counts) + np.arange(len(tokens))
         # The last token of a full context does not fit the array; its sequence ends with it.
         fits = positions < self._arrays["token_ids_all_cpu"].shape[1]
-        self._put("token_ids_all", slots[fits], positions[fits], tokens[fits])
-        self._put("next_tokens", slots, np.zeros_like(slots), tokens)
+        self._put("token_ids_all", rows[fits], positions[fits], tokens[fits])
+        self._put("next_tokens", slots, np.zeros_like(slots), tokens[ends - 1])
 
     def _put(self, name: str, rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         self._arrays[f"{name}_cpu"][rows, cols] = values

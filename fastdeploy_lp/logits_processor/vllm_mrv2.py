@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, VllmModelConfig, VllmSchedulerConfig
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ class LogitsContext:
 class LogitsProcessor(ABC):
     """A processor with state by slot. Slots are used again and nothing reports a request's end, so `add_request` must
     set all state of its slot."""
+
+    actions: Actions = OUTSIDE
+    """Its verbs, by slots (`req_idx`), valid in all its methods of a step; vLLM has none."""
 
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:  # noqa: B027 - optional
         """Sets up state."""

@@ -5,6 +5,7 @@ A processor written for `vllm.v1.sample.logits_processor` runs on this server if
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastdeploy_lp.logits_processor.actions import ACTIONS, OUTSIDE, Actions, RequestActions, takes_actions
 from fastdeploy_lp.logits_processor.errors import contained, described
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, VllmModelConfig, VllmSchedulerConfig
 
@@ -37,7 +39,9 @@ __all__ = [
 ]
 
 RequestLogitsProcessor = Callable[..., Any]
-"""`(output_ids, row) -> row` or `(prompt_ids, output_ids, row) -> row`, row being [vocab_size]."""
+"""`(output_ids, row) -> row` or `(prompt_ids, output_ids, row) -> row`, row being [vocab_size].
+
+A callable with a parameter `actions` gets its request's `RequestActions`, by this name."""
 
 RowCallable = Callable[[Any], Any]
 """The same with the request's tokens filled in: `row -> row`."""
@@ -72,6 +76,9 @@ class BatchUpdate:
 class LogitsProcessor(ABC):
     """A batch-level processor that receives the changes of the batch."""
 
+    actions: Actions = OUTSIDE
+    """Its verbs, by rows instead of slots; vLLM has none."""
+
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raises ValueError for parameters that cannot be served; runs when a request arrives."""
@@ -98,6 +105,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:  # noqa: ARG002 - contract
         self.req_info: dict[int, RowCallable] = {}
+        # Of the callable that runs.
+        self._request_actions = RequestActions()
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
@@ -108,7 +117,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
     ) -> RowCallable | None:
         """Returns the callable of a new request with its tokens filled in; vLLM's name, which subclasses override."""
         processor = self.new_req_logits_processor(params)
-        return None if processor is None else bind_request(processor, prompt_ids, output_ids)
+        return None if processor is None else bind_request(processor, prompt_ids, output_ids, self._request_actions)
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Keeps every row's callable with its request."""
@@ -116,7 +125,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         """Runs each callable on its row; one that fails is dropped, and the others still run."""
-        apply_rows(self.req_info, logits)
+        apply_rows(self.req_info, logits, self._request_actions, self.actions)
         return logits
 
 
@@ -145,16 +154,23 @@ def follow_rows(
     raise_row_errors(failed)
 
 
-def apply_rows(rows: dict[int, RowCallable], logits: Any) -> None:
+def apply_rows(
+    rows: dict[int, RowCallable], logits: Any, own: RequestActions | None = None, actions: Actions = OUTSIDE
+) -> None:
     """Runs each callable on its row of `logits` [rows, vocab_size], in place.
 
-    Drops a callable that raises, still runs the others, then raises RowErrors.
+    Drops a callable that raises, still runs the others, then raises RowErrors. `own`: the verbs
+    of the running callable, which are repeated for its row by `actions`.
     """
     failed: dict[int, Exception] = {}
+    own = own or RequestActions()
     for row, processor in list(rows.items()):
         try:
             part = logits[row]
-            logits[row] = require_same_kind(processor(part), part)
+            with own:
+                made = require_same_kind(processor(part), part)
+            logits[row] = made
+            own.pass_on(actions, row)
         except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
             failed[row] = contained(error)
             del rows[row]
@@ -201,12 +217,19 @@ def require_same_kind(result: Any, given: Any) -> Any:
     return result
 
 
-def bind_request(processor: RequestLogitsProcessor, prompt_ids: list[int] | None, output_ids: list[int]) -> RowCallable:
+def bind_request(
+    processor: RequestLogitsProcessor,
+    prompt_ids: list[int] | None,
+    output_ids: list[int],
+    actions: RequestActions | None = None,
+) -> RowCallable:
     """Returns the callable with its request's tokens filled in; three-argument callables get the prompt first.
 
-    Raises TypeError for a callable that takes neither two nor three arguments.
+    Raises TypeError for a callable that takes neither two nor three arguments, besides `actions`.
     """
     count = len(inspect.signature(processor).parameters)
+    if takes_actions(processor):
+        processor, count = functools.partial(processor, **{ACTIONS: actions or RequestActions()}), count - 1
     if count == 3:
         return lambda row: processor(prompt_ids or [], output_ids, row)
     if count == 2:

@@ -71,7 +71,7 @@ class Platform(ABC):
         # Without it, Paddle's runtime logs every connection.
         return {"GLOG_minloglevel": "1"} if ranks > 1 else {}
 
-    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:  # noqa: ARG002 - for those who differ
+    def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:  # noqa: ARG002 - for overrides
         """Returns additions to `worker_environment` for one of `size` workers on this host."""
         return {}
 
@@ -80,7 +80,8 @@ class Platform(ABC):
         """Returns the bytes of device memory now available for weights and KV cache."""
 
     def check_and_update_config(self, fd_config: FDConfig) -> FDConfig:
-        """Returns the configuration for this device; called once, in the API process, before anything starts.
+        """Returns the configuration for this device; called in the API process, before anything starts: once, and once
+        with the `model_config` of a draft model.
 
         May replace any part of it, and name classes in `device_config`; for names left None, the methods below decide.
         `cache_config.num_blocks` is 0 here; unless the platform sets it, it is computed afterwards from free memory.

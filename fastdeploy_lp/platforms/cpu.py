@@ -174,3 +174,9 @@ def _mkl_code_path(cpuinfo: Path) -> dict[str, str]:
     if "GenuineIntel" in text or "avx2" not in flags:
         return {}
     return {"MKL_DEBUG_CPU_TYPE": "7" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "5"}
+
+
+def has_avx512() -> bool:
+    """Returns True if the processor has AVX-512; False if the kernel does not list its instructions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and "avx512f" in cpuinfo.read_text().partition("\nflags")[2].partition("\n")[0].split()

@@ -1,7 +1,7 @@
-"""What one request may hold, in one place; docs/limits.md lists it.
+"""Limits of one request, in one place; docs/limits.md lists them.
 
-A limit bounds what a request costs before the engine has taken it: time on the event loop, and memory. What it costs
-after that is bounded by the context, the slots and the queue.
+A limit bounds the cost of a request before the engine accepts it: time on the event loop, and memory. Its later cost
+is bounded by the context, the slots and the queue.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ MAX_METADATA_VALUE = 512
 # Chat templates. Far beyond what a conversation that fits into a context needs.
 MAX_TEMPLATE_STEPS = 100_000
 MAX_TEMPLATE_CHARACTERS = 8_000_000
-# Those of requests, which run in a process of their own.
+# Templates of requests, which run in a separate process.
 REQUEST_TEMPLATE_SECONDS = 3.0
 REQUEST_TEMPLATE_BYTES = 512 << 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypeVar
+from typing_extensions import TypedDict, TypeVar
 
 from fastdeploy_lp.request.trace import ShadowReport, TokenTrace
 
@@ -18,12 +18,33 @@ class Logprob:
     """Log probability of one token at one position.
 
     logprob: natural logarithm of its probability, or its logit, as `--logprobs-mode` says. rank: 1 for a most likely
-    token. decoded_token: what it reads as.
+    token. decoded_token: its text.
     """
 
     logprob: float
     rank: int
     decoded_token: str
+
+
+class ProcessorStop(TypedDict):
+    """Stop reason of a completion that a logits processor has ended: the processor's name, and its reason."""
+
+    processor: str
+    reason: str
+
+
+StopCause = int | str | ProcessorStop
+"""A token of `stop_token_ids`, a stop string, or the end that a logits processor has set."""
+
+ProcessorOutputs = dict[str, list[Any]]
+"""JSON values that logits processors have emitted, by the processor's name."""
+
+
+def joined_outputs(first: ProcessorOutputs | None, then: ProcessorOutputs | None) -> ProcessorOutputs | None:
+    """Returns the values of both; None without any."""
+    if first is None or then is None:
+        return then if first is None else first
+    return {name: [*first.get(name, ()), *then.get(name, ())] for name in dict.fromkeys((*first, *then))}
 
 
 @dataclass(slots=True)
@@ -37,26 +58,28 @@ class CompletionOutput:
     `cumulative_logprob` sums the sampled ones; `text_offsets` says where in `text` each token begins.
     With `SamplingParams.logits_processors_trace`: `logits_processors_trace` has one entry for each of the first output
     tokens, all of them unless a limit says otherwise. With processors in shadow: `logits_processors_shadow` by name.
+    With processors that emit values: `logits_processors_outputs` has each one's values in order, by its name.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
     logprobs: Sequence[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     text_offsets: list[int] = field(default_factory=list)
     logits_processors_trace: list[TokenTrace] | None = None
     logits_processors_shadow: dict[str, ShadowReport] | None = None
+    logits_processors_outputs: ProcessorOutputs | None = None
 
     def extend(self, delta: CompletionDelta) -> None:
-        """Take what is new."""
+        """Appends a delta's text, tokens and logprobs, and takes over its finish reason."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.logprobs is not None:
-            # A whole answer comes as one delta, whose positions nobody has to read here.
+            # A whole answer is one delta; its positions are kept as they are, without decoding them here.
             self.logprobs = [*self.logprobs, *delta.logprobs] if self.logprobs else delta.logprobs
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + delta.gained_logprob
             self.text_offsets += delta.text_offsets
@@ -64,9 +87,10 @@ class CompletionOutput:
             self.logits_processors_trace = (self.logits_processors_trace or []) + delta.logits_processors_trace
         if delta.logits_processors_shadow is not None:
             self.logits_processors_shadow = delta.logits_processors_shadow
+        self.logits_processors_outputs = joined_outputs(self.logits_processors_outputs, delta.logits_processors_outputs)
 
     def snapshot(self) -> CompletionOutput:
-        """A copy that does not grow with this one."""
+        """Returns a copy that later deltas do not change."""
         logprobs = list(self.logprobs) if isinstance(self.logprobs, list) else self.logprobs
         trace = None if self.logits_processors_trace is None else list(self.logits_processors_trace)
         return replace(
@@ -80,9 +104,9 @@ class CompletionOutput:
 
 @dataclass(slots=True, frozen=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds since 1970; differences between them follow a monotonic clock.
+    """Timestamps of a request, in seconds since 1970; their differences follow a monotonic clock.
 
-    `first_token_time` and `finished_time` are None as long as that has not happened.
+    `first_token_time` is None before the first token, `finished_time` before the request finishes.
     """
 
     arrival_time: float
@@ -92,7 +116,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
-    """Draft tokens that were verified for a request, and those of them that are its output."""
+    """Draft tokens that were verified for a request, and the verified ones that became its output."""
 
     verified: int = 0
     accepted: int = 0
@@ -108,12 +132,12 @@ NO_DRAFTS = DraftedTokens()
 class RequestOutput:
     """The answer to one prompt; `outputs` is the first completion, `completions` holds all `n` of them.
 
-    `prompt_index` is the prompt's place among those of one call of `LLM.generate` or `LLM.chat`.
+    `prompt_index` is the prompt's place among the prompts of one call of `LLM.generate` or `LLM.chat`.
     `num_cached_tokens` of the prompt's tokens were found in the prefix cache and not computed for this request.
     With `SamplingParams.prompt_logprobs`, `prompt_logprobs` has one dict a prompt token, by token id, the prompt's own
     first; None at the first token, which nothing predicts.
     `drafted` counts the draft tokens of a server with `speculative_config`.
-    A request that could not go on has an `error_msg` and an HTTP status other than 200 as its `error_code`.
+    A request that failed has an `error_msg` and an HTTP status other than 200 as its `error_code`.
     """
 
     request_id: str
@@ -137,33 +161,40 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What a completion gained since its last delta; a finishing delta carries the reasons.
+    """New text and tokens of a completion since its last delta; the last delta has the finish and stop reasons.
 
-    `logprobs` and `text_offsets` have one entry for each of `token_ids`, when logprobs were asked for, whose sum is
-    `gained_logprob`, and
-    `logits_processors_trace` one for each that is traced. `logits_processors_shadow` counts from the first token on.
+    With requested logprobs, `logprobs` and `text_offsets` have one entry for each of `token_ids`, and `gained_logprob`
+    is the sum of the sampled tokens' logprobs. `logits_processors_trace` has one entry for each traced token.
+    `logits_processors_shadow` counts from the completion's first token.
+    `logits_processors_outputs` has the values that processors emitted with `token_ids`, and with the end.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
     logprobs: Sequence[dict[int, Logprob]] | None = None
     gained_logprob: float = 0.0
     text_offsets: list[int] = field(default_factory=list)
     logits_processors_trace: list[TokenTrace] | None = None
     logits_processors_shadow: dict[str, ShadowReport] | None = None
+    logits_processors_outputs: ProcessorOutputs | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """True if it has only text and token ids, perhaps with a trace."""
+        return self.finish_reason is None and self.logprobs is None and self.logits_processors_outputs is None
 
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """`data` is what a prompt's hidden states came to: float32 [dimensions], or [tokens, dimensions] for each token."""
+    """Pooled hidden states of a prompt. `data`: float32 [dimensions], or [tokens, dimensions] with one row a token."""
 
     data: NDArray[np.float32]
 
 
-# What stands for a request's prompts: of an IO processor's request, whatever that makes of them.
+# Type of a pooled answer: `PoolingOutput`, or the type that an IO processor returns for its request.
 Pooled = TypeVar("Pooled", default=PoolingOutput)
 
 
@@ -171,7 +202,7 @@ Pooled = TypeVar("Pooled", default=PoolingOutput)
 class PoolingRequestOutput(Generic[Pooled]):
     """The answer to one prompt that was pooled; `num_cached_tokens` of its tokens were found in the prefix cache.
 
-    Of data that an IO processor turned into prompts, `outputs` is the processor's answer, and there are no token ids.
+    For data that an IO processor turned into prompts, `outputs` is the processor's answer, and there are no token ids.
     """
 
     request_id: str
@@ -183,7 +214,7 @@ class PoolingRequestOutput(Generic[Pooled]):
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """`embedding` holds `hidden_size` numbers, or as many as `dimensions` asked for; each is a float32."""
+    """Embedding of one prompt. `embedding`: `hidden_size` float32 numbers, or the requested number of `dimensions`."""
 
     embedding: list[float]
 
@@ -205,6 +236,6 @@ class EmbeddingRequestOutput:
 
     @classmethod
     def of(cls, pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
-        """The same answer with its numbers in a list."""
+        """Returns the same answer with its numbers in a list."""
         embedding = EmbeddingOutput(pooled.outputs.data.tolist())
         return cls(pooled.request_id, embedding, pooled.prompt_token_ids, pooled.num_cached_tokens, pooled.finished)

@@ -1,4 +1,4 @@
-"""What one request asks of the sampler and of the chain; the same class over HTTP, offline and between processes."""
+"""Parameters of a request for the sampler and the chain; the same class over HTTP, offline and between processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALLEST_TOP_P = 1e-30
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a stream holds: everything so far, what is new, or nothing before the whole answer."""
+    """Content of each output of a stream: everything so far, the new part, or nothing before the whole answer."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -309,9 +309,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
 
 class SettledParams(SamplingParams):
-    """Parameters that were checked once for all sequences of a request: lists are not looked at again.
+    """Parameters that were checked once for all sequences of a request: lists are not checked again.
 
-    Reading one would otherwise take the worker's step as long as its lists are.
+    Otherwise the worker's step would take time in proportion to the length of the lists.
     """
 
     def __post_init__(self) -> None:

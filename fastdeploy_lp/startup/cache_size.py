@@ -24,13 +24,15 @@ def settle_num_blocks(
     memory_share: float,
     ranks: int = 1,
     workers: int = 1,
+    draft: ModelFiles | None = None,
 ) -> int:
     """Blocks of the cache, the null block included.
 
-    `override` blocks if that is given; else enough for every slot at full length, or as many as fit beside the weights
-    into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values. Of `ranks` that
-    share the model each holds its part of weights and blocks, on a device of its own or all of them on the host; each
-    of `workers` holds all of them, and shares the host with the others.
+    `override` blocks if that is given; else enough for every slot at full length, at most the number that fits beside
+    the weights into `memory_share` of the memory that is free now. `dtype` is the element type of keys and values. Of
+    `ranks` that share the model each holds its part of weights and blocks, on a separate device or all on the host;
+    each of `workers` holds all of them, and shares the host with the others. `draft` is a second model
+    with as many blocks.
 
     Raises ValueError naming the option when not even one sequence of full length fits.
     """
@@ -41,14 +43,14 @@ def settle_num_blocks(
             f"tokens needs {per_sequence + 1} blocks of {block_size}, one of which stays empty"
         )
     wanted = 1 + max_num_seqs * per_sequence
-    try:
-        bytes_per_block = kv_bytes_per_token(files.config, dtype, ranks) * block_size
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.directory}: {error}") from None
+    bytes_per_block = _bytes_per_token(files, dtype, ranks) * block_size
     platform = current_platform()
     free = platform.free_memory() // (ranks * workers if platform.computes_on_host else 1)
     # At most, since quantized weights are loaded as others.
     weights = num_parameters(files.weights) * ELEMENT_BYTES[platform.model_dtype] // ranks
+    if draft is not None:
+        bytes_per_block += _bytes_per_token(draft, dtype) * block_size
+        weights += num_parameters(draft.weights) * ELEMENT_BYTES[platform.model_dtype]
     if override is not None:
         _require_room(override, bytes_per_block, free - weights)
         return override
@@ -69,6 +71,13 @@ def _require_room(override: int, bytes_per_block: int, free: int) -> None:
             f"num_gpu_blocks_override: {override} blocks take {override * bytes_per_block // MEBIBYTE} MiB; the free "
             f"memory beside the weights is {max(free, 0) // MEBIBYTE} MiB, for {max(free, 0) // bytes_per_block} blocks"
         )
+
+
+def _bytes_per_token(files: ModelFiles, dtype: str, ranks: int = 1) -> int:
+    try:
+        return kv_bytes_per_token(files.config, dtype, ranks)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.directory}: {error}") from None
 
 
 def kv_bytes_per_token(config: dict[str, Any], dtype: str, ranks: int = 1) -> int:

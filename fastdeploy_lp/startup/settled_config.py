@@ -22,6 +22,7 @@ from fastdeploy_lp.config.option_values import settle_part
 from fastdeploy_lp.config.tensor_parallel import require_divisible
 from fastdeploy_lp.platforms import Platform, current_platform
 from fastdeploy_lp.startup.cache_size import settle_num_blocks
+from fastdeploy_lp.startup.draft_model import find_draft_model
 
 if TYPE_CHECKING:
     from fastdeploy_lp.startup.engine_args import EngineArgs
@@ -34,7 +35,11 @@ def settled_config(args: EngineArgs, *, show_progress: bool = True) -> FDConfig:
     files = resolve_model(args.model, show_progress=show_progress, need_tokenizer=not args.skip_tokenizer_init)
     settled = settled_by(current_platform(), _fd_config(args, files))
     require_divisible(settled.model_config.hf_config, settled.parallel_config.tensor_parallel_size)
-    return replace(settled, cache_config=_with_blocks(args, files, settled))
+    draft = find_draft_model(settled, show_progress=show_progress)
+    if draft is None:
+        return replace(settled, cache_config=_with_blocks(args, files, settled))
+    cache = _with_blocks(args, files, settled, draft.files)
+    return replace(settled, cache_config=cache, draft_model_config=draft.config)
 
 
 def settled_by(platform: Platform, fd_config: FDConfig) -> FDConfig:
@@ -85,7 +90,9 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
     )
 
 
-def _with_blocks(args: EngineArgs, files: ModelFiles, settled: FDConfig) -> CacheConfig:
+def _with_blocks(
+    args: EngineArgs, files: ModelFiles, settled: FDConfig, draft: ModelFiles | None = None
+) -> CacheConfig:
     cache = settled.cache_config
     num_blocks = settle_num_blocks(
         files,
@@ -97,6 +104,7 @@ def _with_blocks(args: EngineArgs, files: ModelFiles, settled: FDConfig) -> Cach
         memory_share=args.gpu_memory_utilization,
         ranks=settled.parallel_config.tensor_parallel_size,
         workers=settled.parallel_config.data_parallel_size,
+        draft=draft,
     )
     return replace(cache, num_blocks=num_blocks)
 

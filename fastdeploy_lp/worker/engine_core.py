@@ -112,28 +112,40 @@ class EngineCore:
         chunks = self._scheduled()
         if not chunks:
             return self._outputs(unprepared, list(self.runner.chain.stats.values()))
-        steps = list(self._rounds(chunks))
+        steps = self._rounds(chunks)
         seconds = time.monotonic() - began
         self._note_pace(chunks, seconds)
         return self._outputs(unprepared + steps, self._changed_stats(), seconds)
 
-    def _rounds(self, chunks: list[ScheduledChunk]) -> Iterator[SequenceStep]:
-        """Executes the chunks and verifies their drafts, a token a round; yields each sequence's steps in order."""
+    def _rounds(self, chunks: list[ScheduledChunk]) -> list[SequenceStep]:
+        """Executes the chunks and verifies their drafts in rounds; returns each sequence's steps in order."""
         result, going = self.worker.execute_model(chunks), chunks
-        first: dict[str, SequenceStep] = {}
+        steps: dict[str, list[SequenceStep]] = {chunk.sequence.request_id: [] for chunk in chunks}
         while going:
             tokens = iter(result.tokens.tolist())
-            stepped = [(chunk, self._take(chunk, next(tokens) if chunk.samples else None, result)) for chunk in going]
-            for chunk, step in stepped:
-                if step is not None:
-                    first.setdefault(chunk.sequence.request_id, step)
-                    yield step
-            going = [chunk for chunk, _ in stepped if self._goes_on(chunk)]
+            for chunk in going:
+                known = steps[chunk.sequence.request_id]
+                for step in self._taken(chunk, next(tokens) if chunk.samples else None, result):
+                    if not (known and known[-1].take(step)):
+                        known.append(step)
+            going = [chunk for chunk in going if self._goes_on(chunk)]
             if going:
                 result = self.worker.verify(going)
         for chunk in chunks:
             if chunk.draft:
-                self._count_draft(chunk, first[chunk.sequence.request_id])
+                self._count_draft(chunk, steps[chunk.sequence.request_id][0])
+        return [step for each in steps.values() for step in each]
+
+    def _taken(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterator[SequenceStep]:
+        """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
+        slot = chunk.sequence.slot
+        if (step := self._take(chunk, token, result)) is not None:
+            yield step
+        for further in result.further.get(slot, ()):
+            if not self._goes_on(chunk):
+                return
+            self.blocks.share_computed(chunk.sequence)
+            yield self._advance(chunk.sequence, further, result)
 
     def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> SequenceStep | None:
         """Returns the step of a chunk's sequence: its new token, its vector or its failure; None for no end."""
@@ -163,7 +175,7 @@ class EngineCore:
         stats.add(step.drafted, step.accepted)
 
     def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
-        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1 or not chunk.samples]
         tokens = sum(chunk.cost for chunk in prompts)
         self.scheduler.pace.took(seconds, len(chunks) - len(prompts), tokens)
 
@@ -201,18 +213,26 @@ class EngineCore:
         return StepOutputs(steps, stats, processors)
 
     def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
-        slot = sequence.slot
-        sequence.append(token)
-        if slot in result.completed:
-            sequence.complete()
+        slot, actions = sequence.slot, result.actions.get(sequence.slot)
+        tokens = [token] if actions is None or actions.finish is None else []
+        if tokens:
+            sequence.append(token)
+            if slot in result.completed:
+                sequence.complete()
+        elif actions is not None and actions.finish is not None:
+            sequence.stop(actions.finish)
         if sequence.finish_reason is not None:
             self._end(sequence)
-        step = SequenceStep(sequence.request_id, [token], sequence.finish_reason, sequence.stop_reason)
-        if len(sequence.output_token_ids) == 1:
+        step = SequenceStep(sequence.request_id, tokens, sequence.finish_reason, sequence.stop_reason)
+        if len(sequence.output_token_ids) == len(tokens):
             step.num_cached_tokens, step.scheduled_at = sequence.num_cached_tokens, sequence.scheduled_at
+        if actions is not None:
+            step.emitted = actions.values
+        step.prompt_logprobs = result.prompt_logprobs.get(slot)
+        if not tokens:
+            return step
         if slot in result.logprobs:
             step.logprobs = [result.logprobs[slot]]
-        step.prompt_logprobs = result.prompt_logprobs.get(slot)
         if slot in result.traces:
             step.trace = [result.traces[slot]]
         if slot in result.shadows:

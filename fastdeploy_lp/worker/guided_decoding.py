@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.speculation import GRAMMAR
 from fastdeploy_lp.guided_decoding.compiler import MASK_SECONDS, GrammarCompiler, GrammarError, words_for
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
@@ -67,7 +68,7 @@ class GuidedDecoding(LogitsMask):
         self._held = held
         self._grace = GRACE_SECONDS
         speculation = fd_config.scheduler_config.speculation
-        self._forces = speculation is not None and speculation.follows_grammars
+        self._forces = speculation is not None and GRAMMAR in speculation.sources
 
     @property
     def active(self) -> bool:
@@ -133,6 +134,10 @@ class GuidedDecoding(LogitsMask):
         self._watch(row)
         return True
 
+    def needs_each_token(self, slot: int) -> bool:
+        """Returns True if the slot has a grammar."""
+        return slot in self._by_slot
+
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Copies the masks of these slots' grammars."""
         self._completed, self._failures, self._step = set(), {}, []
@@ -144,7 +149,7 @@ class GuidedDecoding(LogitsMask):
         for index, (_, row) in enumerate(self._step):
             self._bits[index] = row.bits
 
-    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - those of `begin`
+    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - slots are known from `begin`
         """Masks the logits in place and returns the same tensor."""
         if self._step:
             self._ops.mask(logits, self._rows, self._bits[: len(self._rows)])
@@ -158,7 +163,7 @@ class GuidedDecoding(LogitsMask):
         if masked.size:
             self._ops.mask(copies, np.searchsorted(rows, self._rows[masked]), self._bits[masked])
 
-    def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - those of `begin`
+    def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - slots are known from `begin`
         """Advances the grammars by the sampled tokens and starts computing the next masks."""
         if not self._step:
             return

@@ -101,7 +101,7 @@ class Compilation:
         return self._compiled.done()
 
     def fail(self, error: BaseException) -> None:
-        """Gives it up."""
+        """Ends the compilation with the error."""
         # The compilation may have just finished.
         with suppress(InvalidStateError):
             self._compiled.set_exception(error)

@@ -10,7 +10,10 @@ from fastdeploy_lp.startup.cache_size import kv_bytes_per_token
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """Blocks of `block_size` tokens, each with `bytes_per_token` bytes of keys and values in all of a rank's layers."""
+    """Blocks of `block_size` tokens, each with `bytes_per_token` bytes of keys and values in all of a rank's layers.
+
+    The layers of a model that drafts tokens count, too.
+    """
 
     block_size: int
     bytes_per_token: int
@@ -19,7 +22,10 @@ class KVCacheSpec:
     def of(cls, fd_config: FDConfig) -> KVCacheSpec:
         """Returns the spec of a decoder with the sizes in `config.json`; raises ValueError naming a missing field."""
         cache, ranks = fd_config.cache_config, fd_config.parallel_config.tensor_parallel_size
-        return cls(cache.block_size, kv_bytes_per_token(fd_config.model_config.hf_config, cache.dtype, ranks))
+        of_token = kv_bytes_per_token(fd_config.model_config.hf_config, cache.dtype, ranks)
+        if (draft := fd_config.draft_model_config) is not None:
+            of_token += kv_bytes_per_token(draft.hf_config, cache.dtype)
+        return cls(cache.block_size, of_token)
 
     @property
     def bytes_per_block(self) -> int:

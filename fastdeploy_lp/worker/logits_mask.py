@@ -35,6 +35,10 @@ class LogitsMask(ABC):
         """Returns True while the slot's mask is still being computed, so it cannot have a row in a step."""
         return False
 
+    def needs_each_token(self, slot: int) -> bool:  # noqa: ARG002
+        """Returns True if the slot's mask may depend on its tokens."""
+        return True
+
     def begin(self, slots: NDArray[np.int64]) -> None:  # noqa: B027
         """Begins a step of these slots, none of which is held."""
 
@@ -59,7 +63,7 @@ class LogitsMask(ABC):
         return NOTHING
 
     def forced(self, slot: int) -> list[int]:  # noqa: ARG002
-        """Returns the tokens of the only text that may follow in the slot, as far as it is known."""
+        """Returns the tokens of the only text that may follow in the slot; none while it is unknown."""
         return []
 
     def bans_in(self, slot: int) -> list[str]:  # noqa: ARG002

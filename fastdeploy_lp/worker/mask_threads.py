@@ -44,7 +44,7 @@ class Work(Protocol):
         """True if it has ended or failed."""
 
     def fail(self, error: BaseException) -> None:
-        """Gives the work up because its call takes too long."""
+        """Abandons the work because its call takes too long."""
 
 
 class MaskThreads:

@@ -22,7 +22,8 @@ from fastdeploy_lp.request.trace import MASK, MODEL
 from fastdeploy_lp.worker.block_manager import BlockTables
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.drafters.drafting import Drafting
-from fastdeploy_lp.worker.drafters.start import new_drafting
+from fastdeploy_lp.worker.drafters.greedy_model import GreedyModel
+from fastdeploy_lp.worker.drafters.start import Parts, new_drafting
 from fastdeploy_lp.worker.empty_row import Stage, empty_row_failure
 from fastdeploy_lp.worker.guided_decoding import GuidedDecoding
 from fastdeploy_lp.worker.logits_mask import LogitsMask
@@ -37,7 +38,7 @@ from fastdeploy_lp.worker.sequence import Sequence
 from fastdeploy_lp.worker.slot_followers import ChainSlots, PromptFollower, SlotArrays, SlotFollowers
 from fastdeploy_lp.worker.step_trace import StepTrace, Tracing
 from fastdeploy_lp.worker.tensor_parallel.shared_model import open_model
-from fastdeploy_lp.worker.verified_rows import VerifiedRows
+from fastdeploy_lp.worker.verified_rows import NOTHING_AHEAD, DrawnAhead, VerifiedRows
 
 RAW, GUIDED = "raw", "guided_decoding"
 
@@ -76,6 +77,7 @@ class ModelRunner(ModelRunnerBase):
     def load_model(self, *, show_progress: bool = False) -> None:
         """Loads the checkpoint's weights; the model must use every tensor."""
         self._model = open_model(self.fd_config, show_progress=show_progress)
+        self._draft_model = GreedyModel.of(self.fd_config, show_progress=show_progress)
         config = self.fd_config.model_config
         self._prompt_logprobs = PromptLogprobs(
             self._sampler.ops, config.logprobs_mode, config.vocab_size, self._model.compute_logits
@@ -85,6 +87,8 @@ class ModelRunner(ModelRunnerBase):
         """Allocates the model's cache."""
         with paddle.no_grad():
             self._model.initialize_cache(num_blocks)
+            if self._draft_model is not None:
+                self._draft_model.initialize_cache(num_blocks)
 
     def warm_up(self) -> None:
         """Warms up the mask, and the model if it supports that."""
@@ -95,7 +99,16 @@ class ModelRunner(ModelRunnerBase):
         settings = self.fd_config.scheduler_config.speculation
         if settings is not None:
             with paddle.no_grad():
-                self._drafting = new_drafting(self.fd_config, settings, self._model, self.mask)
+                parts = Parts(
+                    self.fd_config,
+                    settings,
+                    self._model,
+                    self.mask,
+                    self.chain,
+                    self._needs_each_token,
+                    self._draft_model,
+                )
+                self._drafting = new_drafting(parts)
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
@@ -124,7 +137,8 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled)
+            ahead = self._verified.draw_ahead(sampling, self._draw_ahead, self._needs_each_token)
+            return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
         read = read_together(pooled.tensors) if pooled.tensors else []
@@ -142,6 +156,12 @@ class ModelRunner(ModelRunnerBase):
         if self._drafting is not None:
             self._drafting.costs.round_took(time.perf_counter() - began)
         return result
+
+    def _needs_each_token(self, slot: int) -> bool:
+        return self.followers.needs_each_token(slot)
+
+    def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
+        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places)
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
         """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
@@ -164,11 +184,15 @@ class ModelRunner(ModelRunnerBase):
         )
 
     def _next_tokens(
-        self, compute: Callable[[], Tensor], slots: NDArray[np.int64], pooled: PooledPrompts
+        self,
+        compute: Callable[[], Tensor],
+        slots: NDArray[np.int64],
+        pooled: PooledPrompts,
+        ahead: DrawnAhead = NOTHING_AHEAD,
     ) -> StepResult:
         """Returns a token for each row of the model's logits [rows, vocab_size], through chain and sampler.
 
-        compute: returns these logits, a new tensor at each call.
+        compute: returns these logits, a new tensor at each call. ahead: tokens that may follow.
         """
         trace = self.tracing.begin(slots)
         logits = self._process(compute, slots, trace)
@@ -181,7 +205,7 @@ class ModelRunner(ModelRunnerBase):
             self.share_inputs,
             slots,
             guard=guard,
-            also_read=[*prompts.tensors, *pooled.tensors],
+            also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
         self.mask.accept(slots, sampled.tokens)
@@ -189,8 +213,9 @@ class ModelRunner(ModelRunnerBase):
         failures = {**impossible, **self.chain.failures}
         for slot in slots[sampled.tokens < 0].tolist():
             failures.setdefault(slot, self._nothing_is_left(slot, compute, slots))
-        self.share_inputs.append_tokens(slots, sampled.tokens)
         read = iter(sampled.also)
+        further = ahead.unpack(read)
+        self._record(slots, sampled.tokens, further)
         return StepResult(
             sampled.tokens,
             failures,
@@ -200,7 +225,16 @@ class ModelRunner(ModelRunnerBase):
             completed=frozenset(self.mask.completed),
             traces={} if trace is None else trace.stages,
             shadows={} if shadows is None else shadows.tokens,
+            actions=self.chain.take_actions(failures),
+            further=further,
         )
+
+    def _record(self, slots: NDArray[np.int64], tokens: NDArray[np.int64], further: Mapping[int, list[int]]) -> None:
+        if not further:
+            self.share_inputs.append_tokens(slots, tokens)
+            return
+        runs = [[token, *further.get(slot, ())] for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)]
+        self.share_inputs.append_tokens(slots, np.concatenate(runs), np.array([len(run) for run in runs]))
 
     def _process(self, compute: Callable[[], Tensor], slots: NDArray[np.int64], trace: StepTrace | None) -> Tensor:
         """Returns the logits [rows, vocab_size] to draw from: the model's through mask, chain, mask again."""

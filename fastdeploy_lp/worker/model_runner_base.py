@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, SlotFailure
+from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageTrace, TokenLogprobs
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.held_rows import HeldRows
@@ -26,6 +27,8 @@ class StepResult:
     pooled: for each chunk that pools, by slot, its prompt's vector [hidden_size].
     completed: the slots whose output is complete with this token.
     traces: by slot, the stages of a traced token. shadows: by slot, the tokens of shadow processors.
+    actions: by slot, the actions of processors; a slot with a finish does not take its token.
+    further: by slot, tokens that follow the slot's token of `tokens`, each after a draft token that was right.
     """
 
     tokens: NDArray[np.int64]
@@ -36,6 +39,8 @@ class StepResult:
     completed: frozenset[int] = frozenset()
     traces: dict[int, list[StageTrace]] = field(default_factory=dict)
     shadows: dict[int, ShadowTokens] = field(default_factory=dict)
+    actions: Mapping[int, SlotActions] = field(default_factory=dict)
+    further: dict[int, list[int]] = field(default_factory=dict)
 
 
 class ModelRunnerBase(ABC):
@@ -81,9 +86,11 @@ class ModelRunnerBase(ABC):
         return {}
 
     def verify(self, chunks: list[ScheduledChunk]) -> StepResult:
-        """Samples the next token of chunks of the last `execute`, in ascending slot order, as a step of its own would.
+        """Samples the next token of chunks of the last `execute`, in ascending slot order, as a separate step would.
 
         Called in rounds: `accepted` draft tokens of each chunk were sampled so far, and at least one more is computed.
+        `StepResult.further` may take sequences over several rounds at once. Raises NotImplementedError by default,
+        which is for runners that return no drafts.
         """
         raise NotImplementedError(f"{type(self).__name__} returned drafts, and has no verify for {len(chunks)} of them")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from fastdeploy_lp.worker.sequence import Sequence
 
-# Minimum per step, however slow: a prompt of any length finishes.
-LEAST_TOKENS = 4
+# Prompt tokens of a step in which sequences generate, while the pace is unknown. A step of fewer tokens, without such
+# sequences, does not count for the pace: most of its time are fixed costs.
+FIRST_TOKENS = 4
 # Weight of the last step in the averages.
 WEIGHT = 0.3
 
@@ -25,12 +26,18 @@ class StepPace:
         self._generating_seconds = 0.0
         self._token_seconds = 0.0
 
-    def allowance(self, budget: int) -> int:
-        """Returns the number of prompt tokens, at most `budget`, for a step in which sequences generate."""
+    def allowance(self, budget: int, least: int = 1) -> int:
+        """Returns the number of prompt tokens, at most `budget`, for a step in which sequences generate.
+
+        least: the number however slow they are, at least 1, so that a prompt of any length finishes.
+        """
         if not self._limit:
             return budget
-        affordable = int(self._limit / self._token_seconds) if self._token_seconds else 0
-        return min(budget, max(affordable, LEAST_TOKENS))
+        if not self._token_seconds:
+            return min(budget, max(FIRST_TOKENS, least))
+        # Not rounded down: the fewer tokens share the fixed costs, the slower each seems, and their number would stay.
+        affordable = round(min(budget, self._limit / self._token_seconds))
+        return min(budget, max(affordable, least))
 
     def took(self, seconds: float, num_generating: int, num_prompt_tokens: int) -> None:
         """Records the duration of a step with these tokens; prompt tokens are weighted as in the budget."""
@@ -38,8 +45,7 @@ class StepPace:
             self._generating_seconds = _average(self._generating_seconds, seconds)
             return
         own = seconds - self._generating_seconds if num_generating else seconds
-        # With only a few tokens, the step's fixed costs would be counted as theirs.
-        if num_prompt_tokens >= LEAST_TOKENS:
+        if num_generating or num_prompt_tokens >= FIRST_TOKENS:
             self._token_seconds = _average(self._token_seconds, max(own, 0.0) / num_prompt_tokens)
 
 
@@ -75,8 +81,8 @@ class FairPromptBudget:
             left = (sequence.num_tokens - sequence.num_computed) * sequence.prompt_token_cost
             wanted[sequence.client] = wanted.get(sequence.client, 0) + left
         self._by_client = dict.fromkeys(wanted, 0)
-        if wanted and tokens > 0:
-            # Without a token, the oldest could wait forever if there are more clients than tokens.
+        if 0 < tokens < len(wanted):
+            # Without a token, the oldest could wait forever.
             oldest = next(iter(wanted))
             self._by_client[oldest] += 1
             wanted[oldest] -= 1

@@ -57,6 +57,10 @@ class PromptLogprobs:
         """True if no request waits for prompt logprobs."""
         return not self._by_slot
 
+    def needs_each_token(self, slot: int) -> bool:  # noqa: ARG002
+        """Returns False: prompts only are followed."""
+        return False
+
     def wants(self, slot: int) -> bool:
         """See `PromptFollower`; False once only the prompt's last token is left."""
         pending = self._by_slot.get(slot)

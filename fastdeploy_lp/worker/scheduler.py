@@ -84,7 +84,7 @@ class Scheduler:
         preemptions = self.num_preemptions
         chunks = self._generating()
         left = self._budget - len(chunks)
-        budget = self._prompt_budget(self.pace.allowance(left) if chunks else left)
+        budget = self._prompt_budget(left, beside_others=bool(chunks))
         self._continue_prompts(chunks, budget)
         # Admission would take the blocks that preemption has just freed.
         if self.num_preemptions == preemptions:
@@ -145,11 +145,15 @@ class Scheduler:
             fitting = self._blocks.grow_ahead(chunk.sequence, len(draft.tokens), spare=len(self._running))
             chunk.draft, chunk.draft_kind = draft.tokens[:fitting], draft.kind
 
-    def _prompt_budget(self, tokens: int) -> PromptBudget | FairPromptBudget:
+    def _prompt_budget(self, left: int, *, beside_others: bool) -> PromptBudget | FairPromptBudget:
+        """Returns the prompts' part of the tokens left in a step; `beside_others`: sequences generate in it."""
         if not self._fair:
-            return PromptBudget(tokens)
+            return PromptBudget(self.pace.allowance(left) if beside_others else left)
         begun = [each for each in self._running.values() if each.num_tokens - each.num_computed > 1]
-        return FairPromptBudget(tokens, [*begun, *islice(self._waiting, len(self._free_slots))])
+        candidates = [*begun, *islice(self._waiting, len(self._free_slots))]
+        # A token for each client: a slow prompt does not stop others.
+        clients = len({each.client for each in candidates})
+        return FairPromptBudget(self.pace.allowance(left, clients) if beside_others else left, candidates)
 
     def _continue_prompts(self, chunks: list[ScheduledChunk], budget: PromptBudget | FairPromptBudget) -> None:
         """Spends the budget on started prompts, oldest first."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fastdeploy_lp.logits_processor import Selection
+from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.outputs import ProcessorStop
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
@@ -28,7 +30,8 @@ class Sequence:
     in the cache at first admission, None before; `scheduled_at` is that time, on the monotonic clock. `was_preempted`
     is True if it lost a slot before. Processors hold the two lists of tokens, which only `append` changes.
     `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
-    that the output must match, `client` the API key or address of the request's sender.
+    that the output must match, `client` the API key or address of the request's sender. `emitted` is the size of the
+    values that processors have emitted for it.
     """
 
     request_id: str
@@ -50,7 +53,8 @@ class Sequence:
     was_preempted: bool = False
     scheduled_at: float | None = None
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | ProcessorStop | None = None
+    emitted: EmittedSize = field(default_factory=EmittedSize)
 
     @classmethod
     def from_request(cls, request: AddRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> Sequence:
@@ -126,6 +130,10 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", token
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish_reason = "length"
+
+    def stop(self, reason: ProcessorStop) -> None:
+        """Sets the end that a logits processor has asked for."""
+        self.finish_reason, self.stop_reason = "stop", reason
 
     def complete(self) -> None:
         """Sets the finish reason "stop": the grammar is complete. This takes precedence over "length"."""

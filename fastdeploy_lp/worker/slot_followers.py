@@ -22,6 +22,13 @@ class SlotFollower(Protocol):
         """Clears a slot; does nothing for a slot without state."""
 
 
+class SamplingFollower(SlotFollower, Protocol):
+    """A follower that takes part in sampling."""
+
+    def needs_each_token(self, slot: int) -> bool:
+        """Returns True if it must see each of the slot's tokens before it can take part in the next one."""
+
+
 class PromptFollower(SlotFollower, Protocol):
     """A follower that reads hidden states of prompts."""
 
@@ -47,7 +54,7 @@ class SlotFollowers:
     """
 
     every: tuple[SlotFollower, ...]
-    sampling: tuple[SlotFollower, ...]
+    sampling: tuple[SamplingFollower, ...]
 
     def enter(self, sequence: Sequence) -> None:
         """See `SlotFollower`."""
@@ -56,6 +63,10 @@ class SlotFollowers:
         if sequence.pooling is None:
             for follower in self.sampling:
                 follower.enter(sequence)
+
+    def needs_each_token(self, slot: int) -> bool:
+        """See `SamplingFollower`."""
+        return any(follower.needs_each_token(slot) for follower in self.sampling)
 
     def leave(self, slot: int) -> None:
         """See `SlotFollower`."""
@@ -86,8 +97,18 @@ class ChainSlots:
 
     def enter(self, sequence: Sequence) -> None:
         """See `SlotFollower`."""
-        self.chain.enter(sequence.slot, sequence.selection, again=sequence.was_preempted, client=sequence.client)
+        self.chain.enter(
+            sequence.slot,
+            sequence.selection,
+            again=sequence.was_preempted,
+            client=sequence.client,
+            emitted=sequence.emitted,
+        )
 
     def leave(self, slot: int) -> None:
         """See `SlotFollower`."""
         self.chain.leave(slot)
+
+    def needs_each_token(self, slot: int) -> bool:
+        """See `SamplingFollower`."""
+        return self.chain.works_on(slot)

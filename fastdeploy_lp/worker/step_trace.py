@@ -142,7 +142,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         for slot in slots:
             self._told[slot].append(_Stage(name, PROCESSOR, status, 0.0, None))
 
-    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - those of this step
+    def edited(self, logits: Tensor, slots: Int64s, tail: ChainTail) -> None:  # noqa: ARG002 - slots of this step
         """Copies the rows that penalties and bans change."""
         self.keep(PENALTIES, PENALTIES, logits, [slot for slot in self._rows if tail.works_on(slot)])
 
@@ -205,6 +205,10 @@ class Tracing:
     def leave(self, slot: int) -> None:
         """Clears a slot."""
         self._by_slot.pop(slot, None)
+
+    def needs_each_token(self, slot: int) -> bool:
+        """Returns True if the slot's next token is traced."""
+        return self._traces(slot)
 
     def begin(self, slots: Int64s) -> StepTrace | None:
         """Returns a trace of the slots whose next token is traced, or None; row r is slot `slots[r]`."""

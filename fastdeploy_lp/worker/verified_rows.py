@@ -1,15 +1,51 @@
-"""The model's logits for a step's draft tokens, from which each round of verification takes its rows."""
+"""The model's logits for a step's draft tokens, and the tokens that are drawn from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.logits_processor.chain.chain import take_rows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
+
+
+@dataclass(frozen=True)
+class DrawnAhead:
+    """Tokens of whole drafts, drawn before it is known which draft tokens are right.
+
+    chunks: the sequences, each with 1 + draft rows. tensors: their tokens, int64 [rows] on the device, or nothing.
+    """
+
+    chunks: Sequence[ScheduledChunk] = ()
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def unpack(self, read: Iterator[NDArray[Any]]) -> dict[int, list[int]]:
+        """Returns by slot the tokens after the first one that follow right draft tokens.
+
+        Consumes the host copies of `tensors` from `read`. A row without a token ends a list: the next round reports it.
+        """
+        found: dict[int, list[int]] = {}
+        drawn = iter(next(read).astype(np.int64).tolist() if self.tensors else ())
+        for chunk in self.chunks:
+            tokens = [next(drawn) for _ in range(1 + len(chunk.draft))]
+            right = next((place for place, token in enumerate(chunk.draft) if token != tokens[place]), len(chunk.draft))
+            further = tokens[1 : 1 + right]
+            if further and further[-1] < 0:
+                further.pop()
+            if further:
+                found[chunk.sequence.slot] = further
+        return found
+
+
+NOTHING_AHEAD = DrawnAhead()
+# Draws a token for each row of logits [rows, vocab_size]; slots, places: int64 [rows].
+Draw = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Tensor]
 
 
 class VerifiedRows:
@@ -24,3 +60,21 @@ class VerifiedRows:
         """Returns a copy of the chunks' next rows, [chunks, vocab_size]: those after their accepted draft tokens."""
         rows = [self._first[chunk.sequence.slot] + chunk.accepted for chunk in chunks]
         return take_rows(self._logits, np.array(rows, np.int64))
+
+    def draw_ahead(
+        self, chunks: Sequence[ScheduledChunk], draw: Draw, needs_each_token: Callable[[int], bool]
+    ) -> DrawnAhead:
+        """Draws all tokens of drafts at once, for slots whose draws do not depend on the tokens before.
+
+        draw: gets for each row its slot, and the number of draft tokens before it.
+        """
+        free = [chunk for chunk in chunks if chunk.draft and not needs_each_token(chunk.sequence.slot)]
+        if not free:
+            return NOTHING_AHEAD
+        counts = [1 + len(chunk.draft) for chunk in free]
+        places = np.concatenate([np.arange(count) for count in counts])
+        slots = np.repeat([chunk.sequence.slot for chunk in free], counts)
+        logits = self._logits
+        if len(places) < logits.shape[0]:
+            logits = take_rows(logits, np.repeat([self._first[chunk.sequence.slot] for chunk in free], counts) + places)
+        return DrawnAhead(free, [draw(logits, slots, places)])

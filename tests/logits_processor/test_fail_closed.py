@@ -97,6 +97,19 @@ def test_any_other_processor_is_left_out_for_those_who_pass_it_nothing() -> None
     assert len(outcome.tokens["plain"]) == 1
 
 
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_fault_ends_requests_that_the_operator_forces_through_the_processor(on_error: str) -> None:
+    engine = engine_with(GlobalMask, on_error=on_error, max_faults=0)
+    GlobalMask.fails = "apply"
+    forced = request(
+        "forced", [1], max_tokens=2, selection=Selection(imposed={"GlobalMask": {}}, secret=("GlobalMask",))
+    )
+    withheld = request("withheld", [1], max_tokens=2, selection=Selection(secret=("GlobalMask",)))
+    outcome = run(engine, forced, withheld)
+    assert set(outcome.errors) == {"forced"}
+    assert len(outcome.tokens["withheld"]) == 2
+
+
 def renamed(made: AddRequest) -> AddRequest:
     made.request_id = f"again {made.request_id}"
     return made

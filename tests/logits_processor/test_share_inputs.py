@@ -190,6 +190,20 @@ def test_appended_tokens_go_to_their_slots_on_both_sides() -> None:
     assert_in_step(share_inputs)
 
 
+def test_several_tokens_of_a_slot_are_those_of_single_calls() -> None:
+    several, single = (ShareInputs(SLOTS, MAX_MODEL_LEN) for _ in range(2))
+    for each in (several, single):
+        each.assign(sequence([1, 2], slot=0))
+        # Its last token does not fit.
+        each.assign(sequence(list(range(MAX_MODEL_LEN - 1)), slot=3))
+    several.append_tokens(np.array([0, 3]), np.array([50, 51, 52, 60, 61]), np.array([3, 2]))
+    for slots, tokens in (([0, 3], [50, 60]), ([0, 3], [51, 61]), ([0], [52])):
+        single.append_tokens(np.array(slots), np.array(tokens))
+    for name in ("token_ids_all_cpu", "next_tokens_cpu", "step_idx"):
+        assert several[name].tolist() == single[name].tolist()
+    assert_in_step(several)
+
+
 def test_the_last_token_of_a_full_context_is_recorded_where_there_is_room() -> None:
     share_inputs = ShareInputs(SLOTS, MAX_MODEL_LEN)
     full = list(range(MAX_MODEL_LEN))

@@ -14,8 +14,9 @@ from soak_requests import random_plans
 from fastdeploy_lp.entrypoints.bench.load import SSEDecoder, has_text
 
 MIN_TOKENS, MAX_TOKENS = 10, 300
-# A worker that is lost, and a queue that is full, are what a request may fail from that is in order.
-EXPECTED_CODES = {"worker_lost", "rate_limit_exceeded"}
+# A request may fail with a lost worker, with a full queue, and with a processor in quarantine: one that is running when
+# a signal hits the worker is suspected.
+EXPECTED_CODES = {"worker_lost", "rate_limit_exceeded", "logits_processor_quarantined"}
 MALFORMED = (
     b'{"messages": [',
     b"[]",

@@ -146,3 +146,22 @@ class Plugin:
 
 
 PLUGIN = {"logits_processor_class": Plugin, "parameters_model": Parameters}
+
+
+class AtParameters(BaseModel):
+    at: int
+
+
+class AtPlugin:
+    """Raises in the step in which its request has `at` output tokens."""
+
+    def __init__(self, tokenizer: Any, parameters: AtParameters) -> None:
+        self._at = parameters.at
+
+    def __call__(self, token_ids: list[int], logits: Any) -> Any:
+        if len(token_ids) == self._at:
+            raise ZeroDivisionError("broken by a test")
+        return logits
+
+
+AT_PLUGIN = {"logits_processor_class": AtPlugin, "parameters_model": AtParameters}

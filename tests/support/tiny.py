@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -44,20 +46,24 @@ def tiny_fd_config(
     policy: StructuredOutputsConfig | None = None,
     speculation: Speculation | None = None,
 ) -> FDConfig:
-    """The configuration of one of the golden tiny models; by default every slot can fill its context."""
-    hf_config = json.loads((GOLDEN / name / "config.json").read_text())
+    """The configuration of one of the golden tiny models; by default every slot can fill its context.
+
+    The `model` of `speculation` is the name of another one.
+    """
     blocks_per_seq = -(-max_model_len // block_size)
+    model_config = ModelConfig(
+        model=name,
+        directory=str(GOLDEN / name),
+        served_model_name=name,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        logprobs_mode=logprobs_mode,
+        **_sizes(name),
+    )
+    draft = speculation.model if speculation is not None else None
     return FDConfig(
-        model_config=ModelConfig(
-            model=name,
-            directory=str(GOLDEN / name),
-            served_model_name=name,
-            vocab_size=hf_config["vocab_size"],
-            max_model_len=max_model_len,
-            eos_token_ids=eos_token_ids,
-            hf_config=hf_config,
-            logprobs_mode=logprobs_mode,
-        ),
+        model_config=model_config,
+        draft_model_config=draft and replace(model_config, directory=str(GOLDEN / draft), **_sizes(draft)),
         scheduler_config=SchedulerConfig(max_num_seqs, max_num_batched_tokens, speculation=speculation),
         cache_config=CacheConfig(
             block_size,
@@ -68,6 +74,11 @@ def tiny_fd_config(
         parallel_config=ParallelConfig(),
         structured_outputs_config=policy or StructuredOutputsConfig(),
     )
+
+
+def _sizes(name: str) -> dict[str, Any]:
+    hf_config = json.loads((GOLDEN / name / "config.json").read_text())
+    return {"vocab_size": hf_config["vocab_size"], "hf_config": hf_config}
 
 
 def write_tiny_checkpoint(folder: Path, name: str = "tiny-llama", *, context: int | None = None) -> Path:

@@ -5,7 +5,7 @@ A request passes `token_id` and `boost`, and the right ones add the boost to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -224,6 +224,32 @@ class LiesAboutValidRows(Boosts):
         return logits
 
 
+class ForcesAnother(Boosts):
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        return [output[-1], 511]
+
+
+class ForcesNoToken(Boosts):
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        return [1 << 20]
+
+
+class ForcesNothingKnown(Boosts):
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Any:
+        return None
+
+
+class AdvancesWhenAsked(Boosts):
+    asked = 0
+
+    def boost_of(self, boost: float, slot: int, share_inputs: Mapping[str, Any]) -> float:
+        return boost + self.asked
+
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        self.asked += 1
+        return ()
+
+
 class MakesNaN(Boosts):
     def apply(self, logits: Tensor) -> Tensor:
         for row, _, _ in self.edits:
@@ -298,6 +324,28 @@ class IgnoresMoves(vllm_v1.LogitsProcessor):
         for row, (token, boost) in self.rows.items():
             logits[row, token] += boost
         return logits
+
+
+class ActsOnTheNextSlot(Boosts):
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        super().update_state(share_inputs)
+        for slot in np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist():
+            self.actions.emit(slot + 1, "for somebody else")
+
+
+class EmitsASet(Boosts):
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        super().update_state(share_inputs)
+        for slot in np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist():
+            self.actions.emit(slot, {1, 2})
+
+
+class FinishesInACrowd(Boosts):
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        super().update_state(share_inputs)
+        active = np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()
+        for slot in active[2:]:
+            self.actions.finish(slot, "crowded")
 
 
 class CallableKeepsTokens(vllm_v1.AdapterLogitsProcessor):

@@ -23,8 +23,9 @@ from fastdeploy_lp.platforms import host_memory
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 to_tensor = paddle.to_tensor
-# Builtins that see in the logits of one step what they do in the next, and read that at its beginning.
-WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase"}
+# Builtins that see in the logits of one step what they do in the next, and read that at its beginning, and one whose
+# result is what it reads.
+WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase", "ClassProbabilities"}
 
 
 class WaitingCopyError(AssertionError):
@@ -140,6 +141,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "EpsilonCutoff": {"epsilon_cutoff": 0.001},
     "EtaCutoff": {"eta_cutoff": 0.001},
     "XTC": {"xtc_probability": 1.0, "xtc_threshold": 0.001},
+    "ClassProbabilities": {"class_labels": [{"text": "A", "tokens": [[5]]}, {"text": "B", "tokens": [[6, 7]]}]},
     **PHRASES_IN_USE,
 }
 

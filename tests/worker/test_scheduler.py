@@ -11,7 +11,7 @@ from support.sequences import sequence
 from fastdeploy_lp.config import SchedulerConfig
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.drafters.drafter import Draft
-from fastdeploy_lp.worker.prompt_budget import LEAST_TOKENS, StepPace
+from fastdeploy_lp.worker.prompt_budget import FIRST_TOKENS, StepPace
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.scheduler import Scheduler
 from fastdeploy_lp.worker.sequence import NO_SLOT, Sequence
@@ -411,6 +411,17 @@ def test_prompts_of_one_client_leave_others_their_share_of_every_step() -> None:
     assert told(queue.step()) == [("long", 30, 8), ("late", 10, 12)]
 
 
+def test_slow_prompts_get_a_token_of_each_client_beside_sequences_that_generate() -> None:
+    queue = Queue(fair=True)
+    queue.add(of_client("c", "generates", 4))
+    queue.step()
+    queue.pace = StepPace(limit=0.2)
+    queue.pace.took(60.0, 0, 20)
+    queue.add(of_client("a", "long", 38))
+    queue.add(of_client("b", "late", 30))
+    assert told(queue.step())[1:] == [("long", 0, 1), ("late", 0, 1)]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 38)), min_size=1, max_size=12), st.integers(1, 25))
 def test_shares_of_clients_starve_nobody(prompts: list[tuple[str, int]], budget: int) -> None:
     queue = Queue(fair=True, budget=budget)
@@ -434,9 +445,9 @@ def test_prompts_that_take_long_get_fewer_tokens_beside_sequences_that_generate(
     queue.add(waiting("generates", 4, max_tokens=9))
     assert told(queue.step()) == [("generates", 0, 4)]
     queue.add(waiting("first", 36))
-    assert told(queue.step())[1:] == [("first", 0, LEAST_TOKENS)]
+    assert told(queue.step())[1:] == [("first", 0, FIRST_TOKENS)]
     queue.pace.took(0.31, 1, 31)
     queue.add(waiting("second", 36))
     # 10 ms a token: 20 tokens.
-    assert told(queue.step())[1:] == [("first", LEAST_TOKENS, 20)]
-    assert told(queue.step())[1:] == [("first", LEAST_TOKENS + 20, 12), ("second", 0, 8)]
+    assert told(queue.step())[1:] == [("first", FIRST_TOKENS, 20)]
+    assert told(queue.step())[1:] == [("first", FIRST_TOKENS + 20, 12), ("second", 0, 8)]

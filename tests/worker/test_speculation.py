@@ -19,6 +19,8 @@ from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.trace import TraceParams
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.engine_core import EngineCore
+from fastdeploy_lp.worker.model_runner_base import StepResult
+from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 KNOWN = "support.drafters:KnowsMost"
 PROCESSORS = [LogitBiasLogitsProcessor, YourLogitsProcessor]
@@ -84,11 +86,59 @@ def test_a_step_yields_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     core.step()
     while core.has_work:
         steps = core.step().steps
-        assert steps[0].accepted == len(steps) - 1
+        assert len(steps) == 1
+        assert steps[0].accepted == len(steps[0].token_ids) - 1
         assert steps[0].drafted >= steps[0].accepted
     stats = core.load().scheduler_stats.drafts[0]
     assert (stats.kind, stats.accepted) == ("known", sum(stats.accepted_at))
     assert stats.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "in_rounds"),
+    [
+        ({}, False),
+        ({"temperature": 0.8, "top_p": 0.9, "seed": 5}, False),
+        ({"frequency_penalty": 0.5}, True),
+        ({"min_tokens": 3, "stop_token_ids": [500]}, True),
+        ({"logprobs": 0}, True),
+        ({"logits_processors_args": {"logit_bias": {5: 1.0}}}, True),
+        ({"logits_processors_trace": TraceParams(top_k=1)}, True),
+    ],
+)
+def test_only_what_depends_on_earlier_tokens_takes_rounds(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], in_rounds: bool
+) -> None:
+    made = [request("r", [1, 2, 3], max_tokens=12, **fields), request("other", [9, 4], max_tokens=12)]
+    alone = run_to_end(engine(None, [LogitBiasLogitsProcessor]), made)
+    monkeypatch.setattr(KnowsMost, "outputs", {name: ran.token_ids for name, ran in alone.items()})
+    core = engine(KNOWN, [LogitBiasLogitsProcessor])
+    verified: list[str] = []
+    verify = core.worker.verify
+
+    def noting(chunks: list[ScheduledChunk]) -> StepResult:
+        verified.extend(chunk.sequence.request_id for chunk in chunks)
+        return verify(chunks)
+
+    monkeypatch.setattr(core.worker, "verify", noting)
+    assert run_to_end(core, made) == alone
+    assert set(verified) == ({"r"} if in_rounds else set())
+    assert accepted(core) > 0
+
+
+def test_a_step_whose_trace_ends_has_as_many_stages_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = request("r", [1, 2, 3], max_tokens=9, logits_processors_trace=TraceParams(max_tokens=4))
+    tokens = run_to_end(engine(None), [made])["r"].token_ids
+    monkeypatch.setattr(KnowsMost, "outputs", {"r": tokens})
+    core = engine(KNOWN)
+    core.add(made)
+    steps = [step for _ in range(9) if core.has_work for step in core.step().steps]
+    assert [len(step.trace) for step in steps if step.trace is not None] == [
+        len(step.token_ids) for step in steps if step.trace is not None
+    ]
+    assert sum(len(step.trace or ()) for step in steps) == 4
+    assert [token for step in steps for token in step.token_ids] == tokens
+    assert len(steps) < len(tokens)
 
 
 def test_a_request_without_speculation_has_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fastdeploy_lp.worker.prompt_budget import LEAST_TOKENS, StepPace
+from fastdeploy_lp.worker.prompt_budget import FIRST_TOKENS, StepPace
 
 BUDGET = 512
 
 
 def test_the_first_prompt_is_cut_as_if_it_were_slow() -> None:
-    assert StepPace(0.2).allowance(BUDGET) == LEAST_TOKENS
+    assert StepPace(0.2).allowance(BUDGET) == FIRST_TOKENS
 
 
 def test_nothing_is_held_back_without_a_limit() -> None:
@@ -26,9 +26,22 @@ def test_the_time_of_those_that_generate_is_not_the_prompts() -> None:
 
 def test_prompts_are_never_stopped_and_never_get_more_than_the_budget() -> None:
     pace = StepPace(0.2)
-    pace.took(60.0, 0, BUDGET)
-    assert pace.allowance(BUDGET) == LEAST_TOKENS
-    assert pace.allowance(3) == 3
+    pace.took(600.0, 0, BUDGET)
+    assert pace.allowance(BUDGET) == 1
+    assert pace.allowance(BUDGET, least=3) == 3
+    assert pace.allowance(2, least=3) == 2
+
+
+def test_few_tokens_are_as_many_as_the_limit_has_time_for() -> None:
+    """A chunk of 10 ms, and 2.5 ms a token: four fit in 20 ms, and one is where they begin."""
+    pace = StepPace(0.02)
+    pace.took(0.05, 1, 0)
+    pace.took(0.35, 1, 1)
+    assert pace.allowance(BUDGET) == 1
+    for _ in range(40):
+        tokens = pace.allowance(BUDGET)
+        pace.took(0.05 + 0.01 + 0.0025 * tokens, 1, tokens)
+    assert pace.allowance(BUDGET) in {3, 4}
 
 
 def test_one_slow_step_is_forgotten() -> None:

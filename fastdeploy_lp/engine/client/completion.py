@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fastdeploy_lp.engine.client.token_details import SpelledLogprobs, count_shadows, spelled_trace
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import ShadowTokens, StageTrace, TokenLogprobs
-from fastdeploy_lp.request.outputs import NO_DRAFTS, CompletionDelta
+from fastdeploy_lp.request.outputs import NO_DRAFTS, CompletionDelta, ProcessorOutputs, ProcessorStop, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.trace import ShadowReport, TokenTrace
 
@@ -24,10 +25,11 @@ class Completion:
     """Collects the tokens of one of a request's `n` completions and returns them as deltas.
 
     Text that may be the beginning of a stop string is held back. A stop string that ends before the `min_tokens`-th
-    token does is ordinary text. `logprobs` adds the log probabilities of each token; `trace` adds the traces that the
-    worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache, `drafted`
-    the draft tokens that were verified for it. The stop string or the text of the stop token at the end of the output
-    is cut off unless `include_stop`.
+    token does is ordinary text. `logprobs` adds the log probabilities of each token; `trace` adds the traces that
+    the worker sends. `num_cached_tokens` counts the prompt tokens that this completion found in the prefix cache,
+    `drafted` the draft tokens that were verified for it. The `secret` processors are left out of traces, values and
+    stop reasons. The stop string or the text of the stop token at the end of the output is cut off unless
+    `include_stop`.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Completion:
         trace: bool = False,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        secret: Collection[str] = (),
     ) -> None:
         self.index = index
         self.num_cached_tokens = 0
@@ -48,6 +51,7 @@ class Completion:
         self.tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
+        self._secret = frozenset(secret)
         self._stop_strings = list(stop_strings)
         self._held_back = max((len(stop) for stop in stop_strings), default=1) - 1
         self._min_tokens = min_tokens
@@ -74,9 +78,11 @@ class Completion:
         self._text_offsets: list[int] = []
         self._trace: list[TokenTrace] | None = [] if self._wants_trace else None
         self._shadows: dict[str, ShadowReport] = {}
+        # Emitted values that are not yet in a delta.
+        self._outputs: ProcessorOutputs = {}
         self._text = ""
         self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
+        self.stop_reason: StopCause | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -102,17 +108,22 @@ class Completion:
         self,
         token_ids: Sequence[int],
         finish_reason: str | None,
-        stop_reason: int | None,
+        stop_reason: int | ProcessorStop | None,
         logprobs: Sequence[TokenLogprobs] | None = None,
         *,
         trace: Sequence[Sequence[StageTrace]] | None = None,
         shadows: Sequence[ShadowTokens] | None = None,
+        emitted: Sequence[tuple[str, bytes]] | None = None,
     ) -> None:
         """Adds the tokens that a step sampled; tokens after a stop string are dropped.
 
-        The other sequences have one entry per token. Raises ReplayError if a restarted completion does not repeat the
-        tokens already sent.
+        The other sequences have one entry per token, except `emitted`: the processor and the JSON of each value of the
+        step. Raises ReplayError if a restarted completion does not repeat the tokens already sent.
         """
+        if emitted and self.finish_reason is None and len(self._token_ids) >= len(self._told_token_ids):
+            for name, value in emitted:
+                if name not in self._secret:
+                    self._outputs.setdefault(name, []).append(json.loads(value))
         has_details = logprobs is not None or trace is not None or shadows is not None
         for place, token_id in enumerate(token_ids):
             if self.finish_reason is not None:
@@ -123,7 +134,8 @@ class Completion:
             if has_details:
                 self._add_details(place, token_id, logprobs, trace, shadows)
             # The stop reason applies to the last token only.
-            if stop_reason is None or self._include_stop or place < len(token_ids) - 1:
+            is_stop_token = isinstance(stop_reason, int) and place == len(token_ids) - 1
+            if not is_stop_token or self._include_stop:
                 self._extend_text(self._decoder.push(token_id))
         if finish_reason is not None:
             self._finish(finish_reason, stop_reason)
@@ -145,14 +157,17 @@ class Completion:
             count_shadows(self._shadows, token_id, shadows[place])
         if self._trace is not None and trace is not None:
             shadow = None if shadows is None else shadows[place]
-            self._trace.append(spelled_trace(token_id, trace[place], shadow, self.tokenizer))
+            stages = [stage for stage in trace[place] if stage.name not in self._secret]
+            self._trace.append(spelled_trace(token_id, stages, shadow, self.tokenizer))
 
-    def _finish(self, finish_reason: str, stop_reason: int | None) -> None:
+    def _finish(self, finish_reason: str, stop_reason: int | ProcessorStop | None) -> None:
         if self.finish_reason is None:
-            self._flush_text(self._token_ids if stop_reason is None or self._include_stop else self._token_ids[:-1])
+            cut = isinstance(stop_reason, int) and not self._include_stop
+            self._flush_text(self._token_ids[:-1] if cut else self._token_ids)
         # The flushed rest may complete a stop string; otherwise the worker's reason applies.
         if self.finish_reason is None:
-            self.finish_reason, self.stop_reason = finish_reason, stop_reason
+            by_secret = isinstance(stop_reason, dict) and stop_reason["processor"] in self._secret
+            self.finish_reason, self.stop_reason = finish_reason, None if by_secret else stop_reason
 
     def take_delta(self) -> CompletionDelta | None:
         """Returns what is new since the last call, or None if there is nothing to send yet."""
@@ -175,6 +190,8 @@ class Completion:
             delta.logits_processors_trace = self._trace[self._sent_tokens :]
         if self._shadows:
             delta.logits_processors_shadow = {name: replace(report) for name, report in self._shadows.items()}
+        if self._outputs:
+            delta.logits_processors_outputs, self._outputs = self._outputs, {}
         self._sent_text, self._sent_tokens = end, len(self._token_ids)
         return delta
 
@@ -205,7 +222,7 @@ class Completion:
             self._extend_text(whole[len(self._text) :])
 
 
-def completions_of(params: SamplingParams, tokenizer: Tokenizer) -> list[Completion]:
+def completions_of(params: SamplingParams, tokenizer: Tokenizer, secret: Collection[str] = ()) -> list[Completion]:
     """Returns the `n` completions of one prompt."""
     return [
         Completion(
@@ -217,6 +234,7 @@ def completions_of(params: SamplingParams, tokenizer: Tokenizer) -> list[Complet
             trace=params.trace is not None,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            secret=secret,
         )
         for index in range(params.n)
     ]

@@ -23,6 +23,7 @@ from fastdeploy_lp.engine.metrics import MetricsOfAll
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, Prompt, Settled
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import DeclaredProcessor, Selection
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
@@ -202,10 +203,15 @@ class DataParallelClient:
         return await self._preparation.settle(params, prompt, client)
 
     async def settle_each(
-        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+        self,
+        params: SamplingParams,
+        prompts: Sequence[Prompt],
+        client: str = "",
+        inside: Run = run_here,
+        imposed: Imposed = NOTHING_IMPOSED,
     ) -> list[Settled]:
         """The same for all prompts of a request; the request is checked once."""
-        return await self._preparation.settle_each(params, prompts, client, inside)
+        return await self._preparation.settle_each(params, prompts, client, inside, imposed)
 
     def require_room(self, count: int, client: str) -> None:
         """Raises as `require_alive` does, and QueueFullError when no worker has room for a single sequence.

@@ -18,6 +18,7 @@ from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest, InputProcessor, Prompt, Settled
 from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -81,9 +82,17 @@ class Engine(Protocol):
         """
 
     async def settle_each(
-        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+        self,
+        params: SamplingParams,
+        prompts: Sequence[Prompt],
+        client: str = "",
+        inside: Run = run_here,
+        imposed: Imposed = NOTHING_IMPOSED,
     ) -> list[Settled]:
-        """The same for all prompts of a request; it is checked once, and `inside` runs the steps of the check."""
+        """The same for all prompts of a request; it is checked once, and `inside` runs the steps of the check.
+
+        imposed: the processors that the operator sets or withholds.
+        """
 
     def require_room(self, count: int, client: str) -> None:
         """Raises as `require_alive` does, and QueueFullError unless `count` more sequences fit."""

@@ -23,6 +23,7 @@ from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.engine.request_spans import SpanStatLogger
 from fastdeploy_lp.engine.stat_loggers import LoggingStatLogger, StatLoggers
 from fastdeploy_lp.logits_processor import DeclaredProcessor
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.messages import ToWorker
 from fastdeploy_lp.plugins.stat_logger import StatLoggerBase
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -145,10 +146,15 @@ class EngineClient:
         return await self._preparation.settle(params, prompt, client)
 
     async def settle_each(
-        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+        self,
+        params: SamplingParams,
+        prompts: Sequence[Prompt],
+        client: str = "",
+        inside: Run = run_here,
+        imposed: Imposed = NOTHING_IMPOSED,
     ) -> list[Settled]:
         """The same for all prompts of a request; the request is checked once."""
-        return await self._preparation.settle_each(params, prompts, client, inside)
+        return await self._preparation.settle_each(params, prompts, client, inside, imposed)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, stream: bool = False, bounded: bool = True

@@ -251,11 +251,12 @@ class EngineRequests:
         generation = Generation(
             request.request_id,
             request.prompt,
-            completions_of(params, self._preparation.tokenizer),
+            completions_of(params, self._preparation.tokenizer, request.settled.selection.secret),
             stream=stream,
             on_close=self._close,
             processors=self._processors.used_by(request.settled.selection),
             max_tokens=params.max_tokens,
+            secret=request.settled.selection.secret,
         )
         generation.serial = next(self._preparation.serials)
         return generation

@@ -63,7 +63,8 @@ def step_came(step: SequenceStep, times: SequenceTimes, iteration: IterationStat
     """Records the time of a sequence's step, which is the time of its message; a pooled prompt's step has no token."""
     now = iteration.iteration_timestamp
     if times.last_token is not None:
-        iteration.inter_token_latencies_iter.append(now - times.last_token)
+        # The step of a processor's finish has no token either.
+        iteration.inter_token_latencies_iter += [now - times.last_token] * bool(step.token_ids)
     elif step.token_ids:
         times.first_token = now
         iteration.time_to_first_tokens_iter.append(now - times.arrival)

@@ -10,7 +10,7 @@ from fastdeploy_lp.engine.client.completion import Completion
 from fastdeploy_lp.engine.client.news import News
 from fastdeploy_lp.engine.client.token_details import PromptLogprobs
 from fastdeploy_lp.engine.client.work import Work
-from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError
+from fastdeploy_lp.engine.errors import EngineDeadError, RequestFailedError, discreet
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.messages import SequenceStep
 from fastdeploy_lp.request.outputs import (
@@ -29,7 +29,7 @@ class Generation(Work):
     """The output of one request, read by one caller as deltas, as growing outputs, or as a whole (`result`).
 
     A caller waits for deltas (`deltas`), or listens (`listen`) and takes them itself (`take_deltas`). With `stream`
-    False the caller wakes once, at the end.
+    False the caller wakes once, at the end. secret: names of processors that its client must not learn of.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class Generation(Work):
         on_close: Callable[[Work], None],
         processors: Sequence[str] = (),
         max_tokens: int | None = None,
+        secret: Sequence[str] = (),
     ) -> None:
         super().__init__(request_id, prompt, len(completions), on_close, processors, max_tokens)
         self.completions = list(completions)
         self.arrival_time = time.time()
+        self._secret = secret
         self._ended: float | None = None
         self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._stream = stream
@@ -76,7 +78,13 @@ class Generation(Work):
         if step.drafted:
             completion.drafted += DraftedTokens(step.drafted, step.accepted)
         completion.feed(
-            step.token_ids, step.finish_reason, step.stop_reason, step.logprobs, trace=step.trace, shadows=step.shadows
+            step.token_ids,
+            step.finish_reason,
+            step.stop_reason,
+            step.logprobs,
+            trace=step.trace,
+            shadows=step.shadows,
+            emitted=step.emitted,
         )
         if completion.finish_reason is not None and self.finished:
             self._ended = time.monotonic()
@@ -87,8 +95,8 @@ class Generation(Work):
             self._listener()
 
     def fail(self, error: EngineDeadError | RequestFailedError) -> None:
-        """Ends the request with an error."""
-        self._error = error
+        """Ends the request with an error, which names no secret processor."""
+        self._error = discreet(error, self._secret)
         self._listener()
 
     def abort(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.request.outputs import StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.version import __version__
 
@@ -77,7 +78,7 @@ class LoggedOutput:
     index: int
     token_ids: list[int]
     finish_reason: str
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
 
 
 @dataclass(frozen=True)

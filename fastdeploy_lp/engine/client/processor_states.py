@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
-from fastdeploy_lp.engine.errors import ProcessorUnavailableError
+from fastdeploy_lp.engine.errors import ProcessorUnavailableError, discreet
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
@@ -19,7 +19,8 @@ class ProcessorInfo:
     """One declared processor, as listed by `GET /v1/logits_processors` and `LLM.logits_processors`.
 
     order: its position in the chain, from 0. parameters: JSON Schema of its arguments, None if unknown.
-    argmax_invariant: None until the worker has built it. mandatory: no request can leave it out.
+    argmax_invariant: None until the worker has built it. mandatory: no request can leave it out. output: JSON Schema of
+    the values that it emits, None if it declares none.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ProcessorInfo:
     description: str
     stats: ProcessorStats
     mandatory: bool = False
+    output: dict[str, Any] | None = None
 
 
 class ProcessorStates:
@@ -83,6 +85,9 @@ class ProcessorStates:
                 description=processor.description,
                 stats=self._stats[processor.name],
                 mandatory=processor.mandatory,
+                output=processor.output_model.model_json_schema(mode="serialization")
+                if processor.output_model
+                else None,
             )
             for order, processor in enumerate(self._declared)
         ]
@@ -97,7 +102,8 @@ class ProcessorStates:
             stats = self._stats[processor.name]
             if stats.state == QUARANTINED and processor.is_used_by(selection):
                 reason = f"is in quarantine until an operator resets it: {stats.last_error}"
-                raise ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
+                error = ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
+                raise discreet(error, selection.secret)
 
     def reset(self, name: str) -> None:
         """Marks a processor as in service; raises KeyError for a name that is not declared."""

@@ -26,6 +26,7 @@ from fastdeploy_lp.logits_processor import (
     load_processors,
     vllm_compat,
 )
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.platforms import shared_memory
 from fastdeploy_lp.plugins import load_general_plugins
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -47,9 +48,10 @@ class TrialStart(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """A request to check."""
+    """A request to check, and what the operator imposes on it."""
 
     params: SamplingParams
+    imposed: Imposed = NOTHING_IMPOSED
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -93,7 +95,7 @@ class TrialProcess:
         """Checks a request; replies with each processor whose code is about to run, and with the result."""
         result: Reply
         try:
-            result = Accepted(self._validator.validate(trial.params, self._entering))
+            result = Accepted(self._validator.validate_imposed(trial.params, trial.imposed, self._entering))
         except RequestArgsError as error:
             result = Refused(error.path, error.reason)
         try:

@@ -24,6 +24,7 @@ from fastdeploy_lp.engine.helpers.trial_process import (
 )
 from fastdeploy_lp.engine.helpers.turns import MAX_WAITING, Turns
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
@@ -77,14 +78,16 @@ class Trials:
         with suppress(NotInTimeError):
             self._pool.take_back(await self._started())
 
-    async def selection(self, params: SamplingParams, authors: Collection[str], client: str = "") -> Selection:
+    async def selection(
+        self, params: SamplingParams, authors: Collection[str], client: str = "", imposed: Imposed = NOTHING_IMPOSED
+    ) -> Selection:
         """Returns the request's validated selection; `authors`: the processors whose own code may run.
 
         Raises RequestArgsError, UnsendableError, QueueFullError when too many wait for a turn, and NotInTimeError if a
         call does not return in time or is slow while too many others are slow.
         """
         try:
-            trial = msgspec.msgpack.encode(Trial(params))
+            trial = msgspec.msgpack.encode(Trial(params, imposed))
         except UNSENDABLE as error:
             raise UnsendableError from error
         if self._first is not None:

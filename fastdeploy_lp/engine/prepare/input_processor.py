@@ -19,6 +19,7 @@ from fastdeploy_lp.engine.tokenizer import REASON as NO_TOKENIZER
 from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
@@ -181,22 +182,27 @@ class InputProcessor:
             reason = f"has {len(params.allowed_token_ids or ())} entries; there are {self._config.vocab_size} tokens"
             raise InvalidRequestError("allowed_token_ids", reason)
 
-    def chosen(self, params: SamplingParams) -> Selection:
-        """Returns the validated selection of logits processors."""
+    def chosen(self, params: SamplingParams, imposed: Imposed = NOTHING_IMPOSED) -> Selection:
+        """Returns the validated selection of logits processors, with the operator's part."""
         try:
-            return self._args_validator.validate(params)
+            return self._args_validator.validate_imposed(params, imposed)
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
 
-    def settle_chosen(self, params: SamplingParams, prompts: Sequence[Prompt], selection: Selection) -> list[Settled]:
-        """Returns the result of `settle_each`, for parameters accepted by `require_valid` and a validated selection."""
+    def settle_chosen(
+        self, params: SamplingParams, prompts: Sequence[Prompt], selection: Selection, most_tokens: int | None = None
+    ) -> list[Settled]:
+        """Returns the result of `settle_each`, for parameters accepted by `require_valid` and a validated selection.
+
+        most_tokens: the limit of a completion that sets none, None for the room that the prompt leaves.
+        """
         shared = copy.copy(params)
         shared.bad_words, shared.bad_words_token_ids = None, self._bad_words_token_ids(params)
         shared.prediction = self._prediction(params)
         require_few_values(shared, len(prompts))
         self._require_something_allowed(params, shared.bad_words_token_ids or [])
         grammar = self._grammar(params)
-        return [Settled(self._for_prompt(shared, prompt), selection, grammar) for prompt in prompts]
+        return [Settled(self._for_prompt(shared, prompt, most_tokens), selection, grammar) for prompt in prompts]
 
     def _require_room(self, params: SamplingParams, prompt: Prompt) -> None:
         room = self._room(prompt)
@@ -215,11 +221,11 @@ class InputProcessor:
     def _room(self, prompt: Prompt) -> int:
         return self._config.max_model_len - len(prompt.token_ids)
 
-    def _for_prompt(self, shared: SamplingParams, prompt: Prompt) -> SamplingParams:
+    def _for_prompt(self, shared: SamplingParams, prompt: Prompt, most_tokens: int | None) -> SamplingParams:
         """Returns the parameters of one prompt, which share their lists with other prompts."""
         # A copy skips the checks that `structs.replace` repeats.
         settled, room = copy.copy(shared), self._room(prompt)
-        settled.max_tokens = shared.max_tokens or room
+        settled.max_tokens = shared.max_tokens or min(room, most_tokens or room)
         settled.seed = shared.seed if shared.seed is not None else secrets.randbits(64)
         settled.logits_processors_trace = self._trace(shared, room)
         return settled

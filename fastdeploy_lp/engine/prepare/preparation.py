@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.config.speculation import NGRAM
 from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailableError
 from fastdeploy_lp.engine.helpers.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.helpers.grammar_checker import GrammarChecker, GrammarProcesses
@@ -17,6 +18,7 @@ from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt, Settled
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
@@ -39,7 +41,7 @@ class RequestPreparation:
             self._args_validator,
             whitespace=guided.json_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
-            looks_up=speculation is not None and speculation.looks_up,
+            looks_up=speculation is not None and NGRAM in speculation.sources,
         )
         # No more requests wait here than may wait for slots.
         waiting = fd_config.scheduler_config.max_waiting_requests
@@ -59,37 +61,51 @@ class RequestPreparation:
         return settled
 
     async def settle_each(
-        self, params: SamplingParams, prompts: Sequence[Prompt], client: str = "", inside: Run = run_here
+        self,
+        params: SamplingParams,
+        prompts: Sequence[Prompt],
+        client: str = "",
+        inside: Run = run_here,
+        imposed: Imposed = NOTHING_IMPOSED,
     ) -> list[Settled]:
         """Settles the prompts of one request as `InputProcessor.settle_each` does, and checks the grammar.
 
-        `inside` runs this server's checks; separate processes run the checks of processors' authors. Clients take turns
-        at compiling grammars. Raises InvalidRequestError, ProcessorUnavailableError for a processor whose check does
-        not return in time, and QueueFullError while too many requests wait for their checks.
+        `imposed` is the operator's part of it. `inside` runs this server's checks; separate processes run the checks of
+        processors' authors. Clients take turns at compiling grammars. Raises InvalidRequestError,
+        ProcessorUnavailableError for a processor whose check does not return in time, and QueueFullError while too many
+        requests wait for their checks.
         """
+        _require_few_tokens(params, imposed.max_tokens)
         await inside(partial(self.inputs.require_valid, params, prompts))
-        selection = await self._selection(params, client, inside)
-        settled = await inside(partial(self.inputs.settle_chosen, params, prompts, selection))
+        selection = await self._selection(params, client, inside, imposed)
+        settled = await inside(partial(self.inputs.settle_chosen, params, prompts, selection, imposed.max_tokens))
         # All prompts share one grammar.
         if settled and settled[0].grammar is not None:
             await self._grammars.check(settled[0].grammar, client)
         return settled
 
-    async def _selection(self, params: SamplingParams, client: str, inside: Run) -> Selection:
-        authors = self._args_validator.authors_of(params)
+    async def _selection(self, params: SamplingParams, client: str, inside: Run, imposed: Imposed) -> Selection:
+        authors = self._args_validator.without(imposed.secret).authors_of(params)
         try:
             if authors:
-                return await self._trials.selection(params, authors, client)
+                return await self._trials.selection(params, authors, client, imposed)
         except UnsendableError:
             pass
         except RequestArgsError as error:
             raise InvalidRequestError(error.path, error.reason) from None
         except NotInTimeError as error:
             raise ProcessorUnavailableError(str(error)) from None
-        return await inside(partial(self.inputs.chosen, params))
+        return await inside(partial(self.inputs.chosen, params, imposed))
 
     async def close(self) -> None:
         """Releases threads and processes; repeated calls do nothing."""
         await self._grammars.close()
         self.host.close()
         await self._trials.close()
+
+
+def _require_few_tokens(params: SamplingParams, most: int | None) -> None:
+    """Raises InvalidRequestError for more tokens than the operator allows the client."""
+    if most is not None and params.max_tokens is not None and params.max_tokens > most:
+        reason = f"{params.max_tokens} is too many: this client's requests may have {most} in each completion"
+        raise InvalidRequestError("max_tokens", reason)

@@ -42,6 +42,7 @@ from fastdeploy_lp.entrypoints.openai.listener.http_server import (
     ServerLife,
     StopSignals,
 )
+from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.options import OptionsParser
@@ -123,6 +124,11 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
     engine = make_engine(setup.fd_config, setup.declared, setup.stat_loggers, fair_queue=args.fair_queue)
     if args.request_log is not None:
         engine.request_log = _open_request_log(engine, args.request_log, args.request_log_max_bytes)
+    policies = None
+    if args.policy is not None:
+        shadow = setup.fd_config.structured_outputs_config.shadow
+        policies = Policies(args.policy, setup.declared, shadow, engine.inputs.chosen)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.reload_soon)
     bounds = connection_bounds(args.max_connections, args.max_connections_per_client)
     protocol = connection_class(bounds)
     metrics = None
@@ -131,7 +137,7 @@ async def _serve(setup: DeclaredEngine, args: ServerArgs, listeners: _Listeners)
             shown = metrics_app(engine, vllm_names=args.vllm_metrics)
             metrics = MetricsServer(HTTPServer(_uvicorn_config(shown, protocol), bounds), listeners.metrics)
             metrics.start()
-        app = build_app(engine, args, setup.io_processor)
+        app = build_app(engine, args, setup.io_processor, policies)
         server = HTTPServer(_uvicorn_config(app, protocol, _tls(args)), bounds)
         life = ServerLife(server, engine, signals, args.timeout_graceful_shutdown)
         started = await life.run(listeners.api, lambda: _on_ready(setup.fd_config, args, listeners.api))

@@ -17,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.middleware.layers import behind_middleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures, publish_schema
+from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
@@ -46,7 +47,12 @@ from fastdeploy_lp.plugins.io_processor import NamedIOProcessor
 from fastdeploy_lp.version import __version__
 
 
-def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor | None = None) -> ASGIApp:
+def build_app(
+    engine: Engine,
+    args: ServerArgs,
+    io_processor: NamedIOProcessor | None = None,
+    policies: Policies | None = None,
+) -> ASGIApp:
     """Returns the application with its middleware; routes answer with an error until the engine has started."""
     in_flight = RequestsInFlight()
     turns = EncodingTurns()
@@ -59,6 +65,10 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
 
     async def require_started() -> None:
         engine.require_started()
+
+    async def may_see_all_processors(request: Request) -> None:
+        if policies is not None and policies.current.secret and not record_of(request).sees_secrets:
+            raise errors.OperatorOnlyError
 
     responses = ServingResponses(engine, ResponseStore(args.response_store, args.response_store_max_bytes))
     for router in (
@@ -77,11 +87,13 @@ def build_app(engine: Engine, args: ServerArgs, io_processor: NamedIOProcessor |
         app.include_router(router, dependencies=[Depends(require_started)])
     app.include_router(server_routes(engine))
     if args.metrics_port in (None, args.port):
-        app.include_router(metrics_route(engine, vllm_names=args.vllm_metrics))
+        app.include_router(
+            metrics_route(engine, vllm_names=args.vllm_metrics), dependencies=[Depends(may_see_all_processors)]
+        )
     if args.playground:
         app.include_router(playground_routes())
-    publish_schema(app, engine.processors)
-    return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry))
+    publish_schema(app, engine.processors, lambda: policies.current.secret if policies is not None else frozenset())
+    return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry), policies)
 
 
 def _completion_routes(

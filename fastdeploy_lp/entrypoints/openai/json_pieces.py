@@ -51,12 +51,22 @@ class PiecedObject:
             yield head
             return
         yield head[:-1]
-        separator = b"" if head == b"{}" else b","
-        for name, pieces in self.members.items():
-            yield separator + msgspec.json.encode(name) + b":"
-            yield from pieces
-            separator = b","
+        yield from _members(self.members, b"" if head == b"{}" else b",")
         yield b"}"
+
+
+def members(named: Mapping[str, Pieces]) -> Iterator[bytes]:
+    """Yields a JSON object of these members."""
+    yield b"{"
+    yield from _members(named, b"")
+    yield b"}"
+
+
+def _members(named: Mapping[str, Pieces], separator: bytes) -> Iterator[bytes]:
+    for name, pieces in named.items():
+        yield separator + msgspec.json.encode(name) + b":"
+        yield from pieces
+        separator = b","
 
 
 def array(values: Iterable[Pieces]) -> Iterator[bytes]:

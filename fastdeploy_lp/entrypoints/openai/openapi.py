@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -41,8 +42,11 @@ STREAMED = {
 }
 
 
-def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
-    """Adds streams and the parameters of the declared processors, each under its name, to the schema."""
+def publish_schema(app: FastAPI, processors: ProcessorStates, secret: Callable[[], Collection[str]]) -> None:
+    """Adds streams, and parameters and outputs of the declared processors, each under its name, to the schema.
+
+    secret: returns the names that are left out, since they do not exist for some client.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -51,10 +55,14 @@ def publish_schema(app: FastAPI, processors: ProcessorStates) -> None:
             _drop_unused_failures(schema)
             for path, streamed in STREAMED.items():
                 _declare_stream(schema, path, streamed)
-            for info in processors.describe():
-                if info.parameters is not None:
-                    schema["components"]["schemas"][f"logits_processors.{info.name}"] = info.parameters
-        return generate()
+        schema = generate()
+        shown: dict[str, Any] = {}
+        for info in processors.describe():
+            if info.name not in secret():
+                shown |= {f"logits_processors.{info.name}": info.parameters}
+                shown |= {f"logits_processors_outputs.{info.name}": info.output}
+        found = {**schema["components"]["schemas"], **{name: each for name, each in shown.items() if each is not None}}
+        return {**schema, "components": {**schema["components"], "schemas": found}}
 
     # FastAPI's documented way to extend the schema.
     app.openapi = openapi  # type: ignore[method-assign]

@@ -122,6 +122,9 @@ class ServerArgs:
         help="bytes of responses that are kept; the oldest are dropped",
         check=at_least(1, " byte"),
     )
+    policy: str | None = option(
+        None, help="YAML file: logits processors that API keys must, may or must not use; SIGHUP reads it again"
+    )
     log_requests: bool = option(False, help="log a line for each request (else only at the level debug)")
 
     def __post_init__(self) -> None:

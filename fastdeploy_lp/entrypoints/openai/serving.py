@@ -17,8 +17,9 @@ from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
 from fastdeploy_lp.entrypoints.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.request.limits import MAX_PROMPTS
-from fastdeploy_lp.request.outputs import NO_DRAFTS, DraftedTokens
+from fastdeploy_lp.request.outputs import NO_DRAFTS, DraftedTokens, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 DEFAULT_MODEL_NAME = "default"
@@ -40,18 +41,28 @@ def hold_nothing(_: int) -> None:
     """Reserves no bytes: for callers without a bound on answers in flight."""
 
 
+ImposedOn = Callable[[GenerationRequest], Imposed]
+"""Returns the operator's part of a request."""
+
+
+def impose_nothing(_: GenerationRequest) -> Imposed:
+    """Imposes nothing: for callers without a policy."""
+    return NOTHING_IMPOSED
+
+
 @dataclass(frozen=True)
 class Caller:
     """The client and the deadline of a request.
 
     client: the unit of fair scheduling. deadline: on the monotonic clock, None for no limit. heavy: True if the body is
-    large, so that its work runs in threads. hold: bounds answers in flight.
+    large, so that its work runs in threads. hold: bounds answers in flight. imposed_on: applies the policy.
     """
 
     client: str = ""
     deadline: float | None = None
     heavy: bool = False
     hold: Hold = hold_nothing
+    imposed_on: ImposedOn = impose_nothing
 
 
 async def admitted(
@@ -65,7 +76,7 @@ async def admitted(
     Raises ClientDisconnect if the client disconnects, and RequestTimeoutError if the request's time is over.
     """
     record = record_of(request)
-    caller = Caller(record.client, record.deadline(timeout), record.heavy, hold)
+    caller = Caller(record.client, record.deadline(timeout), record.heavy, hold, record.imposed_on)
     return await while_connected(start(caller), request.receive, caller.deadline)
 
 
@@ -78,7 +89,7 @@ class Serving:
         self._default_sampling = engine.fd_config.model_config.default_sampling
 
     def require_model(self, name: str | None) -> None:
-        """Raises NotFoundError for any name except those of the served model."""
+        """Raises NotFoundError for any name but the names of the served model."""
         served = self.engine.fd_config.model_config.served_names
         if name and name not in (DEFAULT_MODEL_NAME, *served):
             reason = f"the model {name[:SHOWN]!r} does not exist; this server has {', '.join(map(repr, served))}"
@@ -115,8 +126,12 @@ class Serving:
         self, prompts: Sequence[Prompt], params: SamplingParams, request: GenerationRequest, caller: Caller
     ) -> list[Settled]:
         """Returns the settled parameters of each prompt; raises InvalidRequestError with the body's field names."""
+        inside, imposed = self.inside(caller, len(prompts)), caller.imposed_on(request)
+        if imposed.max_tokens is not None and params.max_tokens and "max_tokens" not in request.model_fields_set:
+            # The default of text completions, which the client did not ask for.
+            params.max_tokens = min(params.max_tokens, imposed.max_tokens)
         try:
-            return await self.engine.settle_each(params, prompts, caller.client, self.inside(caller, len(prompts)))
+            return await self.engine.settle_each(params, prompts, caller.client, inside, imposed)
         except InvalidRequestError as error:
             raise _as_sent(error, request) from None
 
@@ -182,7 +197,10 @@ def usage_of(
     )
 
 
-def told_reason(stop_reason: int | str | None, request: GenerationRequest) -> int | str | None:
-    """Returns the stop string or `stop_token_ids` token that ended a choice; None for the model's end token."""
-    asked_for = isinstance(stop_reason, str) or stop_reason in (request.stop_token_ids or ())
+def told_reason(stop_reason: StopCause | None, request: GenerationRequest) -> StopCause | None:
+    """Returns the stop string, the `stop_token_ids` token or the processor that ended a choice.
+
+    None for the model's end token.
+    """
+    asked_for = not isinstance(stop_reason, int) or stop_reason in (request.stop_token_ids or ())
     return stop_reason if asked_for else None

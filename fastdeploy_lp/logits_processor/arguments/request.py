@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.logits_processor.arguments.flat import Entering, FlatArgs, FlatArgsReader, unwatched
+from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
 from fastdeploy_lp.logits_processor.arguments.named import (
     NAMED,
     MandatoryOrder,
@@ -46,6 +47,11 @@ class RequestArgsValidator:
         shadow: Sequence[str] = (),
         tokenizer: ModelTokenizer | None = None,
     ) -> None:
+        self._all = list(declared)
+        self._encode = encode
+        self._tokenizer = tokenizer
+        # By the names that do not exist for a client.
+        self._without: dict[tuple[str, ...], RequestArgsValidator] = {}
         self._declared = {processor.name: processor for processor in declared}
         self._with_own_code = [processor for processor in declared if processor.checks_with_own_code]
         self._always_in_shadow = tuple(shadow)
@@ -53,6 +59,24 @@ class RequestArgsValidator:
         self._context = {VOCAB_SIZE: vocab_size, PHRASES: PhraseEncoder(encode) if encode is not None else None}
         self._flat = FlatArgsReader(declared, self._context, shadow=shadow)
         self._order = MandatoryOrder(declared)
+
+    def without(self, secret: tuple[str, ...]) -> RequestArgsValidator:
+        """Returns the validator for clients for which these processors do not exist, also not in errors."""
+        if not secret:
+            return self
+        if secret not in self._without:
+            self._without[secret] = RequestArgsValidator(
+                [each for each in self._all if each.name not in secret],
+                self._facts.vocab_size,
+                self._encode,
+                shadow=[name for name in self._always_in_shadow if name not in secret],
+                tokenizer=self._tokenizer,
+            )
+        return self._without[secret]
+
+    def validate_imposed(self, params: SamplingParams, imposed: Imposed, entering: Entering = unwatched) -> Selection:
+        """Returns the selection of a request on which the operator imposes processors; raises RequestArgsError."""
+        return imposed.on(self.without(imposed.secret).validate(params, entering), self._all)
 
     def authors_of(self, params: SamplingParams) -> frozenset[str]:
         """Returns the names of processors whose own code `validate` may run for this request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -25,7 +25,10 @@ class ForcingState(Protocol):
     """State of one request of a `ForcingProcessor`."""
 
     def forced(self) -> int | None:
-        """Returns the token that must come next, None to leave the row unchanged; called once a step."""
+        """Returns the token that must come next, None to leave the row unchanged."""
+
+    def rest(self) -> Sequence[int]:
+        """Returns the tokens that must come next, in order, without an end of the output, which nothing follows."""
 
 
 class ForcingProcessor(SlotProcessor[ForcingState]):
@@ -37,6 +40,11 @@ class ForcingProcessor(SlotProcessor[ForcingState]):
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)
         self._rows = self._tokens = np.empty(0, np.int64)
+
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        """See `LogitsProcessor`."""
+        state = self._slots.state_of(slot, output)
+        return () if state is None else state.rest()
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
         forced = [(row, token) for row, state in self._slots if (token := state.forced()) is not None]
@@ -78,6 +86,11 @@ class _Beginning:
         """Returns the token of the sequence at the output's length, None after the last one."""
         length = len(self.output)
         return self.sequence[length] if length < len(self.sequence) else None
+
+    def rest(self) -> Sequence[int]:
+        """See `ForcingState`."""
+        rest: Sequence[int] = self.sequence[len(self.output) :]
+        return rest
 
 
 class MaxTimeParams(BaseModel):
@@ -126,6 +139,10 @@ class _Deadline:
             return None
         waits = self.sentence_ends and self.output and self.output[-1] not in self.sentence_ends
         return None if waits else self.eos
+
+    def rest(self) -> Sequence[int]:
+        """See `ForcingState`: it forces the end alone."""
+        return ()
 
 
 class ThinkingBudgetParams(BaseModel):
@@ -183,10 +200,13 @@ class _Thinking:
 
     def forced(self) -> int | None:
         """See `ForcingState`."""
+        return next(iter(self.rest()), None)
+
+    def rest(self) -> Sequence[int]:
+        """See `ForcingState`."""
         while self._seen < len(self._output):
             self._take()
-        at = self._seen - self._script_at
-        return self._script[at] if at < len(self._script) else None
+        return self._script[self._seen - self._script_at :]
 
     def _take(self) -> None:
         """Reads one more token of the output."""

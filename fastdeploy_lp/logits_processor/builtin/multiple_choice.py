@@ -52,6 +52,11 @@ class MultipleChoiceLogitsProcessor(SlotProcessor["_Choosing"]):
         self._allowed: TokenLists | None = None
         self._boosts: list[tuple[int, _Choosing]] = []
 
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        """See `LogitsProcessor`: the tokens up to the next choice."""
+        state = self._slots.state_of(slot, output)
+        return () if state is None else state.rest()
+
     def _build(self, request: SlotRequest) -> _Choosing | None:
         choices = request.args.get("choices")
         return _Choosing(request, choices, self._eos_token_ids) if choices else None
@@ -96,14 +101,26 @@ class _Choosing:
 
     def allowed(self) -> NDArray[np.int64]:
         """Returns the tokens that may come next, empty if nothing is to be ruled out."""
-        for token in self._output[self._seen :]:
-            # After a token that another processor forced, only the end remains.
-            self._node = self._node.get(token, {COMPLETE: {}})
-        self._seen = len(self._output)
+        self._follow()
         tokens = [token for token in self._node if token != COMPLETE]
         if COMPLETE in self._node:
             tokens += [token for token in self._eos if token not in self._node]
         return np.array(tokens, np.int64)
+
+    def rest(self) -> list[int]:
+        """Returns the tokens that come next, up to the next choice or the end."""
+        self._follow()
+        found, node = [], self._node
+        while len(node) == 1 and COMPLETE not in node:
+            ((token, node),) = node.items()
+            found.append(token)
+        return found
+
+    def _follow(self) -> None:
+        for token in self._output[self._seen :]:
+            # After a token that another processor forced, only the end remains.
+            self._node = self._node.get(token, {COMPLETE: {}})
+        self._seen = len(self._output)
 
 
 def _tree(sequences: Sequence[list[int]]) -> dict[int, Any]:

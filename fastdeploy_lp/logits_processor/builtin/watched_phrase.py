@@ -57,6 +57,12 @@ class WatchedRequest:
         self.advance()
         return None if self.start is None else self.phrase[len(self.output) - self.start]
 
+    def rest(self) -> Sequence[int]:
+        """Returns the tokens of the phrase that must come next, empty outside the phrase."""
+        if self.forced() is None or self.start is None:
+            return ()
+        return self.phrase[len(self.output) - self.start :]
+
     @property
     def watches(self) -> bool:
         """True if the row is checked in this step."""
@@ -115,6 +121,12 @@ class WatchedPhraseProcessor(SlotProcessor[WatchedRequest]):
         """Reads the signs and tokens of the last step."""
         self._end_step()
         super().update_state(share_inputs)
+
+    def forced_tokens(self, slot: int, output: Sequence[int]) -> Sequence[int]:
+        """See `LogitsProcessor`. Reads the signs of the last step, as the next `update_state` would."""
+        self._end_step()
+        state = self._slots.state_of(slot, output)
+        return () if state is None else state.rest()
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
         forced: list[tuple[int, int]] = []

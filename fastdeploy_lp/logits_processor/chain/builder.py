@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fastdeploy_lp.logits_processor.actions import RequestActions
 from fastdeploy_lp.logits_processor.chain.author_threads import AuthorCall
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroups, Order
@@ -68,8 +69,10 @@ class ChainBuilder:
 
         A request that names processors stays in the main group if the other processors leave it alone anyway.
         """
-        if selection.order is not None or (selection.named is None and not selection.shadow):
+        if selection.order is not None:
             return selection.order
+        if selection.named is None and not selection.shadow and not selection.secret:
+            return None
         entries = self._groups.main.entries
         left_alone = [entry for entry in entries if entry.declared.leaves_alone(selection)]
         if all(entry.processor.only_with_args for entry in left_alone):
@@ -179,8 +182,8 @@ class ChainBuilder:
             if name in self._tried:
                 return
             self._tried.add(name)
-            with suppress(BaseException), paddle.no_grad():
-                processor.new_instance(args)([0], [], paddle.zeros([self._vocab_size]))
+            with suppress(BaseException), paddle.no_grad(), RequestActions() as dropped:
+                processor.new_instance(args)([0], [], paddle.zeros([self._vocab_size]), dropped)
 
     @staticmethod
     def _hand_over(request_id: str, entry: ChainEntry, built: Built) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -16,7 +16,9 @@ from fastdeploy_lp.logits_processor.chain.builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain.calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
+from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
+from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize, SlotActions, over_limit
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
@@ -91,7 +93,8 @@ class LogitsProcessorChain:
 
     Requests enter and leave slots. A step calls `update_state`, then `apply`; afterwards `failures` holds the slots
     whose requests must end. A failed processor is left out of the rest of the step, and rows of requests that do not
-    use it get the logits of a chain without it. `shadows` run outside the chain. `builder` constructs a request's
+    use it get the logits of a chain without it. Between steps, `forced` has the tokens that processors will force.
+    `shadows` run outside the chain. `builder` constructs a request's
     processors outside the steps; `enter` constructs them for a request that the builder did not see.
     """
 
@@ -113,6 +116,7 @@ class LogitsProcessorChain:
         # The client of each slot's request, to count faults by client.
         self._clients: dict[int, str] = {}
         self._faults = ChainFaults(self._policy, self._declared, self._clients)
+        self.forced = ForcedTokens(self._faults)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
@@ -124,6 +128,10 @@ class LogitsProcessorChain:
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
         self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
+        # The size of the values that were emitted for each slot's request.
+        self._emitted: dict[int, EmittedSize] = {}
+        # This step: the actions of processors that did not fail.
+        self._actions: dict[int, SlotActions] = {}
         # This step: the groups that take part.
         self._live = [self._main]
         # This step: the entries that ran, and the names skipped because all rows are greedy.
@@ -142,9 +150,21 @@ class LogitsProcessorChain:
         """This step: the slots whose requests must end, and why."""
         return self._faults.failures
 
-    def enter(self, slot: int, selection: Selection, *, again: bool = False, client: str = "") -> None:
-        """Puts a request into a slot; `again` if it was preempted, and is already counted."""
+    def enter(
+        self,
+        slot: int,
+        selection: Selection,
+        *,
+        again: bool = False,
+        client: str = "",
+        emitted: EmittedSize | None = None,
+    ) -> None:
+        """Puts a request into a slot; `again` if it was preempted, and is already counted.
+
+        emitted: the size of the values that were emitted for it so far, which grows with further ones.
+        """
         self._clients[slot] = client
+        self._emitted[slot] = emitted or EmittedSize()
         self.shadows.enter(slot, selection, again=again)
         order = self.builder.order_of(selection)
         group = self._groups.get(order)
@@ -156,12 +176,15 @@ class LogitsProcessorChain:
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
         group.enter(slot, selection, again=again)
+        self.forced.enter(slot, group.entries)
 
     def leave(self, slot: int) -> None:
         """Removes the request from the slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
+        self._emitted.pop(slot, None)
         self.shadows.leave(slot)
+        self.forced.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is not None:
             group.leave(slot)
@@ -170,6 +193,8 @@ class LogitsProcessorChain:
         """Lets every processor that has work read the slots; called once before each step that samples."""
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
+        if self._actions:
+            self._actions = {}
         stop_flags = share_inputs["stop_flags"]
         self._live = self._groups.live
         split = len(self._live) > 1
@@ -177,7 +202,7 @@ class LogitsProcessorChain:
             group.followed = bool(group.slots)
             group.stop_flags = group.own_stop_flags(stop_flags) if split else stop_flags
             for entry in group.entries:
-                entry.step_seconds = 0.0
+                entry.begin_step()
                 if entry.stats.state == QUARANTINED:
                     self._faults.take_out_of_service(group, entry)
                 elif entry.needs_update:
@@ -214,6 +239,18 @@ class LogitsProcessorChain:
                 return result
             logits = recompute()
 
+    def take_actions(self, failed: Collection[int]) -> Mapping[int, SlotActions]:
+        """Returns this step's actions by slot, and counts them; those on a `failed` slot are dropped."""
+        if not self._actions:
+            return {}
+        taken = {slot: actions for slot, actions in self._actions.items() if slot not in failed}
+        for actions in taken.values():
+            if actions.finish is not None:
+                self.stats[actions.finish["processor"]].finishes += 1
+            for name, _ in actions.values:
+                self.stats[name].emitted += 1
+        return taken
+
     def ran(self) -> bool:
         """Returns True if a processor has worked on this step's logits and may have changed them."""
         return bool(self._ran)
@@ -221,6 +258,11 @@ class LogitsProcessorChain:
     def needs_guard(self) -> bool:
         """Returns True if a processor ran in this step that may leave a row without a usable logit."""
         return any(not entry.processor.keeps_rows_valid for entry in self._ran)
+
+    def works_on(self, slot: int) -> bool:
+        """Returns True if a processor, also one in shadow, may see the slot's row, or the slot's request must end."""
+        works = any(entry.works_on(slot) for entry in self._group_of[slot].entries)
+        return works or slot in self._refused or self.shadows.works_on(slot)
 
     def ran_on(self, slot: int) -> list[ChainEntry]:
         """Returns the processors that ran on the slot's row in this step, in their order."""
@@ -335,10 +377,22 @@ class LogitsProcessorChain:
             for entry in group.entries:
                 if entry in self._ran:
                     entry.stats.rows += group.count_rows(entry.view.using)
+                if entry.actions.used and entry not in self._faults.left_out:
+                    self._keep_actions(entry)
                 if entry.has_work and entry not in self._faults.left_out:
                     self._faults.check_budgets(entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1
+
+    def _keep_actions(self, entry: ChainEntry) -> None:
+        """Keeps the actions of a processor that has not failed; an unusable one is a fault for its request alone."""
+        # A processor that has no work in the next step does not begin it.
+        for slot, recorded in entry.actions.take():
+            error = recorded.error or over_limit(self._emitted[slot], recorded)
+            if error is not None:
+                self._faults.request_failed(entry, slot, error)
+            else:
+                self._actions.setdefault(slot, SlotActions()).add(entry.name, recorded)
 
 
 def _applied_to_users(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:

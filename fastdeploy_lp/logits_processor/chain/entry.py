@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.view import ProcessorView
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
@@ -96,16 +102,26 @@ class ChainEntry:
         self.first_calls = first_calls or FirstCalls(fd_config.structured_outputs_config.first_calls)
         self._limit = limit
         self.step_seconds = 0.0
+        # Before the next step.
+        self._asked_seconds = 0.0
         # The memory of builtins is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and not self.is_builtin
         self._gauge = MemoryGauge() if watched else None
         # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
         read_only = not self.is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
+        # Slots of requests that the operator forces through it.
+        self.forced: set[int] = set()
+        self.actions = ActionRecorder(self._may_act_on, declared.output_model)
+        self._stop_flags: Any = np.ones((0, 1), bool)
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
         # True if it sees only its users' rows, so that it cannot write to others.
         self.sees_users_only = False
+        # True if it can be asked for the tokens that it will force.
+        self.forces_tokens = False
+        # Slots whose requests this instance has seen with a row; kept if it can be asked.
+        self._seen: set[int] = set()
         self._reset_use()
         if in_service:
             self.rebuild()
@@ -120,10 +136,12 @@ class ChainEntry:
         with self.recorded_build():
             processor = self.declared.build(self._fd_config)
             changes_argmax = not self._is_argmax_invariant(processor)
+        processor.use_actions(self.actions)
         self.processor, self.changes_argmax = processor, changes_argmax
         # Not needed for builtins, and for processors that are called row by row.
         kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
         self.sees_users_only = processor.only_with_args and not kept_in
+        self.forces_tokens = type(processor).forced_tokens is not LogitsProcessor.forced_tokens
         self._reset_use()
 
     @contextmanager
@@ -147,6 +165,7 @@ class ChainEntry:
 
     def _reset_use(self) -> None:
         self._was_used = False
+        self._seen.clear()
         # Bytes that this instance has allocated and not freed, as estimated from outside.
         self.grown = 0
 
@@ -176,29 +195,68 @@ class ChainEntry:
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into the slot; `again` if it is counted already."""
+        self._seen.discard(slot)
         self.view.set_args(slot, selection.args_for(self.name))
         if self.declared.is_meant_for(selection):
             self.view.using.add(slot)
             self.stats.requests += not again
+        if selection.forces(self.name):
+            self.forced.add(slot)
 
     def leave(self, slot: int) -> None:
         """Empties the slot."""
+        self._seen.discard(slot)
         self.view.set_args(slot, ProcessorArgs())
         self.view.using.discard(slot)
+        self.forced.discard(slot)
+
+    def begin_step(self) -> None:
+        """Starts the count of a step's seconds with the ones since the last step."""
+        self.step_seconds, self._asked_seconds = self._asked_seconds, 0.0
 
     def update_state(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
         """Runs the processor's `update_state`, and counts the time."""
         self.view.bind(share_inputs, stop_flags)
+        self._stop_flags = stop_flags
+        self.actions.begin_update()
         self._was_used = bool(self.view.using)
         self.first_calls.count_step()
         self._watched(self.processor.update_state, self.view)
+        if self.forces_tokens:
+            self._seen.update(np.flatnonzero(~stop_flags[:, 0]).tolist())
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits; raises WrongResultError for a result that violates the contract."""
+        self.actions.begin_apply()
         result = self._watched(self.processor.apply, logits)
         if result is not logits:
             require_same_kind(result, logits)
         return result
+
+    def forced_tokens(self, slot: int, output: Sequence[int], count: int) -> list[int]:
+        """Returns up to `count` tokens that the processor will force in a slot after `output`; counts the time.
+
+        Raises TypeError or ValueError for a result that is no sequence of token ids.
+        """
+        if slot not in self._seen:
+            return []
+        before = self.step_seconds
+        try:
+            return self._watched(partial(self._ask, slot, count), output)
+        finally:
+            self._asked_seconds += self.step_seconds - before
+
+    def _ask(self, slot: int, count: int, output: Sequence[int]) -> list[int]:
+        tokens = [index(token) for token in islice(self.processor.forced_tokens(slot, output), count)]
+        vocab_size = self._fd_config.model_config.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"forced_tokens returned {token}; token ids are 0 to {vocab_size - 1}")
+        return tokens
+
+    def _may_act_on(self, slot: int) -> bool:
+        flags = self._stop_flags
+        return 0 <= slot < len(flags) and not flags[slot, 0] and self.works_on(slot)
 
     def _watched(self, call: Callable[[Argument], Result], argument: Argument) -> Result:
         """Returns `call(argument)`; counts its time and memory, and raises only errors that are an `Exception`."""
@@ -220,6 +278,7 @@ class ChainEntry:
             raise contained(error) from error
         finally:
             seconds = time.perf_counter() - began
+            self.actions.end()
             if self._recorder is not None:
                 self._recorder.end()
             self.stats.seconds += seconds

@@ -58,7 +58,8 @@ class ChainFaults:
     """Counts faults by processor name, and puts a processor with too many faults into quarantine.
 
     In a step, `failures` holds the slots whose requests must end, and `left_out` the processors that no longer run. A
-    fault of a mandatory processor ends every request of its group: no request runs without it, under any policy.
+    fault of a mandatory processor ends every request of its group, and a fault of a forced one every request that is
+    forced through it: none runs without it, under any policy.
 
     clients: the client of each slot's request, kept current by the chain.
     """
@@ -83,6 +84,7 @@ class ChainFaults:
         ChainAbortedError if that is the operator's policy.
         """
         self.left_out.add(entry)
+        entry.actions.drop_all()
         active = set(group.active_slots().tolist())
         shown = set() if entry.processor.only_with_args else active
         using = entry.view.using & active
@@ -101,8 +103,20 @@ class ChainFaults:
         active = np.flatnonzero(~group.stop_flags_for(entry)[:, 0])
         for row, cause in error.by_row.items():
             slot = int(active[row])
-            self._count(entry, cause, [slot], {slot})
+            self.request_failed(entry, slot, cause)
         return self._ends_requests(entry)
+
+    def asking_failed(self, entry: ChainEntry, error: Exception) -> None:
+        """Counts a fault of `forced_tokens`; no output depends on it, so that no request ends.
+
+        Raises ChainAbortedError if that is the operator's policy.
+        """
+        self._report(entry, error)
+
+    def request_failed(self, entry: ChainEntry, slot: int, cause: Exception) -> None:
+        """Handles a fault of a processor that concerns one request; raises as `rows_failed` does."""
+        entry.actions.drop(slot)
+        self._count(entry, cause, [slot], {slot})
 
     def take_out_of_service(self, group: ChainGroup, entry: ChainEntry) -> None:
         """Fails the requests that rely on a processor in quarantine, so that no token of this step reaches them."""
@@ -150,18 +164,23 @@ class ChainFaults:
         return entry.declared.mandatory or self._policy.on_error == "fail"
 
     def _count(self, entry: ChainEntry, error: Exception, ended: Iterable[int], using: Iterable[int]) -> None:
+        reason = self._report(entry, error)
+        for slot in ended if self._ends_requests(entry) else entry.forced.intersection(ended):
+            self.failures.setdefault(slot, SlotFailure(reason))
+        # A request that passes it no arguments did not cause the fault, and offline there are no clients.
+        passing = (slot for slot in using if entry.view.args[slot] and slot not in entry.forced)
+        blamed = {self._clients.get(slot, "") for slot in passing} - {""}
+        self._count_towards_quarantine(entry, reason, blamed)
+
+    def _report(self, entry: ChainEntry, error: Exception) -> str:
+        """Logs and counts a fault; returns its description."""
         reason = f"logits processor {entry.name} failed: {described(error)}"
         logger.error("%s", reason, exc_info=loggable(error))
         entry.stats.faults += 1
         entry.stats.last_error = reason
         if self._policy.on_error == "abort":
             raise ChainAbortedError(reason) from error
-        if self._ends_requests(entry):
-            for slot in ended:
-                self.failures.setdefault(slot, SlotFailure(reason))
-        # A request that passes it no arguments did not cause the fault, and offline there are no clients.
-        blamed = {self._clients.get(slot, "") for slot in using if entry.view.args[slot]} - {""}
-        self._count_towards_quarantine(entry, reason, blamed)
+        return reason
 
     def _count_towards_quarantine(self, entry: ChainEntry, reason: str, blamed: AbstractSet[str]) -> None:
         if not self._policy.max_faults:

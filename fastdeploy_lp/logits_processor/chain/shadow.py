@@ -113,6 +113,10 @@ class ShadowChain:
         """True if a processor needs an update in this step."""
         return bool(self._shadows) and any(shadow.needs_update for shadow in self._shadows.values())
 
+    def works_on(self, slot: int) -> bool:
+        """Returns True if the slot's request has processors in shadow."""
+        return any(slot in shadow.group.slots for shadow in self._shadows.values())
+
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
         """Puts a request into a slot; `again` if it is counted already."""
         for name in selection.shadow:

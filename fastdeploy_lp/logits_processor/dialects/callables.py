@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.actions import ACTIONS
 from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
 from fastdeploy_lp.logits_processor.dialects.hugging_face import LIBRARY, TorchRowDialect, require_giveable
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
@@ -47,7 +48,7 @@ class CallableDialect(TorchRowDialect):
         extra = [
             parameter.name
             for parameter in list(inspect.signature(call).parameters.values())[skip + style.arguments :]
-            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and parameter.name != ACTIONS
         ]
         if isinstance(found, type) and extra:
             raise LogitsProcessorSpecError(spec, f"is called {style.value}; its __call__ also needs {', '.join(extra)}")

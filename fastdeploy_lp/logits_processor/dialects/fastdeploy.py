@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.config import FDConfig, ModelConfig
+from fastdeploy_lp.logits_processor.actions import Actions, RowActions, give_actions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs, ReadOnlyError
@@ -218,6 +219,12 @@ class FastDeployProcessor(LogitsProcessor):
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._inputs = FastDeployInputs()
+        self._rows: RowActions | None = None
+
+    def use_actions(self, actions: Actions) -> None:
+        """Passes the verbs on, by rows, which are this dialect's slots."""
+        self._rows = RowActions(actions)
+        give_actions(self._processor, self._rows)
 
     def is_argmax_invariant(self) -> bool:
         """Returns the processor's claim, False if it makes none."""
@@ -227,6 +234,8 @@ class FastDeployProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Passes the slots that have a row."""
         self._inputs.bind(share_inputs, _prepared)
+        if self._rows is not None:
+            self._rows.bind(share_inputs["stop_flags"])
         self._processor.update_state(self._inputs)
 
     def apply(self, logits: Tensor) -> Tensor:

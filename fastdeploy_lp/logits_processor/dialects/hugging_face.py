@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.actions import RequestActions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
@@ -114,8 +115,8 @@ class TorchRowProcessor(PerRequestProcessor):
         with one_thread():
             process = self._dialect.process(self._found, dict(args), self._facts)
 
-        def process_row(prompt_ids: list[int], output_ids: list[int], row: Tensor) -> Tensor:
+        def process_row(prompt_ids: list[int], output_ids: list[int], row: Tensor, actions: RequestActions) -> Tensor:
             with one_thread():
-                return to_paddle(process(prompt_ids, output_ids, to_torch(row)), row)
+                return to_paddle(process(prompt_ids, output_ids, to_torch(row), actions), row)
 
         return process_row

@@ -22,6 +22,7 @@ from pydantic import (
     create_model,
 )
 
+from fastdeploy_lp.logits_processor.actions import ACTIONS
 from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
 from fastdeploy_lp.logits_processor.token_arguments import TOKEN_SCHEMA, in_vocabulary, integer_of
 
@@ -72,6 +73,9 @@ class RequestParameters:
         fields: dict[str, Any] = {}
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if skip and parameter.name == ACTIONS:
+                # A function's verbs come from the chain; a constructor may have an argument of this name.
                 continue
             if parameter.name in _SUPPLIED:
                 self._supplied[parameter.name] = parameter

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastdeploy_lp.logits_processor.actions import RequestActions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
@@ -17,8 +18,8 @@ from fastdeploy_lp.logits_processor.vllm_v1 import raise_row_errors, require_sam
 if TYPE_CHECKING:
     from paddle import Tensor
 
-RowProcessor = Callable[["list[int]", "list[int]", "Tensor"], "Tensor"]
-"""(prompt ids, output ids, row [vocab_size]) → row."""
+RowProcessor = Callable[["list[int]", "list[int]", "Tensor", RequestActions], "Tensor"]
+"""(prompt ids, output ids, row [vocab_size], the request's verbs) → row."""
 
 
 @dataclass
@@ -27,7 +28,8 @@ class _Own:
 
     error: reason why it could not be built, until the request's next step reports it. kept: True if it stays until
     `forget`, also while the request has no slot. behind: True if it must still be called for the output tokens so far.
-    given, made: the row before and after its call in this step, None before that call.
+    given, made: the row before and after its call in this step, None before that call. actions: its verbs, which keep
+    what it did in that call.
     """
 
     instance: RowProcessor | None
@@ -36,6 +38,7 @@ class _Own:
     behind: bool = False
     given: Tensor | None = None
     made: Tensor | None = None
+    actions: RequestActions = field(default_factory=RequestActions)
 
 
 class PerRequestProcessor(LogitsProcessor):
@@ -50,7 +53,7 @@ class PerRequestProcessor(LogitsProcessor):
 
     def __init__(self) -> None:
         self._own: dict[str, _Own] = {}
-        self._rows: list[tuple[int, _Own, list[int], list[int]]] = []
+        self._rows: list[tuple[int, int, _Own, list[int], list[int]]] = []
 
     @abstractmethod
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
@@ -88,17 +91,18 @@ class PerRequestProcessor(LogitsProcessor):
             if own.error is not None:
                 failed[row], own.error = own.error, None
             own.given = own.made = None
-            self._rows.append((row, own, prompt, output))
+            self._rows.append((row, slot, own, prompt, output))
         raise_row_errors(failed)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Calls each instance on its row; drops one that fails, still runs the others, then raises RowErrors."""
         failed: dict[int, Exception] = {}
-        for row, own, prompt, output in self._rows:
+        for row, slot, own, prompt, output in self._rows:
             if own.instance is None:
                 continue
             try:
                 logits[row] = self._called(own, prompt, output, logits[row])
+                own.actions.pass_on(self.actions, slot)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed[row] = contained(error)
                 own.instance = None
@@ -118,14 +122,17 @@ class PerRequestProcessor(LogitsProcessor):
             _replay(instance, prompt, output, part)
             own.behind = False
         given = part.clone()
-        made = require_same_kind(instance(prompt, output, part), part)
+        with own.actions:
+            made = require_same_kind(instance(prompt, output, part, own.actions), part)
         own.given, own.made = given, made.clone()
         return made
 
 
 def _replay(instance: RowProcessor, prompt: list[int], output: list[int], like: Tensor) -> None:
-    """Calls the instance for each output token so far, each time on a row of zeros."""
+    """Calls the instance for each output token so far, each time on a row of zeros; its actions then are dropped."""
     import paddle
 
+    dropped = RequestActions()
     for count in range(len(output)):
-        instance(prompt, output[:count], paddle.zeros_like(like))
+        with dropped:
+            instance(prompt, output[:count], paddle.zeros_like(like), dropped)

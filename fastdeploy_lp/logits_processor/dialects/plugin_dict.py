@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.actions import RequestActions, takes_actions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import TOKENIZER
@@ -69,7 +70,8 @@ class PluginDictDialect(Dialect):
         with paddle.no_grad():
             for output_ids in ([], [0]):
                 row = paddle.zeros([facts.vocab_size])
-                require_same_kind(process([], output_ids, row), row)
+                with RequestActions() as dropped:
+                    require_same_kind(process([], output_ids, row, dropped), row)
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """Returns a processor that makes instances as requests arrive."""
@@ -98,7 +100,9 @@ def _process(plugin: dict[str, Any], args: Mapping[str, Any], facts: ModelFacts)
     parameters = plugin[MODEL].model_validate(dict(args))
     bound = _bound(plugin[CLASS], facts.tokenizer, parameters)
     instance = plugin[CLASS](*bound.args, **bound.kwargs)
-    return lambda _, output_ids, row: instance(output_ids, row)
+    if takes_actions(instance):
+        return lambda _, output_ids, row, actions: instance(output_ids, row, actions=actions)
+    return lambda _, output_ids, row, _actions: instance(output_ids, row)
 
 
 def _bound(cls: type, tokenizer: Any, parameters: Any) -> inspect.BoundArguments:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+from fastdeploy_lp.logits_processor.actions import ACTIONS, RequestActions, takes_actions
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
-TorchRow = Callable[[Sequence[int], Sequence[int], Any], Any]
-"""(prompt ids, output ids, row [vocab_size], a torch tensor) → row."""
+TorchRow = Callable[[Sequence[int], Sequence[int], Any, RequestActions], Any]
+"""(prompt ids, output ids, row [vocab_size], a torch tensor, the request's verbs) → row."""
 
 DRY_PROMPT = 16
 """Prompt tokens of a dry call: enough for processors that read a few tokens back."""
@@ -59,20 +60,25 @@ def positional_names(function: Callable[..., Any], skip: int = 0) -> list[str]:
 
 
 def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
-    """Returns `call` as a function of a request's tokens and its row; tokens are copies, which `call` may change."""
-    if style is CallStyle.OUTPUT_ROW:
-        return lambda _, output_ids, row: require_same_kind(call(list(output_ids), row), row)
-    if style is CallStyle.PROMPT_OUTPUT_ROW:
-        return lambda prompt_ids, output_ids, row: require_same_kind(call(list(prompt_ids), list(output_ids), row), row)
+    """Returns `call` as a function of a request's tokens and its row; tokens are copies, which `call` may change.
 
-    def with_scores(prompt_ids: Sequence[int], output_ids: Sequence[int], row: Any) -> Any:
+    A `call` with a parameter `actions` gets the request's verbs by this name.
+    """
+    takes = takes_actions(call)
+
+    def process(prompt_ids: Sequence[int], output_ids: Sequence[int], row: Any, actions: RequestActions) -> Any:
+        verbs = {ACTIONS: actions} if takes else {}
+        if style is CallStyle.OUTPUT_ROW:
+            return require_same_kind(call(list(output_ids), row, **verbs), row)
+        if style is CallStyle.PROMPT_OUTPUT_ROW:
+            return require_same_kind(call(list(prompt_ids), list(output_ids), row, **verbs), row)
         import torch
 
         scores = row.unsqueeze(0)
         input_ids = torch.tensor([[*prompt_ids, *output_ids]], device=row.device)
-        return require_same_kind(call(input_ids, scores), scores).squeeze(0)
+        return require_same_kind(call(input_ids, scores, **verbs), scores).squeeze(0)
 
-    return with_scores
+    return process
 
 
 def dry_run(process: TorchRow, vocab_size: int) -> None:
@@ -81,7 +87,8 @@ def dry_run(process: TorchRow, vocab_size: int) -> None:
 
     with one_thread(), torch.no_grad():
         for output_ids in ([], [0]):
-            process([0] * DRY_PROMPT, output_ids, torch.zeros(vocab_size))
+            with RequestActions() as dropped:
+                process([0] * DRY_PROMPT, output_ids, torch.zeros(vocab_size), dropped)
 
 
 @contextmanager

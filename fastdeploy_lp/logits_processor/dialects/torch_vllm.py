@@ -73,7 +73,7 @@ class TorchVllmDialect(Dialect):
             processor = found(config, torch_device(), False)
         eos_token_ids = fd_config.model_config.eos_token_ids
         if _is_vllms_adapter(processor):
-            return TorchVllmProcessor(_AdapterRows(processor), BatchTracker(OWN, eos_token_ids))
+            return TorchVllmProcessor(_AdapterRows(processor), BatchTracker(OWN, eos_token_ids), processor)
         interface = BatchInterface.of(sys.modules[INTERFACE_MODULE])
         return TorchVllmProcessor(processor, BatchTracker(interface, eos_token_ids))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_lp.logits_processor import vllm_v1
+from fastdeploy_lp.logits_processor.actions import Actions, RowActions, give_actions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import BatchTracker
@@ -42,19 +43,31 @@ class VllmV1Dialect(Dialect):
 
 
 class VllmV1Processor(LogitsProcessor):
-    """Native wrapper of a vLLM processor."""
+    """Native wrapper of a vLLM processor.
 
-    def __init__(self, processor: Any, batch: BatchTracker) -> None:
+    author: the object whose class an author wrote, if it is not the processor itself.
+    """
+
+    def __init__(self, processor: Any, batch: BatchTracker, author: Any = None) -> None:
         self._processor = processor
+        self._author = processor if author is None else author
         self._batch = batch
+        self._rows: RowActions | None = None
         self._argmax_invariant = bool(processor.is_argmax_invariant())
 
     def is_argmax_invariant(self) -> bool:
         """Returns the processor's claim at start."""
         return self._argmax_invariant
 
+    def use_actions(self, actions: Actions) -> None:
+        """Passes the verbs on, by rows."""
+        self._rows = RowActions(actions)
+        give_actions(self._author, self._rows)
+
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Passes on the changes, None if there are none."""
+        if self._rows is not None:
+            self._rows.bind(share_inputs["stop_flags"])
         self._processor.update_state(self._batch.update(share_inputs))
 
     def apply(self, logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastdeploy_lp.logits_processor import vllm_mrv2
+from fastdeploy_lp.logits_processor.actions import Actions, give_actions
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.request_slots import RequestSlots
@@ -84,6 +85,10 @@ class SlotKeyedProcessor(LogitsProcessor):
             self._processor = found(config, slots.state)
         self._wanted = np.zeros(slots.state.max_num_reqs, bool)
         self._failed = np.zeros(slots.state.max_num_reqs, bool)
+
+    def use_actions(self, actions: Actions) -> None:
+        """Passes the verbs on."""
+        give_actions(self._processor, actions)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Adds new requests and flushes staged writes; raises RowErrors for requests that could not be added."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,6 +72,11 @@ class SlotStates(Generic[State]):
         self.rows = np.cumsum(active, dtype=np.int64)[self.slots] - 1
         self.states = [state for _, state in found]
         return True
+
+    def state_of(self, slot: int, output: Sequence[int]) -> State | None:
+        """Returns the state of the request in the slot, whose live list of tokens is `output`; None if it has none."""
+        held = self._held.get(slot)
+        return held.state if held is not None and held.request.output is output else None
 
     def _read(self, share_inputs: Mapping[str, Any], slots: Iterable[int]) -> None:
         args, outputs = share_inputs["logits_processors_args"], share_inputs["output_token_ids"]

@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
 from fastdeploy_lp.logits_processor.testing.harness import StepError
 from fastdeploy_lp.logits_processor.testing.subject import (
     LENGTH,
     SLOTS,
+    Acts,
     Advice,
+    Fault,
     Rows,
     Script,
     Stage,
@@ -190,6 +193,39 @@ def churn(subject: Subject) -> None:
                 waiting.insert(0, (next(each for each in scripts if each.request_id == name), output))
         stage.run(1)
     require_same(expected, stage.rows, "gives another row while requests come and go")
+
+
+def actions(subject: Subject) -> None:
+    """Checks that what the processor does to a request depends on no other request, slot, second `apply` or resume."""
+    for applications in (1, 2):
+        stage = subject.stage()
+        for script in reversed(subject.scripts):
+            stage.enter(script)
+        stage.run(LENGTH, applications=applications)
+        _require_same_acts(subject.acts_alone, stage.acts, "beside other requests")
+    for script in subject.using:
+        stage = subject.stage()
+        stage.enter(script, 0)
+        stage.run(HALF)
+        stage.enter(script, 3, output=stage.leave(0))
+        stage.run(LENGTH)
+        expected = {key: acts for key, acts in subject.acts_alone.items() if key[0] == script.request_id}
+        _require_same_acts(expected, stage.acts, "after a preemption")
+
+
+def _require_same_acts(expected: Acts, actual: Acts, where: str) -> None:
+    for name, position in sorted({*expected, *actual}):
+        alone, found = (_printed(acts.get((name, position))) for acts in (expected, actual))
+        if alone != found:
+            step = f"{name}, step {position + 1}: {found} in place of {alone}"
+            raise Fault(f"acts in another way {where}: act on a request by its own tokens and row alone ({step})")
+
+
+def _printed(acts: SlotActions | None) -> str:
+    if acts is None:
+        return "nothing"
+    ends = [] if acts.finish is None else [f"finish {acts.finish['reason']!r}"]
+    return ", ".join([*(f"emit {value.decode()}" for _, value in acts.values), *ends])
 
 
 def _bystander(stage: Stage, subject: Subject, slot: int) -> None:

@@ -69,8 +69,10 @@ MASKED = 0.9
 
 
 def effect(subject: Subject) -> None:
-    """Checks that at least one row changes; raises Advice otherwise."""
-    if all(differs(subject.untouched(*key), row) is None for key, row in subject.alone.items()):
+    """Checks that at least one row changes, or that the processor acts on a request; raises Advice otherwise."""
+    if not subject.acts_alone and all(
+        differs(subject.untouched(*key), row) is None for key, row in subject.alone.items()
+    ):
         raise Advice("changed no row of any request: give arguments that show what it does")
 
 
@@ -123,6 +125,26 @@ def keeps_rows_valid(subject: Subject) -> None:
             raise Fault("says keeps_rows_valid, but left a row that had a finite logit without one")
 
 
+def forced_tokens(subject: Subject) -> None:
+    """Checks that `forced_tokens` returns the most likely tokens of the next rows, and that it changes no row."""
+    for given in subject.using:
+        script = subject.script(given.request_id, given.args, length=2 * LENGTH)
+        harness, unasked = subject.harness(), subject.harness()
+        slot = _enter(harness, script, 0)
+        _enter(unasked, script, 0)
+        forced: list[int] = []
+        for position, scripted in enumerate(script.tokens):
+            tokens = {script.request_id: forced[0] if forced else scripted}
+            row, expected = (each.step(tokens=tokens)[script.request_id] for each in (harness, unasked))
+            where = f"{script.request_id}, step {position + 1}"
+            if differs(expected, row) is not None:
+                raise Fault(f"gives another row after a call of forced_tokens: change no state in it ({where})")
+            likeliest = int(row.argmax())
+            if forced and likeliest != forced[0]:
+                raise Fault(f"says in forced_tokens that it forces token {forced[0]}, not {likeliest} ({where})")
+            forced = harness.forced_tokens(slot, len(script.tokens)) or forced[1:]
+
+
 def _masked(subject: Subject) -> list[tuple[Row, Row]]:
     """Returns rows before and after one step of each request alone, with few or with most tokens ruled out."""
     pairs = []
@@ -137,6 +159,6 @@ def _masked(subject: Subject) -> list[tuple[Row, Row]]:
     return pairs
 
 
-def _enter(harness: ProcessorHarness, script: Script, generated: int) -> None:
+def _enter(harness: ProcessorHarness, script: Script, generated: int) -> int:
     output = list(script.tokens[:generated])
-    harness.enter(script.request_id, script.args, prompt=script.prompt, output=output, params=script.params)
+    return harness.enter(script.request_id, script.args, prompt=script.prompt, output=output, params=script.params)

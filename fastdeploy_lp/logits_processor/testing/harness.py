@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
+from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
@@ -70,7 +71,7 @@ PROMPT = (5, 6, 7)
 
 
 class StepError(Exception):
-    """The processor raised `cause` in `phase`, which is "update_state" or "apply"."""
+    """The processor raised `cause` in `phase`: "update_state", "apply" or "forced_tokens"; or "an action" failed."""
 
     def __init__(self, phase: str, cause: Exception) -> None:
         super().__init__(f"{phase} raises {type(cause).__name__}: {cause}")
@@ -83,6 +84,9 @@ class ProcessorHarness:
 
     processor: a SPEC, a class of any dialect or a plugin dict. fd_config: configuration for its constructor; by default
     without a real model, with 1024 tokens and 8 slots. seed: seed of random logits, besides request and position.
+
+    `actions` has the processor's actions in the last step, by request id. They change nothing here: a request that the
+    processor finishes stays until `leave`.
 
     Raises LogitsProcessorSpecError for an object that is no processor, RuntimeError if its constructor fails.
     """
@@ -98,6 +102,7 @@ class ProcessorHarness:
         self.slots = Slots(num_slots, self.fd_config.model_config.max_model_len)
         self.requests: dict[int, Occupant] = {}
         self.count = StepCount()
+        self.actions: dict[str, SlotActions] = {}
         self._held: set[int] = set()
         self._seed = seed
         self._validator = RequestArgsValidator(
@@ -183,12 +188,14 @@ class ProcessorHarness:
         Raises StepError for an error of the processor; its cause is a TypeError for a result that breaks the
         contract.
         """
+        self.actions = {}
         if not self.active:
             return {}
         before = np.stack([self._row(slot, logits or {}) for slot in self.active])
         self.update()
         for _ in range(applications):
             after = self.apply(self.tensor(before)).numpy()
+        self.actions = self._taken()
         rows = {self.requests[slot].request_id: row for slot, row in zip(self.active, after, strict=True)}
         for slot in self.active:
             name = self.requests[slot].request_id
@@ -210,6 +217,17 @@ class ProcessorHarness:
         result: Tensor = self._run("apply", self.entry.apply, logits)
         return result
 
+    def forced_tokens(self, slot: int, count: int) -> list[int]:
+        """Returns up to `count` tokens that the processor will force in a slot after its output; asked between steps.
+
+        Empty for a processor without `forced_tokens`, and for a request that has had no row yet. Raises StepError for
+        an error of the processor, also a TypeError or ValueError for a result that is no sequence of token ids.
+        """
+        if not self.entry.forces_tokens:
+            return []
+        found: list[int] = self._run("forced_tokens", self.entry.forced_tokens, slot, self.requests[slot].output, count)
+        return found
+
     def tensor(self, rows: NDArray[Any]) -> Tensor:
         """Returns logits as the chain gets them."""
         import paddle
@@ -230,6 +248,16 @@ class ProcessorHarness:
         if row.shape != (self.vocab_size,):
             raise ValueError(f"logits: {occupant.request_id} has {row.shape}, a row is ({self.vocab_size},)")
         return row
+
+    def _taken(self) -> dict[str, SlotActions]:
+        """Returns the step's actions by request id; raises StepError for one that a server refuses."""
+        taken = {}
+        for slot, recorded in self.entry.actions.take():
+            if recorded.error is not None:
+                raise StepError("an action", recorded.error)
+            found = taken[self.requests[slot].request_id] = SlotActions()
+            found.add(self.entry.name, recorded)
+        return taken
 
     @staticmethod
     def _run(phase: str, method: Any, *args: Any) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Set
 from functools import partial
 from typing import Any
 
+from fastdeploy_lp.logits_processor.actions import Actions, RequestActions
+
 ATOMS = (str, bytes, int, float, complex, bool, type(None), types.ModuleType, types.BuiltinFunctionType, range)
 
 
@@ -45,7 +47,8 @@ def is_array(found: Any) -> bool:
 
 
 def _parts(found: Any) -> list[Any]:
-    if isinstance(found, ATOMS) or is_array(found):
+    # The verbs belong to the chain, not to the processor.
+    if isinstance(found, (*ATOMS, Actions, RequestActions)) or is_array(found):
         return []
     if isinstance(found, type):
         return [value for value in vars(found).values() if isinstance(value, (dict, list, set, deque))]

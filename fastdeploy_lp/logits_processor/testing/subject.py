@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.testing.arguments import integers_in
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row, StepCount
@@ -27,6 +28,9 @@ TOLERANCE = 1e-4
 
 Rows = dict[tuple[str, int], Row]
 """(request id, number of output tokens before it) → its row [vocab_size]."""
+
+Acts = dict[tuple[str, int], SlotActions]
+"""(request id, number of output tokens before it) → the processor's actions in that step."""
 
 
 class Fault(Exception):  # noqa: N818 - a finding, no error of ours
@@ -49,11 +53,16 @@ class Script:
 
 
 class Stage:
-    """A harness that runs scripted requests; `rows` are all rows that the processor has returned."""
+    """A harness that runs scripted requests.
+
+    `rows` are all rows that the processor has returned, `acts` all its actions. A request goes on after its finish, so
+    that the checks of rows do not depend on it.
+    """
 
     def __init__(self, harness: ProcessorHarness) -> None:
         self.harness = harness
         self.rows: Rows = {}
+        self.acts: Acts = {}
         self._scripts: dict[str, Script] = {}
 
     def enter(
@@ -83,6 +92,7 @@ class Stage:
             tokens = {name: self._scripts[name].tokens[count] for name, count in counts.items()}
             rows = self.harness.step(tokens=tokens, applications=applications)
             self.rows |= {(name, counts[name]): row for name, row in rows.items()}
+            self.acts |= {(name, counts[name]): actions for name, actions in self.harness.actions.items()}
             for name, count in counts.items():
                 if count + 1 == len(self._scripts[name].tokens):
                     self.leave(here[name])
@@ -157,6 +167,17 @@ class Subject:
             stage.run(LENGTH, applications=applications)
             rows |= stage.rows
         return rows
+
+    @cached_property
+    def acts_alone(self) -> Acts:
+        """Expected actions on `scripts`: each request alone with a new instance, in slot 0."""
+        acts: Acts = {}
+        for script in self.scripts:
+            stage = self.stage()
+            stage.enter(script, 0)
+            stage.run(LENGTH)
+            acts |= stage.acts
+        return acts
 
     def untouched(self, request_id: str, position: int) -> Row:
         """Returns the row before the processor."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
 
 
@@ -18,16 +20,27 @@ class Draft:
 
 
 class Drafter(ABC):
-    """A source of drafts. Sequences enter and leave slots; one that was preempted enters again with its tokens."""
+    """A source of drafts. Sequences enter and leave slots; one that was preempted enters again with its tokens.
+
+    passes: for drafts that cost time, of one kind: the seconds of a pass that drafts one token for each of a number of
+    sequences. Such a drafter is asked for drafts of all sequences together, by `prepare`, and only if they pay off.
+    """
 
     # Expected share of right tokens by kind, before any draft of the kind has been verified.
     kinds: ClassVar[dict[str, float]]
+    passes: StepCosts | None = None
 
     def enter(self, sequence: Sequence) -> None:  # noqa: B027 - nothing to keep is fine
         """Registers a sequence in its slot."""
 
     def leave(self, slot: int) -> None:  # noqa: B027
         """Clears a slot."""
+
+    def begin_step(self) -> None:  # noqa: B027
+        """Does a portion of background work; called once before the drafts of a step, also if none are wanted."""
+
+    def prepare(self, wanted: Iterable[tuple[Sequence, int]]) -> None:  # noqa: B027
+        """Computes drafts of at most this many tokens for each sequence, which `draft` returns; only with `passes`."""
 
     @abstractmethod
     def draft(self, sequence: Sequence, count: int) -> Draft | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from copy import copy
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.acceptance import Acceptance
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
+
+# Output tokens after which a sequence tries a drafter again whose drafts did not pay off.
+TRIAL_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +32,29 @@ class Drafting:
 
     Of several drafts of a sequence it takes the one that is expected to have most right tokens, the first drafter's of
     equal ones. Every draft is compared with the tokens that were sampled, whether or not a step verified it, so that
-    the estimates need no trial.
+    the estimates need no trial. Drafters whose drafts take time draft only where these are expected to be better than
+    the other ones and to pay off with that time; now and then a sequence tries one token of them.
+
+    takes_rounds: returns True for a slot whose draft tokens are verified in rounds, False if all at once.
     """
 
-    def __init__(self, settings: Speculation, drafters: Iterable[Drafter], costs: StepCosts) -> None:
+    def __init__(
+        self,
+        settings: Speculation,
+        drafters: Iterable[Drafter],
+        costs: StepCosts,
+        takes_rounds: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._settings = settings
         self._drafters = tuple(drafters)
+        self._free = [each for each in self._drafters if each.passes is None]
+        self._paid = [each for each in self._drafters if each.passes is not None]
         self.costs = costs
+        self._takes_rounds = takes_rounds
         self._acceptance = Acceptance({kind: share for each in self._drafters for kind, share in each.kinds.items()})
         self._proposals: dict[int, Proposal] = {}
+        # By slot, the number of output tokens at the last draft that took time.
+        self._tried: dict[int, int] = {}
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in its slot."""
@@ -45,18 +64,26 @@ class Drafting:
     def leave(self, slot: int) -> None:
         """Clears a slot."""
         self._proposals.pop(slot, None)
+        self._tried.pop(slot, None)
         self._acceptance.leave(slot)
         for drafter in self._drafters:
             drafter.leave(slot)
+
+    def needs_each_token(self, slot: int) -> bool:  # noqa: ARG002
+        """Returns False: it sees the tokens before the next step."""
+        return False
 
     def drafts(self, sequences: Iterable[Sequence], tokens: int, room: int) -> Mapping[int, Draft]:
         """Returns drafts by slot for sequences that compute one token each in a step of `tokens` tokens.
 
         room: tokens that may be added to the step.
         """
+        for each in self._drafters:
+            each.begin_step()
         generating = list(sequences)
-        if self._settings.adaptive and not Plan(self.costs, tokens, len(generating)).pays(1.0, len(generating)):
+        if self._settings.adaptive and not Plan(self.costs, tokens, len(generating)).pays(1.0, inf):
             return {}
+        asked: dict[int, Asked] = {}
         found: dict[int, Draft] = {}
         for sequence in generating:
             if not sequence.params.speculative:
@@ -64,26 +91,87 @@ class Drafting:
             self._learn(sequence)
             # Each row yields a token, also the last one.
             left = sequence.max_tokens - len(sequence.output_token_ids) - 1
-            draft = self._best(sequence, min(self._settings.num_speculative_tokens, left))
+            asked[sequence.slot] = Asked(sequence, min(self._settings.num_speculative_tokens, left))
+            draft = self._best(asked[sequence.slot], self._free)
             if draft is not None:
                 found[sequence.slot] = draft
-                self._proposals[sequence.slot] = Proposal(draft, len(sequence.output_token_ids))
+        plan = Plan(self.costs, tokens, len(generating))
+        for drafter in self._paid:
+            found |= self._paid_drafts(drafter, asked, found, plan, room)
+        for slot, draft in found.items():
+            self._proposals[slot] = Proposal(draft, len(asked[slot].sequence.output_token_ids))
         if not self._settings.adaptive:
             return _cut_to(found, room)
-        lengths = self._lengths(found, tokens, room, len(generating))
+        shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
+        counts = {slot: len(draft.tokens) for slot, draft in found.items()}
+        lengths = _lengths(counts, shares, self._rounds(counts), plan, room)
         return {slot: Draft(found[slot].tokens[:length], found[slot].kind) for slot, length in lengths.items()}
 
-    def _best(self, sequence: Sequence, count: int) -> Draft | None:
+    def _best(self, asked: Asked, drafters: Iterable[Drafter]) -> Draft | None:
         """Returns the draft that is expected to have most right tokens."""
-        if count <= 0:
+        if asked.count <= 0:
             return None
+        sequence = asked.sequence
+        found = [draft for each in drafters if (draft := each.draft(sequence, asked.count)) is not None]
+        if len(found) <= 1:
+            return found[0] if found else None
+        return max(found, key=lambda draft: self._expected(sequence.slot, draft.kind, len(draft.tokens)))
 
-        def expected(draft: Draft) -> float:
-            share = self._acceptance.share(sequence.slot, draft.kind)
-            return sum(share**place for place in range(1, len(draft.tokens) + 1))
+    def _expected(self, slot: int, kind: str, count: int) -> float:
+        """Returns how many tokens of a draft are expected to be right."""
+        share = self._acceptance.share(slot, kind)
+        return sum(share**place for place in range(1, count + 1))
 
-        found = [draft for each in self._drafters if (draft := each.draft(sequence, count)) is not None]
-        return found[0] if len(found) == 1 else max(found, key=expected, default=None)
+    def _paid_drafts(
+        self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan, room: int
+    ) -> dict[int, Draft]:
+        """Returns drafts by slot that take time, for sequences in which they are expected to be the best ones."""
+        (kind,) = drafter.kinds
+        others = {slot: self._expected(slot, draft.kind, len(draft.tokens)) for slot, draft in found.items()}
+        wanted = {
+            slot: each.count
+            for slot, each in asked.items()
+            if each.count > 0 and self._expected(slot, kind, each.count) > others.get(slot, 0.0)
+        }
+        if self._settings.adaptive:
+            wanted = self._trials(drafter, asked, found, plan) | self._worthwhile(drafter, kind, wanted, plan, room)
+        for slot in wanted:
+            self._tried[slot] = len(asked[slot].sequence.output_token_ids)
+        drafter.prepare((asked[slot].sequence, count) for slot, count in wanted.items())
+        drafts = {slot: drafter.draft(asked[slot].sequence, count) for slot, count in wanted.items()}
+        return {
+            slot: draft
+            for slot, draft in drafts.items()
+            if draft is not None and self._expected(slot, kind, len(draft.tokens)) > others.get(slot, 0.0)
+        }
+
+    def _worthwhile(
+        self, drafter: Drafter, kind: str, wanted: Mapping[int, int], plan: Plan, room: int
+    ) -> dict[int, int]:
+        """Returns how many tokens to draft by slot, with the seconds that drafting takes."""
+        shares = {slot: self._acceptance.share(slot, kind) for slot in wanted}
+        while True:
+            lengths = _lengths(wanted, shares, self._rounds(wanted), plan, room, drafter.passes)
+            if len(lengths) == len(wanted):
+                return lengths
+            # The seconds of a pass were shared with sequences that have no draft.
+            wanted = {slot: wanted[slot] for slot in lengths}
+
+    def _rounds(self, slots: Iterable[int]) -> set[int]:
+        return set(filter(self._takes_rounds, slots))
+
+    def _trials(
+        self, drafter: Drafter, asked: Mapping[int, Asked], found: Mapping[int, Draft], plan: Plan
+    ) -> dict[int, int]:
+        """Returns one token by slot for sequences that had no such draft for long, unless it could never pay off."""
+        due = {}
+        for slot, each in asked.items():
+            place = len(each.sequence.output_token_ids)
+            if place - self._tried.setdefault(slot, place) >= TRIAL_TOKENS and each.count > 0 and slot not in found:
+                due[slot] = 1
+        if not due or not plan.pays(1.0, inf, _seconds_each(drafter.passes, len(due))):
+            return {}
+        return due
 
     def _learn(self, sequence: Sequence) -> None:
         """Compares the sequence's last draft with the tokens that came."""
@@ -95,27 +183,53 @@ class Drafting:
         right = next((place for place, token in enumerate(came) if token != drafted[place]), len(came))
         self._acceptance.learn(sequence.slot, proposal.draft.kind, right, min(right + 1, len(came)))
 
-    def _lengths(self, found: Mapping[int, Draft], tokens: int, room: int, samples: int) -> dict[int, int]:
-        """Returns how many tokens of each draft to verify: the likeliest next one is added while it pays."""
-        shares = {slot: self._acceptance.share(slot, draft.kind) for slot, draft in found.items()}
-        # Number of drafts that have a token in each round.
-        reach = Counter(place for draft in found.values() for place in range(len(draft.tokens)))
-        heap = [(-share, slot) for slot, share in shares.items()]
-        heapify(heap)
-        lengths: dict[int, int] = {}
-        plan = Plan(self.costs, tokens, samples)
-        while heap and room:
-            likely, slot = -heap[0][0], heap[0][1]
-            place = lengths.get(slot, 0)
-            if not plan.pays(likely, reach[place]):
-                break
-            heappop(heap)
-            plan.add(likely, reach[place])
-            room -= 1
-            lengths[slot] = place + 1
-            if place + 1 < len(found[slot].tokens):
-                heappush(heap, (-likely * shares[slot], slot))
-        return lengths
+
+def _lengths(
+    counts: Mapping[int, int],
+    shares: Mapping[int, float],
+    rounds: Set[int],
+    plan: Plan,
+    room: int,
+    passes: StepCosts | None = None,
+) -> dict[int, int]:
+    """Returns how many tokens of each draft to verify: the likeliest next one is added while it pays.
+
+    counts: tokens of each draft by slot, not 0. rounds: slots whose tokens are verified in rounds. passes: of drafts
+    that are yet to be made, the seconds of drafting.
+    """
+    # Number of drafts that have a token in each round, and of all drafts that have a token at each place.
+    reach = Counter(place for slot, count in counts.items() if slot in rounds for place in range(count))
+    drafted = Counter(place for count in counts.values() for place in range(count))
+    seconds = {place: _seconds_each(passes, sharing) for place, sharing in drafted.items()}
+    heap = [(-shares[slot], slot) for slot in counts]
+    heapify(heap)
+    lengths: dict[int, int] = {}
+    plan = copy(plan)
+    while heap and room:
+        likely, slot = -heap[0][0], heap[0][1]
+        place = lengths.get(slot, 0)
+        sharing = reach[place] if slot in rounds else inf
+        if not plan.pays(likely, sharing, seconds[place]):
+            break
+        heappop(heap)
+        plan.add(likely, sharing, seconds[place])
+        room -= 1
+        lengths[slot] = place + 1
+        if place + 1 < counts[slot]:
+            heappush(heap, (-likely * shares[slot], slot))
+    return lengths
+
+
+def _seconds_each(passes: StepCosts | None, sharing: int) -> float:
+    return passes.of(sharing) / sharing if passes is not None and sharing else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A sequence, and how many draft tokens it may have."""
+
+    sequence: Sequence
+    count: int
 
 
 class Plan:
@@ -128,20 +242,21 @@ class Plan:
         self._seconds = costs.of(tokens) + costs.round_seconds
         self._expected = float(samples)
 
-    def pays(self, likely: float, sharing: int) -> bool:
+    def pays(self, likely: float, sharing: float, seconds: float = 0.0) -> bool:
         """Returns True if a draft token yields more tokens per second than the step does without it.
 
-        likely: the probability that it is right. sharing: drafts that have a token in its round.
+        likely: the probability that it is right. sharing: drafts that have a token in its round, infinite if it takes
+        none. seconds: the time that drafting it takes.
         """
-        return likely * self._seconds > self._expected * self._extra(likely, sharing)
+        return likely * self._seconds > self._expected * (self._extra(likely, sharing) + seconds)
 
-    def add(self, likely: float, sharing: int) -> None:
+    def add(self, likely: float, sharing: float, seconds: float = 0.0) -> None:
         """Adds the draft token."""
-        self._seconds += self._extra(likely, sharing)
+        self._seconds += self._extra(likely, sharing) + seconds
         self._expected += likely
         self._tokens += 1
 
-    def _extra(self, likely: float, sharing: int) -> float:
+    def _extra(self, likely: float, sharing: float) -> float:
         of_pass = self._costs.of(self._tokens + 1) - self._costs.of(self._tokens)
         return of_pass + likely * self._costs.round_seconds / sharing
 

@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastdeploy_lp.config import FDConfig
-from fastdeploy_lp.config.speculation import Speculation
-from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
+from fastdeploy_lp.config.speculation import DRAFT_MODEL, FORCED, GRAMMAR, NGRAM, SUFFIX, Speculation
+from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.model_executor.models.registry import CausalLM
 from fastdeploy_lp.plugins import load_class
+from fastdeploy_lp.worker.drafters.draft_model import DraftModelDrafter
 from fastdeploy_lp.worker.drafters.drafter import Drafter
 from fastdeploy_lp.worker.drafters.drafting import Drafting
+from fastdeploy_lp.worker.drafters.forced import ForcedDrafter
 from fastdeploy_lp.worker.drafters.grammar import GrammarDrafter
+from fastdeploy_lp.worker.drafters.greedy_model import GreedyModel
 from fastdeploy_lp.worker.drafters.ngram import NgramDrafter
+from fastdeploy_lp.worker.drafters.pass_costs import measured_passes
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
+from fastdeploy_lp.worker.drafters.suffix import SuffixDrafter
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 
-# Beyond these, every further token costs the same.
-MOST_TOKENS = 64
-NULL_BLOCK = 0
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of the worker that drafters are built from. The model's KV cache exists. takes_rounds: see `Drafting`."""
+
+    fd_config: FDConfig
+    settings: Speculation
+    model: CausalLM
+    mask: LogitsMask
+    chain: LogitsProcessorChain
+    takes_rounds: Callable[[int], bool]
+    draft_model: GreedyModel | None = None
 
 
-def new_drafting(fd_config: FDConfig, settings: Speculation, model: CausalLM, mask: LogitsMask) -> Drafting:
-    """Returns the drafting of these settings; the model's KV cache exists.
+SOURCES: dict[str, Callable[[Parts], Drafter]] = {
+    FORCED: lambda parts: ForcedDrafter(parts.chain.forced),
+    GRAMMAR: lambda parts: GrammarDrafter(parts.mask),
+    NGRAM: lambda parts: NgramDrafter(parts.settings),
+    SUFFIX: lambda parts: SuffixDrafter(parts.settings),
+    DRAFT_MODEL: lambda parts: DraftModelDrafter(parts.fd_config, parts.draft_model),
+}
 
-    Raises ValueError for a `method` that names no drafter.
-    """
-    drafters: list[Drafter] = []
-    if settings.names_class:
-        drafters.append(load_class(settings.method, Drafter)(fd_config))
-    if settings.follows_grammars:
-        drafters.append(GrammarDrafter(mask))
-    if settings.looks_up:
-        drafters.append(NgramDrafter(settings))
-    return Drafting(settings, drafters, _costs(fd_config, settings, model))
+
+def new_drafting(parts: Parts) -> Drafting:
+    """Returns the drafting of the settings; raises ValueError for a module:Class that is no drafter."""
+    drafters = [_drafter(source, parts) for source in parts.settings.sources]
+    return Drafting(parts.settings, drafters, _costs(parts.fd_config, parts.settings, parts.model), parts.takes_rounds)
+
+
+def _drafter(source: str, parts: Parts) -> Drafter:
+    if source in SOURCES:
+        return SOURCES[source](parts)
+    drafter: Drafter = load_class(source, Drafter)(parts.fd_config)
+    return drafter
 
 
 def _costs(fd_config: FDConfig, settings: Speculation, model: CausalLM) -> StepCosts:
-    scheduler = fd_config.scheduler_config
-    most = scheduler.max_num_seqs * (1 + settings.num_speculative_tokens)
-    limits = (scheduler.max_num_batched_tokens, fd_config.model_config.max_model_len, MOST_TOKENS)
-    blocks = -(-fd_config.model_config.max_model_len // fd_config.cache_config.block_size)
-
-    def run(tokens: int) -> None:
-        # Writes to the null block only, which no sequence reads.
-        table = np.full(blocks, NULL_BLOCK, np.int32)
-        hidden = model.forward([SequenceChunk(np.zeros(tokens, np.int64), 0, table, tokens)])
-        # The read waits for the device.
-        model.compute_logits(hidden)[0, 0].numpy()
-
-    return StepCosts.measured(run, min(most, *limits))
+    most = fd_config.scheduler_config.max_num_seqs * (1 + settings.num_speculative_tokens)
+    return measured_passes(fd_config, model, most)

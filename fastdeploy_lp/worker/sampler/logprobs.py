@@ -50,6 +50,10 @@ class LogprobsCapture:
         """Clears a slot."""
         self._counts.pop(slot, None)
 
+    def works_on(self, slot: int) -> bool:
+        """Returns True if the slot's request has logprobs."""
+        return slot in self._counts
+
     def begin(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the raw logits [rows, vocab_size] of the rows that need them, before later stages change them."""
         self._wanted, self._kept = self._wanted_of(slots), None

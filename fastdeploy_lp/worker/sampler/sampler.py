@@ -56,6 +56,18 @@ class Sampler:
         self._tail.leave(slot)
         self._logprobs.leave(slot)
 
+    def needs_each_token(self, slot: int) -> bool:
+        """Returns True if the slot's request has penalties, bans or logprobs."""
+        return self._tail.works_on(slot) or self._logprobs.works_on(slot)
+
+    def draw_ahead(self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s) -> Tensor:
+        """Returns a token int64 [rows] for each row of logits [rows, vocab_size], on the device.
+
+        Row r is for the token that is `places[r]` after the next one of slot `slots[r]`, which must not need each
+        token.
+        """
+        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=False)
+
     def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""
         self._logprobs.begin(logits, slots)
@@ -127,13 +139,14 @@ class Sampler:
         return self._tail.bans_in(slot)
 
 
-def _draws(share_inputs: Mapping[str, Any], slots: Int64s) -> Draws:
+def _draws(share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s | int = 0) -> Draws:
+    """Returns the parameters of the tokens that are `places` after the next one of each slot."""
     temperature: NDArray[np.float32] = share_inputs["temperature_cpu"][slots, 0]
     if not np.count_nonzero(temperature):
         # All rows are greedy: the other fields are unused.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)
-    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0]
+    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
     return Draws(
         temperature=temperature,
         min_p=share_inputs["min_p_cpu"][slots, 0],

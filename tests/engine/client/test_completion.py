@@ -445,3 +445,50 @@ def test_an_answer_that_differs_from_what_was_told_is_refused(tokenizer: Tokeniz
     other = token_ids[1] if end else token_ids[1] + 1
     with pytest.raises(ReplayError, match="differs"):
         running.feed([other], "length" if end else None, None)
+
+
+def with_values(completion: Completion, token_ids: Sequence[int], *, last: bool = True) -> list[CompletionDelta]:
+    """Feed a token a step, with its place as a value, and a finish with another one; gives the deltas on the way."""
+    deltas = []
+    for place, token in enumerate(token_ids):
+        completion.feed([token], None, None, emitted=[("P", str(place).encode())])
+        deltas += [completion.take_delta()]
+    if last:
+        completion.feed([], "stop", {"processor": "P", "reason": "done"}, emitted=[("P", b'{"end": 1}')])
+        deltas += [completion.take_delta()]
+    return [delta for delta in deltas if delta is not None]
+
+
+def test_values_come_with_their_tokens_and_the_last_one_with_the_end(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("one two three")
+    deltas = with_values(Completion(0, tokenizer, ()), token_ids)
+    seen = 0
+    for delta in deltas[:-1]:
+        places = list(range(seen, seen + len(delta.token_ids)))
+        assert delta.logits_processors_outputs == {"P": places}
+        seen += len(delta.token_ids)
+    assert deltas[-1].logits_processors_outputs == {"P": [*range(seen, len(token_ids)), {"end": 1}]}
+    assert deltas[-1].stop_reason == {"processor": "P", "reason": "done"}
+    assert joined(deltas) == "one two three"
+
+
+def test_a_stop_string_drops_the_values_after_it(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("one two three four")
+    completion = Completion(0, tokenizer, (" three",))
+    values = [
+        v for delta in with_values(completion, token_ids) for v in (delta.logits_processors_outputs or {}).get("P", [])
+    ]
+    assert values == list(range(completion.num_tokens))
+    assert (completion.num_tokens < len(token_ids), completion.stop_reason) == (True, " three")
+
+
+@pytest.mark.parametrize("told", [0, 2, 4])
+def test_a_restarted_completion_sends_no_value_twice(tokenizer: Tokenizer, told: int) -> None:
+    token_ids = tokenizer.encode("one two three four")
+    completion = Completion(0, tokenizer, ())
+    deltas = with_values(completion, token_ids[:told], last=False)
+    completion.begin_again()
+    deltas += with_values(completion, token_ids)
+    values = [v for delta in deltas for v in (delta.logits_processors_outputs or {}).get("P", [])]
+    assert values == [*range(len(token_ids)), {"end": 1}]
+    assert joined(deltas) == "one two three four"

@@ -30,6 +30,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "LowConfidenceFallbackLogitsProcessor": {"fallback_phrase": "the fox", "fallback_min_p": 0.5},
     "MaxTimeLogitsProcessor": {"max_time": 1000.0},
     "MultipleChoiceLogitsProcessor": {"choices": ["quick", "brown"]},
+    "ClassProbabilitiesLogitsProcessor": {"class_labels": ["quick", "brown"]},
     "ThinkingBudgetLogitsProcessor": {"thinking_budget": 3, "think_start": "the", "think_end": "dog"},
     "TriggerPhraseLogitsProcessor": {"trigger_phrase": "the dog", "trigger_after_seconds": 1000.0},
     "WatermarkLogitsProcessor": {"watermark_key": 5},

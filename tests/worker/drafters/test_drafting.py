@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
-from fastdeploy_lp.worker.drafters.drafting import Drafting
+from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting
 from fastdeploy_lp.worker.drafters.step_costs import StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
 
@@ -72,6 +73,15 @@ def test_right_drafts_grow_and_wrong_ones_shrink() -> None:
     assert lengths(made, generating())[0] > 0
 
 
+@pytest.mark.parametrize(("in_rounds", "expected"), [(True, 0), (False, 6)])
+def test_a_draft_verified_at_once_costs_no_rounds(in_rounds: bool, expected: int) -> None:
+    # Each token costs as much as the whole pass without it, so that only the saved first round pays for more.
+    costs = StepCosts({1: 1.0, 64: 64.0})
+    costs.round_seconds = 50.0
+    made = Drafting(Speculation(num_speculative_tokens=6), [Exactly()], costs, lambda _: in_rounds)
+    assert lengths(made, generating()) == [expected]
+
+
 class Surely(Drafter):
     """Drafts two tokens that are nearly always right."""
 
@@ -89,6 +99,60 @@ def test_the_draft_with_most_tokens_that_are_likely_right_counts(
     settings = Speculation(num_speculative_tokens=6, adaptive=False)
     made = Drafting(settings, [Exactly(), Surely()], StepCosts(CHEAP))
     assert made.drafts([generating()], 1, ROOM)[0].kind == kind
+
+
+class Paid(Drafter):
+    """Drafts in passes that take time."""
+
+    kinds: ClassVar[dict[str, float]] = {"paid": 0.9}
+
+    def __init__(self, seconds: float) -> None:
+        self.passes = StepCosts({1: seconds, 64: 2 * seconds})
+        self.asked: list[tuple[int, int]] = []
+
+    def prepare(self, wanted: Iterable[tuple[Sequence, int]]) -> None:
+        self.asked = [(sequence.slot, count) for sequence, count in wanted]
+
+    def draft(self, sequence: Sequence, count: int) -> Draft:
+        return Draft([8] * count, "paid")
+
+
+def paying(seconds: float, *others: Drafter) -> tuple[Drafting, Paid]:
+    drafter = Paid(seconds)
+    return Drafting(Speculation(num_speculative_tokens=6), [*others, drafter], StepCosts(CHEAP)), drafter
+
+
+def test_drafts_that_take_time_are_made_only_where_they_pay_off() -> None:
+    made, drafter = paying(0.1)
+    assert lengths(made, generating(0), generating(1)) == [6, 6]
+    assert drafter.asked == [(0, 6), (1, 6)]
+    made, drafter = paying(0.6)
+    assert 0 < lengths(made, generating())[0] < 6
+    made, drafter = paying(2.0)
+    assert lengths(made, generating()) == [0]
+    assert drafter.asked == []
+
+
+def test_drafts_that_take_time_are_not_made_where_better_ones_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnowsMost, "kinds", {"known": 0.97})
+    made, drafter = paying(0.1, Exactly())
+    known, unknown = generating(0), generating(1)
+    unknown.request_id = "unknown"
+    monkeypatch.setattr(KnowsMost, "outputs", {"request": RIGHT, "unknown": []})
+    drafts = made.drafts([known, unknown], 2, ROOM)
+    assert {slot: draft.kind for slot, draft in drafts.items()} == {0: "known", 1: "paid"}
+    assert [slot for slot, _ in drafter.asked] == [1]
+
+
+def test_wrong_drafts_that_take_time_are_tried_again_now_and_then() -> None:
+    made, drafter = paying(0.3)
+    follows, asked = generating(), []
+    for _ in range(2 * TRIAL_TOKENS + 40):
+        lengths(made, follows)
+        asked.append(sum(count for _, count in drafter.asked))
+        follows.output_token_ids = [*follows.output_token_ids, 99]
+    late = asked[20:]
+    assert [count for count in late if count] == [1, 1]
 
 
 def test_no_draft_passes_the_end_of_a_sequence_or_the_room_of_a_step() -> None:

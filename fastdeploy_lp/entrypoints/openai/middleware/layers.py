@@ -8,8 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.policy import PolicyMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
+from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.playground.routes import ROOT
@@ -38,10 +40,14 @@ class HeadMiddleware:
 BODIES = 8
 
 
-def behind_middleware(app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics) -> ASGIApp:
+def behind_middleware(
+    app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics, policies: Policies | None
+) -> ASGIApp:
     """Returns the application wrapped in the layers that the options enable."""
     bodies = BodiesInFlight(args.max_bodies_size or BODIES * args.max_body_size)
     app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
+    if policies is not None:
+        app = PolicyMiddleware(app, policies)
     if args.api_key or args.admin_api_key:
         # Browsers fetch pages without a key; the playground's API requests carry one.
         open_paths = (*OPEN_PATHS, PLAYGROUND, ROOT) if args.playground else OPEN_PATHS

@@ -40,6 +40,12 @@ class HttpMetrics:
             ["method", "route", "status"],
             registry=registry,
         )
+        self._by_rule = Counter(
+            f"{PREFIX}policy_requests",
+            "Answered requests by rule of --policy and variant of its experiment",
+            ["rule", "variant"],
+            registry=registry,
+        )
         self._seconds = Histogram(
             f"{PREFIX}http_request_duration_seconds",
             "From a request's arrival to its answer's last byte",
@@ -52,6 +58,10 @@ class HttpMetrics:
         """Counts a finished request."""
         self._requests.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def ruled(self, rule: str, variant: str) -> None:
+        """Counts a request to which a rule of the policy applied."""
+        self._by_rule.labels(rule, variant).inc()
 
 
 Fields = dict[str, object]
@@ -74,6 +84,8 @@ def fields_of(record: RequestRecord, route: str, status: int, seconds: float, *,
     if record.work:
         fields |= _of_work(record.work)
         fields["response_id"] = record.response_id
+    if record.variant is not None:
+        fields["policy"] = f"{record.rule.name}/{record.variant}"
     if with_prompts and record.work:
         fields["prompts"] = [_prompt(each) for each in record.work]
     return fields
@@ -154,6 +166,8 @@ class RequestLogMiddleware:
         seconds = time.monotonic() - record.began
         status = (record.status or 500) if record.answered else CLIENT_CLOSED_REQUEST
         self._metrics.answered(record.method, route, status, seconds)
+        if record.variant is not None:
+            self._metrics.ruled(record.rule.name, record.variant)
         level = logging.DEBUG if route in QUIET else self._level
         if logger.isEnabledFor(level) and (not _is_refused(record, status) or self._refusals.permits(status)):
             fields = fields_of(record, route, status, seconds, with_prompts=self._log_prompts)

@@ -18,6 +18,9 @@ from fastdeploy_lp.engine.client.work import SequenceTimes
 from fastdeploy_lp.engine.errors import QueueFullError
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.entrypoints.openai.errors import OperatorOnlyError
+from fastdeploy_lp.entrypoints.openai.policy.rule import NO_RULE, Rule
+from fastdeploy_lp.entrypoints.openai.protocol.request import GenerationRequest
+from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
 from fastdeploy_lp.request.limits import MAX_ANSWER_BYTES
 
 
@@ -89,7 +92,8 @@ class RequestRecord:
     status: of the response, once it has begun. answered: True once the last byte was handed over. client: the index of
     its API key; its address if the server has no keys. key: a digest of its API key, empty without one. operator: True
     if it has an operator's key, or the server has no keys. heavy: True if its body is large, so that its work runs in
-    threads. answer_bytes: see `RequestsInFlight.hold_answer`.
+    threads. answer_bytes: see `RequestsInFlight.hold_answer`. rule: of the policy, for its client. variant: of the
+    rule, once it is chosen.
     """
 
     request_id: str
@@ -105,10 +109,23 @@ class RequestRecord:
     response_id: str | None = None
     work: Sequence[EngineWork] = ()
     answer_bytes: int = 0
+    rule: Rule = NO_RULE
+    variant: str | None = None
 
     def deadline(self, timeout: float | None) -> float | None:
         """Returns the deadline set by the body's `timeout`, on the monotonic clock; None for no limit."""
         return None if timeout is None else self.began + timeout
+
+    def imposed_on(self, body: GenerationRequest) -> Imposed:
+        """Returns the operator's part of the request; records the variant of its rule."""
+        chosen = self.rule.of(body, self.key or self.client, self.request_id)
+        self.variant = chosen.name if self.rule.name else None
+        return chosen.imposed
+
+    @property
+    def sees_secrets(self) -> bool:
+        """True if the request has an operator's key, which the policy hides nothing from."""
+        return self.operator and bool(self.key)
 
     @property
     def names(self) -> set[str | None]:

@@ -16,9 +16,10 @@ from fastdeploy_lp.entrypoints.openai.protocol.request import RequestModel, Toke
 from fastdeploy_lp.entrypoints.openai.protocol.tool import FewTools, NamedToolChoice, ToolChoice
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.request.outputs import ProcessorOutputs, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
-# Fields of a body that are variables of the chat template, as far as it knows them.
+# Fields of a body that are passed to the chat template as variables.
 TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
@@ -207,10 +208,11 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
     logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
 
 def new_chat_id(request_id: str | None = None) -> str:
@@ -268,10 +270,11 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
     logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
 
 class ChatCompletionChunk(BaseModel):

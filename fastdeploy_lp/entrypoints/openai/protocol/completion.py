@@ -15,6 +15,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted, now
 from fastdeploy_lp.entrypoints.openai.protocol.request import EachOf, Texts, TokenIds
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
+from fastdeploy_lp.request.outputs import ProcessorOutputs, StopCause
 from fastdeploy_lp.request.sampling_params import SamplingParams
 
 
@@ -110,12 +111,13 @@ class TextChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: StopCause | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: Omitted[list[int]] = None
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
     logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
 
 class CompletionResponse(BaseModel):

@@ -16,6 +16,8 @@ class ProcessorCounters(BaseModel):
     faults: int
     slow_steps: int
     skipped_greedy: int
+    finishes: int
+    emitted: int
 
 
 class ShadowCounters(BaseModel):
@@ -31,7 +33,8 @@ class ShadowCounters(BaseModel):
 
 
 class ProcessorCard(BaseModel):
-    """One declared logits processor; `parameters` is the JSON Schema of its arguments, null if unknown.
+    """One declared logits processor; `parameters` is the JSON Schema of its arguments, `output` of the values that it
+    emits, null if unknown.
 
     `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
     omit it, reorder it or run it in shadow.
@@ -45,6 +48,7 @@ class ProcessorCard(BaseModel):
     order: int
     argmax_invariant: bool | None
     parameters: dict[str, Any] | None
+    output: dict[str, Any] | None
     description: str
     state: str
     last_error: str | None

@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     class SamplingRequest(RequestModel):
         """Numbers and flags of SamplingParams that a body has under the same name, all optional."""
 
-        # Those that other modules read.
+        # Fields that other modules read.
         min_tokens: int | None
         skip_special_tokens: bool | None
 

@@ -11,6 +11,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
 from fastdeploy_lp.entrypoints.openai.protocol.response_items import OutputItem, OutputText, ReasoningText
 from fastdeploy_lp.entrypoints.openai.protocol.responses import Response
 from fastdeploy_lp.entrypoints.openai.protocol.trace import TokenTraceBody
+from fastdeploy_lp.request.outputs import ProcessorOutputs
 
 
 class NumberedEvent(BaseModel):
@@ -22,15 +23,16 @@ class NumberedEvent(BaseModel):
 
 
 class TokensEvent(NumberedEvent):
-    """An event that may tell of tokens; the last event does if their text came to nothing."""
+    """An event that may report tokens; the last event reports tokens that have no text."""
 
     logprobs: Omitted[list[ContentLogprob]] = None
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
 
 class LifecycleEvent(TokensEvent):
-    """The response as it stands at its beginning, and whole at its end."""
+    """An event with the response: without output at its beginning, complete at its end."""
 
     type: Literal[
         "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"

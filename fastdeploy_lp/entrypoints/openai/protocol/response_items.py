@@ -1,4 +1,4 @@
-"""Items of POST /v1/responses: those of a conversation, as clients send them and as answers have them."""
+"""Items of POST /v1/responses: items of a conversation, as clients send them and as answers have them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _require_text(parts: Any) -> None:
 
 
 class Item(RequestModel):
-    """Common fields of items; `id` and `status` are those of an earlier answer."""
+    """Common fields of items; `id` and `status` come from an earlier answer."""
 
     # The part with texts, which are checked before pydantic reports a longer error for the union of string and list.
     texts: ClassVar[str | None] = None
@@ -197,7 +197,7 @@ OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discr
 
 
 def as_input(items: Sequence[OutputMessage | OutputReasoning | OutputCall]) -> list[InputItem]:
-    """Returns an answer's items as items of the conversation that goes on from it."""
+    """Returns an answer's items as items of the conversation that continues it."""
     return ITEMS.validate_python([item.model_dump(exclude_none=True) for item in items])
 
 

@@ -17,6 +17,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.tool import FunctionName
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.request.limits import MAX_TOOLS
+from fastdeploy_lp.request.outputs import ProcessorOutputs, StopCause
 
 ResponseId = Annotated[str, Field(min_length=1, max_length=192, pattern=r"^[!-~]+$")]
 LOGPROBS = "message.output_text.logprobs"
@@ -115,7 +116,7 @@ class ResponseStreamOptions(RequestModel):
 
 
 class Conversation(RequestModel):
-    """The conversation that a response goes on from, and its tools."""
+    """The conversation that a response continues, and its tools."""
 
     unsupported: ClassVar[dict[str, str]] = {
         "messages": "replaced by input, which is supported",
@@ -143,7 +144,7 @@ class InputTokensRequest(Conversation):
 
 
 class ResponsesRequest(Conversation, GuidedRequest):
-    """Body of POST /v1/responses; sampling fields and processors are those of a chat."""
+    """Body of POST /v1/responses; sampling fields and processors as for a chat."""
 
     unsupported: ClassVar[dict[str, str]] = {
         **GuidedRequest.unsupported,
@@ -281,11 +282,12 @@ class Response(BaseModel):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
-    stop_reason: Omitted[int | str] = None
+    stop_reason: Omitted[StopCause] = None
     prompt_token_ids: Omitted[list[int]] = None
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
     logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
     @classmethod
     def to(cls, request: ResponsesRequest, response_id: str, model: str) -> Self:

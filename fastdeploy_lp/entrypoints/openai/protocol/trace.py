@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
-from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array
+from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array, members
 from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.request.outputs import ProcessorOutputs
 from fastdeploy_lp.request.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
 
 
@@ -67,6 +69,12 @@ class ShadowCounts(BaseModel):
 def trace_body(trace: Sequence[TokenTrace] | None) -> list[TokenTraceBody] | None:
     """Returns the trace's body; None for an untraced request."""
     return None if trace is None else [_token_trace(each) for each in trace]
+
+
+def outputs_pieces(outputs: ProcessorOutputs) -> Pieces:
+    """Returns the values of processors in pieces, each encoded when it is sent."""
+    named = {name: array((json.dumps(value).encode(),) for value in values) for name, values in outputs.items()}
+    return members(named)
 
 
 def trace_pieces(trace: Sequence[TokenTrace]) -> Pieces:

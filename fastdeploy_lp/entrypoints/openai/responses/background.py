@@ -1,4 +1,4 @@
-"""Responses that nobody waits for while they are generated."""
+"""Responses that are generated in the background, while no client waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.responses import Response
 
 @dataclass(frozen=True)
 class BackgroundResponse:
-    """One that runs, for the owner that may see it; `task` ends once it is stored."""
+    """A running response, and the owner that may read it; `task` ends once it is stored."""
 
     owner: str
     response: Response
@@ -22,7 +22,7 @@ class BackgroundResponse:
 
 
 class BackgroundResponses:
-    """Those that run; the engine's queue bounds their number."""
+    """All running responses; the engine's queue bounds their number."""
 
     def __init__(self) -> None:
         self._running: dict[str, BackgroundResponse] = {}

@@ -43,9 +43,9 @@ class StoredResponse:
 class ResponseStore:
     """At most `max_bytes` of responses, each for the owner (a digest of an API key) that it belongs to.
 
-    A full store drops the oldest response of the owner that has the most bytes, so that nobody's responses give way to
-    those of one busy client. path: an SQLite file, which only its owner may read; None for memory. Raises ValueError
-    naming the option for a file that cannot be used.
+    A full store drops the oldest response of the owner that has the most bytes, so that one busy client does not
+    evict the responses of others. path: an SQLite file, which only its owner may read; None for memory. Raises
+    ValueError naming the option for a file that cannot be used.
     """
 
     def __init__(self, path: str | None, max_bytes: int) -> None:

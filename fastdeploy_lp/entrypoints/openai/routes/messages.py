@@ -23,7 +23,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.answer import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.request import CountTokensRequest, MessagesRequest
-from fastdeploy_lp.entrypoints.openai.protocol.trace import trace_pieces
+from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trace_pieces
 from fastdeploy_lp.entrypoints.openai.routes.chat import ServingChat
 from fastdeploy_lp.entrypoints.openai.serving import Caller, Serving, admitted
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
@@ -103,6 +103,7 @@ class ServingMessages:
             content=blocks_of(choice.message, message.id, shows_thinking=message.shows_thinking),
             stop_reason=stop.stop_reason,
             stop_sequence=stop.stop_sequence,
+            logits_processors_finish=stop.logits_processors_finish,
             usage=MessageUsage.of(
                 len(output.prompt_token_ids),
                 output.num_cached_tokens,
@@ -116,6 +117,8 @@ class ServingMessages:
         members: dict[str, Pieces] = {}
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        if completion.logits_processors_outputs is not None:
+            members["logits_processors_outputs"] = outputs_pieces(completion.logits_processors_outputs)
         return PiecedObject(response, members)
 
     async def stream(self, message: RunningMessage, out: EventWriter) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.processor_states import ProcessorInfo
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import require_operator
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of, require_operator
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.processor import (
     ProcessorCard,
@@ -27,9 +27,11 @@ def processor_routes(engine: Engine) -> APIRouter:
         return _card(info, always_in_shadow=info.name in in_shadow)
 
     @router.get("/v1/logits_processors")
-    async def logits_processors() -> ProcessorList:
+    async def logits_processors(request: Request) -> ProcessorList:
         """The declared logits processors in the order of execution, with their parameters, state and counters."""
-        return ProcessorList(data=[card(info) for info in engine.processors.describe()])
+        record = record_of(request)
+        secret = () if record.sees_secrets else record.rule.secret
+        return ProcessorList(data=[card(info) for info in engine.processors.describe() if info.name not in secret])
 
     @router.post("/v1/logits_processors/{name}/reset", responses=failures(403, 404))
     async def reset(name: str, request: Request) -> ProcessorCard:
@@ -57,6 +59,7 @@ def _card(info: ProcessorInfo, *, always_in_shadow: bool) -> ProcessorCard:
         order=info.order,
         argmax_invariant=info.argmax_invariant,
         parameters=info.parameters,
+        output=info.output,
         description=info.description,
         state=stats.state,
         last_error=stats.last_error,

@@ -19,7 +19,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.body.shape import LIGHT_BODY
 from fastdeploy_lp.entrypoints.openai.disconnect import CLIENT_CLOSED_REQUEST, results_unless_disconnected
 from fastdeploy_lp.entrypoints.openai.errors import NotFoundError, describe
-from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject
+from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces
 from fastdeploy_lp.entrypoints.openai.logprobs import content_logprobs_pieces
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
@@ -40,7 +40,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.responses import (
     ResponsesRequest,
     new_response_id,
 )
-from fastdeploy_lp.entrypoints.openai.protocol.trace import trace_pieces
+from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.responses.background import BackgroundResponses
 from fastdeploy_lp.entrypoints.openai.responses.store import ResponseStore, StoredResponse
@@ -111,13 +111,16 @@ class ServingResponses:
         response.stop_reason = choice.stop_reason
         response.token_ids = choice.token_ids
         response.logits_processors_shadow = choice.logits_processors_shadow
+        response.logits_processors_outputs = completion.logits_processors_outputs
         await self._keep(begun, owner)
-        logprobs = trace = None
+        logprobs, members = None, dict[str, Pieces]()
         if completion.logprobs is not None:
             logprobs = content_logprobs_pieces(completion.logprobs, begun.request.top_logprobs or 0, tokenizer)
         if completion.logits_processors_trace is not None:
-            trace = trace_pieces(completion.logits_processors_trace)
-        return in_pieces(response, logprobs, trace)
+            members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        if completion.logits_processors_outputs is not None:
+            members["logits_processors_outputs"] = outputs_pieces(completion.logits_processors_outputs)
+        return in_pieces(response, logprobs, members)
 
     def events(self, begun: Begun) -> ResponseEvents:
         """Returns the encoder of a streamed response."""
@@ -137,7 +140,7 @@ class ServingResponses:
             output = await begun.generation.result()
             # The answer that a client fetches later has no long members.
             await self.whole(begun, owner, output)
-        except Exception as error:  # noqa: BLE001 - nobody waits; the response tells what happened
+        except Exception as error:  # noqa: BLE001 - no client waits; the response reports the error
             fail(begun.response, *describe(error))
             await self._keep(begun, owner)
         finally:
@@ -171,7 +174,7 @@ class ServingResponses:
             raise _not_found(response_id, "response_id")
 
     async def _before(self, request: Conversation, owner: str, caller: Caller) -> tuple[Caller, list[InputItem]]:
-        """Returns the items of the conversation that the request goes on from, and the caller for that much work."""
+        """Returns the items of the conversation that the request continues, and the caller for that much work."""
         if request.previous_response_id is None:
             return caller, []
         found = await self._store.get(request.previous_response_id, owner)
@@ -205,7 +208,7 @@ class ServingResponses:
 
 
 class _Background(msgspec.Struct):
-    """The field of a stored response that tells how it was asked for."""
+    """The field of a stored response that records whether it was requested in the background."""
 
     background: bool
 

@@ -25,11 +25,11 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
     new_call_id,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.model import now
-from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body, trace_pieces
+from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, told_reason, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import TextEvent, server_sent_event
-from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput
+from fastdeploy_lp.request.outputs import CompletionDelta, CompletionOutput, StopCause
 
 
 class MessageReader:
@@ -73,7 +73,7 @@ class MessageReader:
                 reasoning_content=reasoning or None,
                 tool_calls=calls or None,
             ),
-            finish_reason=self._finish_reason(completion.finish_reason) or "abort",
+            finish_reason=self._finish_reason(completion.finish_reason, completion.stop_reason) or "abort",
             stop_reason=told_reason(completion.stop_reason, self._request),
             token_ids=completion.token_ids if self._request.return_token_ids else None,
             logits_processors_shadow=shadow_body(completion.logits_processors_shadow),
@@ -87,6 +87,8 @@ class MessageReader:
             members["logprobs"] = chat_logprobs_pieces(completion.logprobs, count, self._tokenizer)
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        if completion.logits_processors_outputs is not None:
+            members["logits_processors_outputs"] = outputs_pieces(completion.logits_processors_outputs)
         return PiecedObject(self.read(completion), members)
 
     def chunk(self, delta: CompletionDelta) -> ChatChunkChoice | None:
@@ -102,11 +104,12 @@ class MessageReader:
             index=self._index,
             delta=self._delta(message),
             logprobs=chat_logprobs(unsent.logprobs, self._request.num_logprobs or 0, self._tokenizer),
-            finish_reason=self._finish_reason(delta.finish_reason),
+            finish_reason=self._finish_reason(delta.finish_reason, delta.stop_reason),
             stop_reason=told_reason(delta.stop_reason, self._request),
             token_ids=unsent.token_ids if self._request.return_token_ids else None,
             logits_processors_trace=trace_body(unsent.logits_processors_trace),
             logits_processors_shadow=shadow_body(unsent.logits_processors_shadow) if finished else None,
+            logits_processors_outputs=unsent.logits_processors_outputs,
         )
 
     def _count(self, token_ids: list[int]) -> None:
@@ -136,9 +139,10 @@ class MessageReader:
             tool_calls=calls or None,
         )
 
-    def _finish_reason(self, reason: str | None) -> str | None:
+    def _finish_reason(self, reason: str | None, stop_reason: StopCause | None) -> str | None:
         called = self._parser is not None and self._parser.called_tools
-        return "tool_calls" if called and reason == "stop" else reason
+        # After a processor has ended the answer, the client is not asked to run the calls.
+        return "tool_calls" if called and reason == "stop" and not isinstance(stop_reason, dict) else reason
 
 
 class ChatEvents:
@@ -167,7 +171,7 @@ class ChatEvents:
     def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the event of a delta; empty while its meaning is undecided."""
         self._num_tokens += len(delta.token_ids)
-        if self._tells_text and delta.finish_reason is None and delta.logprobs is None:
+        if self._tells_text and delta.is_text:
             return self._text_events[delta.index](delta.text)
         choice = self._readers[delta.index].chunk(delta)
         return b"" if choice is None else server_sent_event(self._chunk([choice]))

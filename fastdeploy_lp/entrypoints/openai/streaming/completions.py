@@ -27,7 +27,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.completion import (
 )
 from fastdeploy_lp.entrypoints.openai.protocol.model import now
 from fastdeploy_lp.entrypoints.openai.protocol.request import shared_id
-from fastdeploy_lp.entrypoints.openai.protocol.trace import shadow_body, trace_body, trace_pieces
+from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces, shadow_body, trace_body, trace_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.serving import Serving, told_reason, usage_of
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import TextEvent, server_sent_event
@@ -154,6 +154,7 @@ class CompletionReader:
         choice = self._short_choice(gained, with_prompt=with_prompt)
         choice.logprobs = self._logprobs(gained, positions, with_prompt=with_prompt)
         choice.logits_processors_trace = trace_body(gained.logits_processors_trace)
+        choice.logits_processors_outputs = gained.logits_processors_outputs
         return choice
 
     def _pieced_choice(self, completion: CompletionOutput, positions: PromptPositions | None) -> PiecedObject:
@@ -166,6 +167,8 @@ class CompletionReader:
             members["prompt_logprobs"] = self._prompt_logprobs_pieces(positions, self._request.prompt_logprobs)
         if completion.logits_processors_trace is not None:
             members["logits_processors_trace"] = trace_pieces(completion.logits_processors_trace)
+        if completion.logits_processors_outputs is not None:
+            members["logits_processors_outputs"] = outputs_pieces(completion.logits_processors_outputs)
         return PiecedObject(self._short_choice(completion, with_prompt=True), members)
 
     def _short_choice(self, gained: CompletionDelta | CompletionOutput, *, with_prompt: bool) -> TextChoice:
@@ -224,6 +227,7 @@ def _nothing(gained: Gained) -> Gained:
         stop_reason=None,
         logits_processors_trace=trace,
         logits_processors_shadow=None,
+        logits_processors_outputs=None,
     )
 
 
@@ -250,7 +254,7 @@ class CompletionEvents:
         self._num_tokens += reader.num_tokens(delta)
         index = reader.first_index + delta.index
         plain = not self._counts and reader.is_plain(delta.index)
-        if plain and delta.finish_reason is None and delta.logprobs is None:
+        if plain and delta.is_text:
             return self._text_events[index](delta.text)
         chunks = reader.chunks(delta, self._generations[place].prompt_logprobs)
         return b"".join(server_sent_event(self._response([choice])) for choice in chunks)

@@ -22,9 +22,9 @@ PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}text\N{OBJECT REPLACEMENT CHARACT
 
 
 class EventStream(Response):
-    """Response that `tell` writes; a client's disconnect cancels `tell` and closes the requests.
+    """Response written by `tell`; a client's disconnect cancels `tell` and closes the requests.
 
-    failed: returns the last events of a stream that cannot go on; the status line is sent, so that they are the only
+    failed: returns the last events of a stream that failed; the status line is sent, so that they are the only
     way left to report the error. generations: the requests whose tokens it reports. watch: ends the stream if a
     connected client does not read.
     """

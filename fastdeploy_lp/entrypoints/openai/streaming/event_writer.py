@@ -88,7 +88,7 @@ class _Relay:
         """Returns after the last delta of all requests; raises the first error."""
         for place, generation in enumerate(self._generations):
             generation.listen(partial(self._on_news, place))
-            # What came before.
+            # Earlier deltas.
             self._on_news(place)
         while self._open or self._unsent:
             await self._news.wait()

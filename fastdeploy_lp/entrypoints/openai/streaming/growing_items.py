@@ -1,4 +1,4 @@
-"""Items of a streamed response while they grow, and the events that tell of them."""
+"""Items of a streamed response while they grow, and the events that report them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class GrowingText(GrowingItem):
         return OutputMessage(id=self.id, status=status, content=[] if text is None else [OutputText(text=text)])
 
     def _last(self, text: str) -> dict[str, Any]:
-        # Those of a long answer would take long to encode in one event; the deltas had them.
+        # The deltas had the logprobs; encoding all of a long answer's in one event would take long.
         return {"text": text, "logprobs": []}
 
 

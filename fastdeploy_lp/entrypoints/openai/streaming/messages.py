@@ -43,7 +43,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.chat import (
 from fastdeploy_lp.entrypoints.openai.serving import Serving
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import TextEvent
-from fastdeploy_lp.request.outputs import CompletionDelta
+from fastdeploy_lp.request.outputs import CompletionDelta, StopCause, joined_outputs
 
 STOP_REASONS: dict[str, StopReason] = {
     "stop": "end_turn",
@@ -58,8 +58,10 @@ def named_event(event: MessageEvent) -> bytes:
     return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
-def stop_of(serving: Serving, finish_reason: str, stop_reason: int | str | None) -> StopDelta:
-    """Returns why a message ended; a token of `stop_token_ids` is reported by its text."""
+def stop_of(serving: Serving, finish_reason: str, stop_reason: StopCause | None) -> StopDelta:
+    """Returns why a message ended; a token of `stop_token_ids` is reported by its text, a processor by its name."""
+    if isinstance(stop_reason, dict):
+        return StopDelta(stop_reason="end_turn", stop_sequence=None, logits_processors_finish=stop_reason)
     if stop_reason is not None and finish_reason == "stop":
         text = stop_reason if isinstance(stop_reason, str) else serving.engine.tokenizer.token_text(stop_reason)
         return StopDelta(stop_reason="stop_sequence", stop_sequence=text)
@@ -184,7 +186,7 @@ class MessageEvents:
     def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the events of a delta; empty while its meaning is undecided."""
         self._num_tokens += len(delta.token_ids)
-        if self._reader.is_plain and delta.finish_reason is None and self._blocks.in_text:
+        if self._reader.is_plain and delta.is_text and self._blocks.in_text:
             return self._plain(delta.text) if delta.text else b""
         choice = self._reader.chunk(delta)
         return b"" if choice is None else self._of_choice(choice)
@@ -207,6 +209,9 @@ class MessageEvents:
             traced = [*(unsent.logits_processors_trace or []), *choice.logits_processors_trace]
             unsent.logits_processors_trace = traced
         unsent.logits_processors_shadow = choice.logits_processors_shadow
+        unsent.logits_processors_outputs = joined_outputs(
+            unsent.logits_processors_outputs, choice.logits_processors_outputs
+        )
         if events:
             for name in Details.model_fields:
                 setattr(events[-1], name, getattr(unsent, name))

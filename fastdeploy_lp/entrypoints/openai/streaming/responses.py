@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
+
+import msgspec
 
 from fastdeploy_lp.entrypoints.openai.json_pieces import PiecedObject, Pieces, array
 from fastdeploy_lp.entrypoints.openai.protocol.chat import AssistantMessage, ChatChunkChoice
@@ -24,6 +27,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.responses import (
     ResponseError,
     ResponseUsage,
 )
+from fastdeploy_lp.entrypoints.openai.protocol.trace import outputs_pieces
 from fastdeploy_lp.entrypoints.openai.protocol.usage import Usage
 from fastdeploy_lp.entrypoints.openai.streaming.chat import MessageReader
 from fastdeploy_lp.entrypoints.openai.streaming.growing_items import (
@@ -33,7 +37,7 @@ from fastdeploy_lp.entrypoints.openai.streaming.growing_items import (
     GrowingReasoning,
     GrowingText,
 )
-from fastdeploy_lp.request.outputs import CompletionDelta
+from fastdeploy_lp.request.outputs import CompletionDelta, joined_outputs
 
 ErrorCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 CODES: dict[int, ErrorCode] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -80,13 +84,10 @@ def output_of(message: AssistantMessage, status: ItemStatus) -> list[OutputItem]
     return items
 
 
-def in_pieces(response: Response, logprobs: Pieces | None, trace: Pieces | None) -> PiecedObject:
-    """Returns a whole response with its long members: the message's logprobs, and the trace."""
-    members: dict[str, Pieces] = {}
+def in_pieces(response: Response, logprobs: Pieces | None, members: Mapping[str, Pieces]) -> PiecedObject:
+    """Returns a whole response with its long members: the message's logprobs, and `members` by their names."""
     if logprobs is not None:
-        members["output"] = array([_item_pieces(item, logprobs) for item in response.output])
-    if trace is not None:
-        members["logits_processors_trace"] = trace
+        members = {**members, "output": array([_item_pieces(item, logprobs) for item in response.output])}
     return PiecedObject(response, members)
 
 
@@ -118,7 +119,7 @@ class ResponseEvents:
     def of(self, _place: int, delta: CompletionDelta) -> bytes:
         """Returns the events of a delta; empty while its meaning is undecided."""
         self.num_tokens += len(delta.token_ids)
-        if self.reader.is_plain and delta.finish_reason is None and delta.logprobs is None:
+        if self.reader.is_plain and delta.is_text:
             return self._grow(GrowingText, delta.text, {}) if delta.text else b""
         choice = self.reader.chunk(delta)
         return b"" if choice is None else self._of_choice(choice)
@@ -132,21 +133,23 @@ class ResponseEvents:
 
     def ending(self) -> bytes:
         """Returns the last event."""
-        # OpenAI's streams have no event of their own for a response that was cancelled.
+        # OpenAI's streams have no separate event for a response that was cancelled.
         kind = "response.completed" if self.response.status == "completed" else "response.incomplete"
         return self._numbers.event(kind, response=self.response, **self._rest)
 
     def failed(self, status: int, info: ErrorInfo) -> bytes:
-        """Returns the last event of a response that could not go on."""
+        """Returns the last event of a response that failed."""
         fail(self.response, status, info)
         return self._numbers.event("response.failed", response=self.response)
 
     def _of_choice(self, choice: ChatChunkChoice) -> bytes:
         details, events, delta = _details(choice), b"", choice.delta
+        values = joined_outputs(self.response.logits_processors_outputs, choice.logits_processors_outputs)
+        self.response.logits_processors_outputs = values
         if delta.reasoning_content:
             events += self._grow(GrowingReasoning, delta.reasoning_content, details)
             details = {}
-        # A chunk that is neither text nor the last has token ids to tell.
+        # A chunk that is neither text nor the last one has token ids to report.
         if delta.content or (choice.finish_reason is None and not events and not delta.tool_calls):
             events += self._grow(GrowingText, delta.content or "", details)
             details = {}
@@ -183,7 +186,10 @@ class ResponseEvents:
 
 
 def _details(choice: ChatChunkChoice) -> dict[str, Any]:
-    """Returns the fields that tell of a chunk's tokens."""
+    """Returns the fields about a chunk's tokens."""
     names = ("token_ids", "logits_processors_trace")
     details = {name: value for name in names if (value := getattr(choice, name)) is not None}
+    if choice.logits_processors_outputs is not None:
+        # The events' encoder has no integers of more than 64 bits.
+        details["logits_processors_outputs"] = msgspec.Raw(b"".join(outputs_pieces(choice.logits_processors_outputs)))
     return details if choice.logprobs is None else details | {"logprobs": choice.logprobs.content}

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
 from fastdeploy_lp.entrypoints.openai.protocol.trace import ShadowCounts, TokenTraceBody
+from fastdeploy_lp.request.outputs import ProcessorOutputs, ProcessorStop
 
 # "abort": ended by POST /v1/abort_requests, which Anthropic's API does not have.
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
@@ -79,6 +80,7 @@ class Details(BaseModel):
     token_ids: Omitted[list[int]] = None
     logits_processors_trace: Omitted[list[TokenTraceBody]] = None
     logits_processors_shadow: Omitted[dict[str, ShadowCounts]] = None
+    logits_processors_outputs: Omitted[ProcessorOutputs] = None
 
 
 class MessageResponse(Details):
@@ -91,6 +93,7 @@ class MessageResponse(Details):
     content: list[ContentBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    logits_processors_finish: Omitted[ProcessorStop] = None
     usage: MessageUsage
     prompt_token_ids: Omitted[list[int]] = None
 

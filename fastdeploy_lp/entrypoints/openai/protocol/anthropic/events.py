@@ -14,6 +14,8 @@ from fastdeploy_lp.entrypoints.openai.protocol.anthropic.answer import (
     StopReason,
 )
 from fastdeploy_lp.entrypoints.openai.protocol.anthropic.error import MessagesError
+from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
+from fastdeploy_lp.request.outputs import ProcessorStop
 
 
 class MessageStart(BaseModel):
@@ -81,10 +83,11 @@ class BlockStop(Details):
 
 
 class StopDelta(BaseModel):
-    """Why the message ended."""
+    """Why the message ended; `logits_processors_finish` names the processor that ended it."""
 
     stop_reason: StopReason
     stop_sequence: str | None
+    logits_processors_finish: Omitted[ProcessorStop] = None
 
 
 class MessageDelta(Details):

@@ -121,7 +121,7 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest, GuidedRequest):
-    """Body of POST /v1/messages; sampling fields and processors are those of a chat."""
+    """Body of POST /v1/messages; sampling fields and processors as for a chat."""
 
     without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GuidedRequest.without_effect,

@@ -1,0 +1,64 @@
+"""The operator's part of a request's selection of logits processors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.selection import Selection
+
+
+class Imposed(msgspec.Struct, frozen=True):
+    """Processors that the operator sets for a request, and those that do not exist for its client.
+
+    forced: arguments by name of processors that run whatever the request asks for. default: arguments by name of
+    processors that run unless the request names processors or passes one of their arguments. withheld: names of
+    processors that the request cannot use. max_tokens: at most this many tokens for each completion.
+
+    Arguments are those of a validated `Selection`.
+    """
+
+    forced: dict[str, dict[str, Any]] = {}
+    default: dict[str, dict[str, Any]] = {}
+    withheld: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+    @property
+    def secret(self) -> tuple[str, ...]:
+        """Names that do not exist for the client."""
+        return tuple(sorted({*self.withheld, *self.forced}))
+
+    def on(self, selection: Selection, declared: Sequence[DeclaredProcessor]) -> Selection:
+        """Returns a selection, validated without the secret processors, with the imposed ones.
+
+        An imposed processor runs after all of the request's processors that are declared before it.
+        """
+        imposed = dict(self.forced)
+        if selection.named is None:
+            imposed |= {
+                each.name: self.default[each.name]
+                for each in declared
+                if each.name in self.default and not any(map(each.takes, selection.flat))
+            }
+        if not imposed and not self.secret:
+            return selection
+        names = [each.name for each in declared]
+        order = selection.order
+        if order is not None:
+            order = _with_imposed(order, [name for name in names if name in imposed], names)
+        return msgspec.structs.replace(selection, imposed=imposed, secret=self.secret, order=order)
+
+
+NOTHING_IMPOSED = Imposed()
+
+
+def _with_imposed(order: Sequence[str], imposed: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
+    places: Mapping[str, int] = {name: place for place, name in enumerate(declared)}
+    found = [name for name in order if name not in imposed]
+    for name in imposed:
+        before = [place for place, other in enumerate(found) if places[other] < places[name]]
+        found.insert(before[-1] + 1 if before else 0, name)
+    return tuple(found)

@@ -1,0 +1,22 @@
+"""Errors that leave out what a client must not learn."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy_lp.engine.errors import (
+    UNNAMED_FAULT,
+    EngineDeadError,
+    ProcessorUnavailableError,
+    RequestFailedError,
+    WorkerLostError,
+    discreet,
+)
+
+
+@pytest.mark.parametrize("kind", [EngineDeadError, ProcessorUnavailableError, RequestFailedError, WorkerLostError])
+def test_a_secret_name_takes_the_reason_with_it(kind: type[RequestFailedError]) -> None:
+    told = discreet(kind("logits processor Mask failed: ValueError: 42"), ("Other", "Mask"))
+    assert (type(told), str(told)) == (kind, UNNAMED_FAULT)
+    kept = kind("logits processor Other failed")
+    assert discreet(kept, ("Mask",)) is kept

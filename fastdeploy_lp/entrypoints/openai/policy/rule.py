@@ -50,7 +50,7 @@ class Rule:
         given = key if self.by == "key" else getattr(request, self.by, None)
         value = request_id if given is None else given
         digest = sha256(f"{self.name}\0{self.by}\0{value}".encode()).digest()
-        return int.from_bytes(digest[:8]) / 2**64
+        return int.from_bytes(digest[:8], "big") / 2**64
 
 
 NO_RULE = Rule()

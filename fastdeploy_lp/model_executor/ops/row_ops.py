@@ -202,7 +202,8 @@ class RowOps(RowEdits):
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
         """Log probabilities of `chosen` (int64 [rows]) and of the `count` (at most MAX_LOGPROBS) most likely tokens.
 
-        normalize: False returns the logits themselves. Results of rows with a chosen -1 are meaningless.
+        normalize: False returns the logits themselves. Results of rows with a chosen -1 are meaningless, and so are the
+        ids of tokens with -inf.
         """
 
     @abstractmethod

@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory."""
+    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory.
+
+    on_device: True where processors serve; where requests are only checked, rows are on the CPU.
+    """
 
     vocab_size: int
     tokenizer: ModelTokenizer | None = None
+    on_device: bool = False
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> ModelFacts:
-        """Returns the facts about the served model."""
-        return cls(fd_config.model_config.vocab_size, fd_config.tokenizer)
+        """Returns the facts about the served model, for the process that serves it."""
+        return cls(fd_config.model_config.vocab_size, fd_config.tokenizer, on_device=True)
 
 
 class Dialect(ABC):

@@ -21,10 +21,11 @@ from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimi
 from fastdeploy_lp.logits_processor.chain.view import ProcessorView
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
-from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.errors import contained, described, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, require_same_kind
+from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.stats import ProcessorStats
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ class ChainEntry:
         # The memory of builtins is bounded by the slots.
         watched = fd_config.structured_outputs_config.memory_budget > 0 and not self.is_builtin
         self._gauge = MemoryGauge() if watched else None
+        # Of a device whose calls return before their work is done; its seconds of a step are known in the next one.
+        self._watch = None if self.is_builtin else current_platform().watch()
+        self._device_seconds = 0.0
         # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
         read_only = not self.is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
@@ -188,9 +192,14 @@ class ChainEntry:
         """Returns True if it may change the slot's row."""
         return slot in self.view.using or not self.processor.only_with_args
 
+    @property
+    def measured_seconds(self) -> float:
+        """Seconds of the host in this step or, if they are more, of the device in the last one."""
+        return max(self.step_seconds, self._device_seconds)
+
     def exceeds_budget(self) -> bool:
-        """Returns True if its time in this step counts as too long; call it once a step."""
-        excess = self.step_seconds - self._budget
+        """Returns True if its time counts as too long; call it once a step."""
+        excess = self.measured_seconds - self._budget
         return excess > 0 < self._budget and excess > self.first_calls.excuse(excess)
 
     def enter(self, slot: int, selection: Selection, *, again: bool = False) -> None:
@@ -213,6 +222,7 @@ class ChainEntry:
     def begin_step(self) -> None:
         """Starts the count of a step's seconds with the ones since the last step."""
         self.step_seconds, self._asked_seconds = self._asked_seconds, 0.0
+        self._device_seconds = 0.0 if self._watch is None else self._watch.take()
 
     def update_state(self, share_inputs: Mapping[str, Any], stop_flags: Any) -> None:
         """Runs the processor's `update_state`, and counts the time."""
@@ -259,21 +269,33 @@ class ChainEntry:
         return 0 <= slot < len(flags) and not flags[slot, 0] and self.works_on(slot)
 
     def _watched(self, call: Callable[[Argument], Result], argument: Argument) -> Result:
-        """Returns `call(argument)`; counts its time and memory, and raises only errors that are an `Exception`."""
+        """Returns `call(argument)`; counts its time and memory.
+
+        Raises only errors that are an `Exception`, and DeviceLostError.
+        """
         if self._recorder is not None:
             self._recorder.begin_step()
         resident = 0 if self._gauge is None else self._gauge.resident()
         began = time.perf_counter()
         try:
+            if self._watch is not None:
+                self._watch.start()
             if self._limit is None:
                 result = call(argument)
             else:
                 with self._limit.with_more(self.first_calls.seconds_left):
                     result = call(argument)
+            if self._watch is not None:
+                self._watch.stop()
             if not self.is_builtin:
                 self.view.require_unchanged()
-        except Exception:
-            raise
+        except RowErrors as error:
+            raise RowErrors({row: without_device_failures(cause) for row, cause in error.by_row.items()}) from error
+        except Exception as error:
+            found = without_device_failures(error)
+            if found is error:
+                raise
+            raise found from error
         except BaseException as error:
             raise contained(error) from error
         finally:

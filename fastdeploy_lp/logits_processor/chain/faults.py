@@ -13,7 +13,7 @@ import numpy as np
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
-from fastdeploy_lp.logits_processor.errors import described, loggable
+from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.stats import OK, QUARANTINED
 
@@ -93,7 +93,9 @@ class ChainFaults:
         try:
             entry.rebuild()
         except RuntimeError as second:
-            self._quarantine(entry, str(second))
+            # On a full device, a constructor may fail as well; the next step has the old instance.
+            if not isinstance(error, DeviceMemoryError):
+                self._quarantine(entry, str(second))
 
     def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
         """Handles failed callables of single requests; returns True if the step's logits are still usable.
@@ -129,7 +131,7 @@ class ChainFaults:
         """Checks at the end of a step the processor's time in this step and its memory over all steps."""
         if entry.exceeds_budget():
             entry.stats.slow_steps += 1
-            reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
+            reason = f"it took {entry.measured_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
             # A slow step delays every request of the batch, whichever request made it slow.
             self._count_towards_quarantine(entry, reason, frozenset())
@@ -167,13 +169,19 @@ class ChainFaults:
         reason = self._report(entry, error)
         for slot in ended if self._ends_requests(entry) else entry.forced.intersection(ended):
             self.failures.setdefault(slot, SlotFailure(reason))
+        if isinstance(error, DeviceMemoryError):
+            return
         # A request that passes it no arguments did not cause the fault, and offline there are no clients.
         passing = (slot for slot in using if entry.view.args[slot] and slot not in entry.forced)
         blamed = {self._clients.get(slot, "") for slot in passing} - {""}
         self._count_towards_quarantine(entry, reason, blamed)
 
     def _report(self, entry: ChainEntry, error: Exception) -> str:
-        """Logs and counts a fault; returns its description."""
+        """Logs and counts a fault; returns its description. A full device is no fault of the processor's."""
+        if isinstance(error, DeviceMemoryError):
+            reason = f"logits processor {entry.name} did not run: {printed(error)}"
+            logger.error("%s", reason)
+            return reason
         reason = f"logits processor {entry.name} failed: {described(error)}"
         logger.error("%s", reason, exc_info=loggable(error))
         entry.stats.faults += 1

@@ -17,7 +17,7 @@ from fastdeploy_lp.logits_processor.chain.faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
-from fastdeploy_lp.logits_processor.errors import described, loggable, printed
+from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
@@ -139,7 +139,7 @@ class ShadowChain:
                 continue
             shadow.followed = bool(shadow.group.slots)
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
-            shadow.entry.step_seconds = 0.0
+            shadow.entry.begin_step()
             try:
                 shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
             except RowErrors as error:
@@ -261,7 +261,9 @@ class ShadowChain:
     def _count_whole(self, shadow: _Shadow, error: Exception) -> None:
         shadow.broken = True
         self._count(shadow, described(error), error)
-        self._rebuild(shadow)
+        # On a full device, a constructor may fail as well.
+        if not isinstance(error, DeviceMemoryError):
+            self._rebuild(shadow)
 
     def _rebuild(self, shadow: _Shadow) -> bool:
         try:
@@ -273,7 +275,7 @@ class ShadowChain:
 
     def _check_time(self, shadow: _Shadow) -> None:
         if shadow.entry.exceeds_budget():
-            seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
+            seconds, budget = shadow.entry.measured_seconds, self._policy.time_budget
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 
     def _check_memory(self, shadow: _Shadow) -> None:
@@ -287,6 +289,8 @@ class ShadowChain:
     def _count(self, shadow: _Shadow, what: str, error: Exception | None = None) -> None:
         reason = f"logits processor {shadow.entry.name} failed in shadow: {what}"
         logger.error("%s", reason, exc_info=loggable(error))
+        if isinstance(error, DeviceMemoryError):
+            return
         shadow.stats.faults += 1
         shadow.stats.last_error = reason
         shadow.faults_since_reset += 1

@@ -37,6 +37,8 @@ _BUILTIN_MODULES = {
     "multiple_choice": ("MultipleChoice",),
     "classification": ("ClassProbabilities",),
     "watermark": ("Watermark",),
+    "keyed_draws": ("GumbelWatermark", "SynthIDWatermark"),
+    "mirostat": ("Mirostat",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
     "repetitions": ("NoRepeatNGram", "DRY"),

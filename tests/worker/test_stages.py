@@ -162,7 +162,7 @@ def test_the_trace_shows_the_stages() -> None:
     traced = {"max_tokens": 2, "logits_processors_trace": TraceParams(max_tokens=1), "selection": selection}
     engine.add(request("r", PROMPT, temperature=0.9, seed=1, top_k=4, **traced))
     engine.add(request("greedy", PROMPT, **traced))
-    steps = {step.request_id: step.traces[0] for step in engine.step().steps}
+    steps = {step.request_id: step.trace[0] for step in engine.step().steps}
     assert [(stage.name, stage.status) for stage in steps["r"]] == [
         ("raw", "ran"),
         ("LogitBiasLogitsProcessor", "ran"),

@@ -36,13 +36,17 @@ inline Scratch& scratch() {
 // Sums of the weights of each block of the row; returns their total.
 inline double weigh_blocks(const Weigher& weigher, const float* row, int64_t size, std::vector<double>& sums) {
     sums.clear();
+    const HalfFloats nothing = HalfFloats{} + weigher.weightless();
     double buffer[kBlock];
     double total = 0.0;
     for (int64_t begin = 0; begin < size; begin += kBlock) {
         const int64_t count = std::min(kBlock, size - begin);
         Doubles lanes = {};
         int64_t at = 0;
-        for (; at + kWide <= count; at += kWide) lanes += weigher(widen(row + begin + at));
+        for (; at + kWide <= count; at += kWide) {
+            // Of a filtered row, most tokens have no weight.
+            if (any(load_half(row + begin + at) > nothing)) lanes += weigher(widen(row + begin + at));
+        }
         double sum = 0.0;
         for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
         if (at < count) {
@@ -70,21 +74,34 @@ inline int64_t draw_unranked(const Weigher& weigher, const float* row, int64_t s
     return begin + at;
 }
 
+// Calls `use` with the first of each kWide tokens of the row among which a logit is at least `bound`, and with their number.
+template <typename Use>
+inline void each_from(const float* row, int64_t size, float bound, const Use& use) {
+    constexpr int64_t kStride = 4 * kWide;
+    const HalfFloats bounds = HalfFloats{} + bound;
+    int64_t at = 0;
+    for (; at + kStride <= size; at += kStride) {
+        HalfInts found[4];
+        for (int part = 0; part < 4; ++part) found[part] = load_half(row + at + part * kWide) >= bounds;
+        if (!any(found[0] | found[1] | found[2] | found[3])) continue;
+        for (int part = 0; part < 4; ++part)
+            if (any(found[part])) use(at + part * kWide, kWide);
+    }
+    for (; at < size; at += kWide) use(at, std::min(kWide, size - at));
+}
+
 // Tokens whose logit is at least `bound`, by id, with their weights.
 inline void gather(const Weigher& weigher, const float* row, int64_t size, float bound, Scratch& to) {
     to.reserve(size);
     size_t count = 0;
-    const Floats bounds = splat(bound);
-    for (int64_t at = 0; at < size; at += kLanes) {
-        const int64_t end = std::min(at + kLanes, size);
-        if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;
-        for (int64_t token = at; token < end; ++token) {
+    each_from(row, size, bound, [&](int64_t first, int64_t several) {
+        for (int64_t token = first; token < first + several; ++token) {
             // Written first, then counted: in a flat row a branch would be unpredictable.
             to.tokens[count] = static_cast<int32_t>(token);
             to.logits[count] = row[token];
             count += row[token] >= bound;
         }
-    }
+    });
     to.count = count;
     weigher.weigh(to.logits.data(), static_cast<int64_t>(count), to.weights.data());
 }

@@ -19,8 +19,8 @@ struct Mixers {
 };
 
 // A pseudo-random word of each token; the same as `token_words` in Python.
-inline Words words_of(Words tokens, const Mixers& mixers) {
-    Words x = (tokens * 0x9E3779B1u) ^ mixers.flip;
+inline HalfWords words_of(HalfWords tokens, const Mixers& mixers) {
+    HalfWords x = (tokens * 0x9E3779B1u) ^ mixers.flip;
     x ^= x >> 16;
     x *= 0x21F0AAADu;
     x ^= x >> 15;
@@ -28,10 +28,8 @@ inline Words words_of(Words tokens, const Mixers& mixers) {
     return x ^ (x >> 15);
 }
 
-inline Words tokens_from(int64_t first) {
-    Words tokens;
-    for (int lane = 0; lane < kLanes; ++lane) tokens[lane] = static_cast<uint32_t>(first) + lane;
-    return tokens;
+inline HalfWords words_from(int64_t first, const Mixers& mixers) {
+    return words_of(HalfWords{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<uint32_t>(first), mixers);
 }
 
 constexpr double kWord = 4294967296.0;
@@ -58,31 +56,23 @@ struct Best {
 int64_t choose_gumbel(const Mixers& mixers, const float* row, int64_t size, float max) {
     Best best;
     const float near = max - kNear;
-    const int64_t whole = size - size % kLanes;
-    for (int64_t at = 0; at < whole; at += kLanes) {
-        const Floats logits = load(row + at);
-        if (!any(logits >= splat(near))) continue;
-        const Words words = words_of(tokens_from(at), mixers);
-        for (int lane = 0; lane < kLanes; ++lane)
-            if (logits[lane] >= near) best.consider(static_cast<double>(logits[lane]) - max, words[lane], at + lane);
-    }
-    if (size > whole) {
-        const Words words = words_of(tokens_from(whole), mixers);
-        for (int64_t token = whole; token < size; ++token)
-            if (row[token] > kMinusInfinity) best.consider(static_cast<double>(row[token]) - max, words[token - whole], token);
-    }
+    const auto consider = [&](int64_t token, uint32_t word) { best.consider(static_cast<double>(row[token]) - max, word, token); };
+    each_from(row, size, near, [&](int64_t first, int64_t several) {
+        const HalfWords words = words_from(first, mixers);
+        for (int64_t lane = 0; lane < several; ++lane)
+            if (row[first + lane] >= near) consider(first + lane, words[lane]);
+    });
     // A token further below needs -ln(u) < exp(-near - best).
     const double least = kWord * std::exp(-std::exp(-kNear - best.score)) - 2.0;
-    const Words bound = Words{} + static_cast<uint32_t>(std::max(0.0, least));
-    for (int64_t at = 0; at < whole; at += kLanes) {
-        const Words words = words_of(tokens_from(at), mixers);
-        if (!any((Ints)(words >= bound))) continue;
-        for (int lane = 0; lane < kLanes; ++lane) {
-            const float logit = row[at + lane];
-            if (words[lane] >= bound[lane] && logit < near && logit > kMinusInfinity)
-                best.consider(static_cast<double>(logit) - max, words[lane], at + lane);
+    const uint32_t bound = static_cast<uint32_t>(std::max(0.0, least));
+    each_from(row, size, std::numeric_limits<float>::lowest(), [&](int64_t first, int64_t several) {
+        const HalfWords words = words_from(first, mixers);
+        if (!any((HalfInts)(words >= bound))) return;
+        for (int64_t lane = 0; lane < several; ++lane) {
+            const float logit = row[first + lane];
+            if (words[lane] >= bound && logit < near && logit > kMinusInfinity) consider(first + lane, words[lane]);
         }
-    }
+    });
     return best.token;
 }
 
@@ -106,20 +96,25 @@ int64_t draw_below(const Weigher& weigher, const float* row, int64_t size, float
     return last;
 }
 
-typedef uint32_t HalfWords __attribute__((vector_size(kWide * sizeof(uint32_t))));
+// Four doubles are one AVX2 register.
+constexpr int64_t kQuad = 4;
+typedef double Quad __attribute__((vector_size(kQuad * sizeof(double))));
+typedef uint32_t QuadWords __attribute__((vector_size(kQuad * sizeof(uint32_t))));
+typedef int32_t QuadInts __attribute__((vector_size(kQuad * sizeof(int32_t))));
 
-Doubles bit_of(const uint32_t* words, int64_t bit) {
-    HalfWords loaded;
+Quad load_quad(const double* from) {
+    Quad v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+}
+
+Quad bit_of(const uint32_t* words, uint32_t bit) {
+    QuadWords loaded;
     std::memcpy(&loaded, words, sizeof(loaded));
-    typedef int32_t HalfInts __attribute__((vector_size(kWide * sizeof(int32_t))));
-    return __builtin_convertvector((HalfInts)((loaded >> static_cast<uint32_t>(bit)) & 1u), Doubles);
+    return __builtin_convertvector((QuadInts)((loaded >> bit) & 1u), Quad);
 }
 
-double total_of(Doubles lanes) {
-    double total = 0.0;
-    for (int64_t lane = 0; lane < kWide; ++lane) total += lanes[lane];
-    return total;
-}
+double total_of(Quad lanes) { return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]); }
 
 int64_t choose_tournament(const Mixers& mixers, int64_t layers, const float* row, int64_t size, float max, float uniform) {
     const Weigher weigher{max, 1.0, 1.0};
@@ -130,33 +125,29 @@ int64_t choose_tournament(const Mixers& mixers, int64_t layers, const float* row
     const double mass = sum(head), target = uniform * total;
     if (target > mass) return draw_below(weigher, row, size, bound, target - mass);
     thread_local std::vector<uint32_t> words;
-    const int64_t count = head.count, room = (count + kLanes - 1) / kLanes * kLanes;
+    const int64_t count = head.count, room = (count + kWide - 1) / kWide * kWide;
     if (static_cast<int64_t>(words.size()) < room) words.resize(room);
-    for (int64_t at = 0; at < room; at += kLanes) {
-        Words tokens;
+    for (int64_t at = 0; at < room; at += kWide) {
+        HalfWords tokens;
         std::memcpy(&tokens, head.tokens.data() + at, sizeof(tokens));
-        const Words made = words_of(tokens, mixers);
+        const HalfWords made = words_of(tokens, mixers);
         std::memcpy(words.data() + at, &made, sizeof(made));
     }
     double* shares = head.weights.data();
     std::fill(shares + count, shares + room, 0.0);
-    Doubles winning = {};
-    for (int64_t at = 0; at < room; at += kWide) {
-        Doubles own;
-        std::memcpy(&own, shares + at, sizeof(own));
-        own /= mass;
+    Quad winning = {};
+    for (int64_t at = 0; at < room; at += kQuad) {
+        const Quad own = load_quad(shares + at) / mass;
         std::memcpy(shares + at, &own, sizeof(own));
         winning += own * bit_of(words.data() + at, 0);
     }
     // A round's winners have the bit more often: of two tokens, the one with the bit wins.
     for (int64_t layer = 0; layer < layers; ++layer) {
-        const double mean = total_of(winning);
-        winning = Doubles{};
-        const int64_t next = std::min(layer + 1, layers - 1);
-        for (int64_t at = 0; at < room; at += kWide) {
-            Doubles own;
-            std::memcpy(&own, shares + at, sizeof(own));
-            own *= bit_of(words.data() + at, layer) + (1.0 - mean);
+        const double lost = 1.0 - total_of(winning);
+        const uint32_t bit = static_cast<uint32_t>(layer), next = static_cast<uint32_t>(std::min(layer + 1, layers - 1));
+        winning = Quad{};
+        for (int64_t at = 0; at < room; at += kQuad) {
+            const Quad own = load_quad(shares + at) * (bit_of(words.data() + at, bit) + lost);
             std::memcpy(shares + at, &own, sizeof(own));
             winning += own * bit_of(words.data() + at, next);
         }

@@ -286,7 +286,7 @@ class ModelRunner(ModelRunnerBase):
         for result in step.results:
             if result.logits is not None:
                 self.mask.apply_to_copies(result.logits, result.rows)
-        return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
+        return ShadowDraws(self._sampler.ops, self.chain.shadows, step, slots, self.chain.final.slots)
 
     def _nothing_is_left(
         self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64], final: FinalRows | None

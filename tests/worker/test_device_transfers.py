@@ -16,7 +16,7 @@ from support.phrases_in_use import PHRASES_IN_USE
 from support.sequences import pooling, request, tiny_engine
 
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
-from fastdeploy_lp.logits_processor.builtin import watched_phrase
+from fastdeploy_lp.logits_processor.builtin import mirostat, watched_phrase
 from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import host_memory
@@ -25,7 +25,7 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 to_tensor = paddle.to_tensor
 # Builtins that see in the logits of one step what they do in the next, and read that at its beginning, and one whose
 # result is what it reads.
-WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase", "ClassProbabilities"}
+WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase", "ClassProbabilities", "Mirostat"}
 
 
 class WaitingCopyError(AssertionError):
@@ -41,7 +41,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceLikePlatform]:
 
     monkeypatch.setattr(EmulatedBlockAttention, "_operate", operate)
     monkeypatch.setattr(DeviceLikePlatform, "to_device", lambda _, host: to_tensor(np.array(host)))
-    for module in (host_memory, watched_phrase):
+    for module in (host_memory, watched_phrase, mirostat):
         monkeypatch.setattr(module, "in_host_memory", lambda _: False)
     with device_like() as made:
         yield made
@@ -141,6 +141,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "EpsilonCutoff": {"epsilon_cutoff": 0.001},
     "EtaCutoff": {"eta_cutoff": 0.001},
     "XTC": {"xtc_probability": 1.0, "xtc_threshold": 0.001},
+    "GumbelWatermark": {"gumbel_key": 7, "gumbel_context_width": 1},
+    "SynthIDWatermark": {"synthid_key": 7, "synthid_context_width": 1},
+    "Mirostat": {"mirostat_tau": 3.0},
     "ClassProbabilities": {"class_labels": [{"text": "A", "tokens": [[5]]}, {"text": "B", "tokens": [[6, 7]]}]},
     **PHRASES_IN_USE,
 }

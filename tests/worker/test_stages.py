@@ -17,7 +17,12 @@ from fastdeploy_lp.request.trace import TraceParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 PROMPT = [5, 9, 2, 7, 11]
-STAGED = ["LogitBiasLogitsProcessor", *(f"support.staged:{name}" for name in ("Leaves", "Also", "Draws1", "Revives"))]
+DRAWING = [f"{name}LogitsProcessor" for name in ("GumbelWatermark", "SynthIDWatermark", "Mirostat")]
+STAGED = [
+    "LogitBiasLogitsProcessor",
+    *DRAWING,
+    *(f"support.staged:{name}" for name in ("Leaves", "Also", "Draws1", "Revives")),
+]
 UNLIMITED = StructuredOutputsConfig(max_faults=0)
 
 
@@ -162,6 +167,7 @@ def test_the_trace_shows_the_stages() -> None:
     traced = {"max_tokens": 2, "logits_processors_trace": TraceParams(max_tokens=1), "selection": selection}
     engine.add(request("r", PROMPT, temperature=0.9, seed=1, top_k=4, **traced))
     engine.add(request("greedy", PROMPT, **traced))
+    engine.finish_preparing()
     steps = {step.request_id: step.trace[0] for step in engine.step().steps}
     assert [(stage.name, stage.status) for stage in steps["r"]] == [
         ("raw", "ran"),
@@ -195,6 +201,9 @@ def test_tokens_do_not_depend_on_who_else_is_there(room: dict[str, Any]) -> None
         ("Leaves", {"without": [5]}),
         ("Draws1", {"draws": True}),
         ("Revives", {"revive": True}),
+        ("GumbelWatermarkLogitsProcessor", {"gumbel_key": 7, "gumbel_context_width": 2}),
+        ("SynthIDWatermarkLogitsProcessor", {"synthid_key": 7, "synthid_context_width": 1}),
+        ("MirostatLogitsProcessor", {"mirostat_tau": 3.0, "mirostat_eta": 0.5}),
     ]
 
     def any_request(index: int) -> AddRequest:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fastdeploy_lp.logits_processor.builtin.drawing import DrawingProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
+from fastdeploy_lp.platforms import in_host_memory
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -56,7 +57,8 @@ class MirostatLogitsProcessor(DrawingProcessor["_Control"]):
         """Reads the surprises of the last draw, then prepares the next one."""
         if self._surprises is not None:
             # The step's own read has already waited for the device.
-            surprises = self._surprises.numpy()
+            found = self._surprises
+            surprises = np.from_dlpack(found) if in_host_memory(found) else found.numpy()
             for row, state, place in self._drawn:
                 state.observe(place, float(surprises[row]))
             self._surprises = None

@@ -37,7 +37,8 @@ class ProcessorCard(BaseModel):
     emits, null if unknown.
 
     `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
-    omit it, reorder it or run it in shadow.
+    omit it, reorder it or run it in shadow. `stage`: `logits` before penalties and temperature, `filtered` after the
+    filters, `draw` for a processor that chooses the token.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ProcessorCard(BaseModel):
     shadow: ShadowCounters
     always_in_shadow: bool
     mandatory: bool
+    stage: Literal["logits", "filtered", "draw"]
 
 
 class ProcessorList(BaseModel):

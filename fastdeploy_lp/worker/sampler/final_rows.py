@@ -80,9 +80,10 @@ class FinalRows(DrawWatcher):
 
     def _filtered(self, logits: Tensor, draws: Draws, rows: Int64s) -> Tensor:
         """Returns the filtered rows; `logits` itself if they are all rows, and nothing changes them."""
+        own = logits if len(rows) == logits.shape[0] else take_rows(logits, rows)
         if self._stages.edits or not self._stages.only_builtins or not _keeps_all(draws, rows):
-            return self._ops.filtered(take_rows(logits, rows), draws.of(rows))
-        return logits if len(rows) == logits.shape[0] else take_rows(logits, rows)
+            return self._ops.filtered(own, draws.of(rows))
+        return own
 
     def _edited(self, part: Tensor) -> Tensor:
         kept = part.clone()

@@ -1,4 +1,4 @@
-"""Processors that draw, on the real model over HTTP and offline: the same tokens everywhere, and marks that are found."""
+"""Processors that draw, on the real model over HTTP and offline: the same tokens everywhere, and marks are found."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def ask(server: ServerProcess, args: dict[str, Any], **fields: Any) -> list[dict
     return choices
 
 
-@pytest.mark.parametrize(
-    "args", [GUMBEL, SYNTHID, MIROSTAT, {"draws": True}, {"without": [42]}], ids=lambda args: next(iter(args))
-)
+EACH = (GUMBEL, SYNTHID, MIROSTAT, {"draws": True}, {"without": [42]})
+
+
+@pytest.mark.parametrize("args", EACH, ids=lambda args: next(iter(args)))
 def test_streams_choices_and_neighbours_make_no_difference(server: ServerProcess, args: dict[str, Any]) -> None:
     (whole,) = ask(server, args)
     with opened_stream(server, body_of(args)) as events:
@@ -68,27 +69,13 @@ def test_streams_choices_and_neighbours_make_no_difference(server: ServerProcess
 
 
 def test_draws_keep_to_the_grammar_and_the_filters(server: ServerProcess) -> None:
-    form = {
-        "type": "json_schema",
-        "json_schema": {
-            "name": "a",
-            "schema": {
-                "type": "object",
-                "properties": {"age": {"type": "integer", "maximum": 99}},
-                "required": ["age"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for args in (
-        GUMBEL | {"gumbel_context_width": 1},
-        SYNTHID | {"synthid_context_width": 1},
-        MIROSTAT,
-        {"draws": True},
-        {"without": [42]},
-    ):
+    age = {"type": "integer", "maximum": 99}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    narrow = (GUMBEL | {"gumbel_context_width": 1}, SYNTHID | {"synthid_context_width": 1}, *EACH[2:])
+    for args in narrow:
         (choice,) = ask(server, args, response_format=form)
-        assert 0 <= json.loads(choice["message"]["content"])["age"] <= 99
+        assert json.loads(choice["message"]["content"])["age"] <= 99
         (choice,) = ask(server, args, top_k=2, logprobs=True, top_logprobs=5, max_tokens=12)
         for place in choice["logprobs"]["content"]:
             likely = [each for each in place["top_logprobs"] if each["logprob"] > -9000]

@@ -15,7 +15,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
-from fastdeploy_lp.logits_processor.stages import DRAW, stage_of
+from fastdeploy_lp.logits_processor.stages import DRAW, Stage, stage_of
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -105,7 +105,7 @@ class DeclaredProcessor:
         return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
     @cached_property
-    def stage(self) -> str:
+    def stage(self) -> Stage:
         """When it runs in a step: "logits", "filtered" or "draw"."""
         return stage_of(self.dialect.class_of(self.found))
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal, cast
 
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 
-LOGITS, FILTERED, DRAW = "logits", "filtered", "draw"
+Stage = Literal["logits", "filtered", "draw"]
+LOGITS: Final = "logits"
+FILTERED: Final = "filtered"
+DRAW: Final = "draw"
 STAGES = (LOGITS, FILTERED, DRAW)
 
 
-def stage_of(cls: Any) -> str:
+def stage_of(cls: Any) -> Stage:
     """Returns the stage of a class or function; LOGITS if it uses the name `stage` for something else than text."""
     stage = getattr(cls, "stage", LOGITS)
-    return stage if isinstance(stage, str) else LOGITS
+    # `require_stage` has refused any other text.
+    return cast("Stage", stage) if isinstance(stage, str) else LOGITS
 
 
 def require_stage(cls: Any, spec: str, *, may_draw: bool) -> None:

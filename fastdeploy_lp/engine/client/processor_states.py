@@ -11,7 +11,7 @@ from fastdeploy_lp.engine.errors import ProcessorUnavailableError, discreet
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
-from fastdeploy_lp.logits_processor.stages import LOGITS
+from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 from fastdeploy_lp.stats import OK, QUARANTINED, ShadowStats
 
 
@@ -35,7 +35,7 @@ class ProcessorInfo:
     stats: ProcessorStats
     mandatory: bool = False
     output: dict[str, Any] | None = None
-    stage: str = LOGITS
+    stage: Stage = LOGITS
 
 
 class ProcessorStates:

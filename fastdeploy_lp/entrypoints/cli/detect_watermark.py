@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -28,7 +28,9 @@ from fastdeploy_lp.logits_processor.builtin.keyed_scores import (
     synthid_score,
 )
 
-GREEN, GUMBEL, SYNTHID = "green", "gumbel", "synthid"
+GREEN: Final = "green"
+GUMBEL: Final = "gumbel"
+SYNTHID: Final = "synthid"
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fastdeploy_lp.logits_processor.chain.faults import ChainFaults
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
 from fastdeploy_lp.logits_processor.chain.rows import put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
-from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED
+from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED, Stage
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.trace import FAILED, SKIPPED
 
@@ -160,7 +160,7 @@ class FinalStages:
         place = next(each for each in self._at(FILTERED) if each.entry is entry)
         return self._applied(place, logits)
 
-    def _at(self, stage: str) -> list[_Place]:
+    def _at(self, stage: Stage) -> list[_Place]:
         return [place for place in self._places if place.entry.stage == stage]
 
     def _edit_once(self, logits: Tensor, trace: ChainTrace | None) -> Tensor | None:

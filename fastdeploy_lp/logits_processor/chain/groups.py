@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stages import LOGITS
+from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 
 Order = tuple[str, ...] | None
 """Processor names in a request's order, None for the declared order."""
@@ -75,7 +75,7 @@ class ChainGroup:
         """Returns the slots whose rows the entry sees in this step, int64 [n], ascending."""
         return np.flatnonzero(~self.stop_flags_for(entry)[:, 0])
 
-    def slots_at(self, stage: str) -> NDArray[np.int64]:
+    def slots_at(self, stage: Stage) -> NDArray[np.int64]:
         """Returns the slots of this group with a row at this stage, int64 [n], ascending."""
         active = self.active_slots()
         return active if stage == LOGITS else active[~self.greedy[active, 0]]

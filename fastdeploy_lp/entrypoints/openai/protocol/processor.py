@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.stages import Stage
+
 
 class ProcessorCounters(BaseModel):
     """Counters of a logits processor since the worker started."""
@@ -57,7 +59,7 @@ class ProcessorCard(BaseModel):
     shadow: ShadowCounters
     always_in_shadow: bool
     mandatory: bool
-    stage: Literal["logits", "filtered", "draw"]
+    stage: Stage
 
 
 class ProcessorList(BaseModel):

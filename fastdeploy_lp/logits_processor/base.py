@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions, give_actions
+from fastdeploy_lp.logits_processor.stages import DRAW, LOGITS
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
@@ -44,8 +47,25 @@ class LogitsProcessor(ABC):
     """True if a row with a finite logit and no NaN always still has a finite logit and no NaN afterwards. The guard
     checks the rows that other processors worked on."""
 
+    stage: ClassVar[str] = LOGITS
+    """When it runs. "logits": `apply` edits the model's logits, before penalties and temperature. "filtered": `apply`
+    edits the distribution that the token is drawn from. "draw": `draw` chooses the token, and there is no `apply`.
+
+    In the stages "filtered" and "draw" the rows are those of its own requests with a temperature above 0: other slots
+    appear stopped. A row holds logits divided by the temperature, float32, and -inf for each token that guided
+    decoding, a ban or a filter rules out; its softmax is the distribution. What `apply` writes in place of such a -inf
+    is dropped.
+    """
+
     actions: Actions = OUTSIDE
-    """Its verbs, finish and emit, valid in `update_state` and `apply`; the chain sets them after the constructor."""
+    """Its verbs, finish and emit, valid in `update_state`, `apply` and `draw`; the chain sets them after the
+    constructor."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets a class of the stage "draw" do without `apply`."""
+        super().__init_subclass__(**kwargs)
+        if cls.stage == DRAW and getattr(cls.apply, "__isabstractmethod__", False):
+            cls.apply = _no_edit  # type: ignore[method-assign]
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig) -> None:
@@ -62,6 +82,16 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits [rows, vocab_size]; changing them in place is cheapest."""
+
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+        """Returns a token for each row, int64 [rows]; only for the stage "draw".
+
+        logits: float32 [rows, vocab_size] as in the stage "filtered", not to be changed. uniforms: [rows] in (0, 1],
+        from each request's seed and the token's position, so that a draw that uses them does not depend on the batch.
+        A token out of the vocabulary, or whose logit is -inf, is a fault of the processor for that request. Like
+        `apply`, it must not depend on other rows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method draw")
 
     def is_argmax_invariant(self) -> bool:
         """Returns True if no row's most likely token can ever change; it is then skipped when all rows are greedy."""
@@ -91,3 +121,8 @@ class LogitsProcessor(ABC):
 
         `sampling_params.extra_args` holds the arguments that this processor will see, None if there are none.
         """
+
+
+def _no_edit(self: LogitsProcessor, logits: Tensor) -> Tensor:  # noqa: ARG001 - a method
+    """Returns the logits unchanged: a processor that draws edits none."""
+    return logits

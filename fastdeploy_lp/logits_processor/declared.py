@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.stages import DRAW, Stage, stage_of
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -104,6 +105,11 @@ class DeclaredProcessor:
         return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
     @cached_property
+    def stage(self) -> Stage:
+        """When it runs in a step: "logits", "filtered" or "draw"."""
+        return stage_of(self.dialect.class_of(self.found))
+
+    @cached_property
     def argument_names(self) -> frozenset[str]:
         """Names of the arguments in `params_model`."""
         if self.params_model is None:
@@ -174,6 +180,12 @@ class DeclaredProcessor:
     def is_used_by(self, selection: Selection) -> bool:
         """Returns True if the processor is mandatory, or the request is meant for it."""
         return self.mandatory or self.is_meant_for(selection)
+
+    def draws_for(self, selection: Selection) -> bool:
+        """Returns True if the processor chooses the tokens of a request with a temperature above 0."""
+        if self.stage != DRAW or self.leaves_alone(selection):
+            return False
+        return self.is_meant_for(selection) or not getattr(self.found, "only_with_args", False)
 
     def leaves_alone(self, selection: Selection) -> bool:
         """Returns True if the processor must not see the request.

@@ -12,6 +12,7 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.stages import require_stage
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
 from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 from fastdeploy_lp.plugins import (
@@ -36,6 +37,8 @@ _BUILTIN_MODULES = {
     "multiple_choice": ("MultipleChoice",),
     "classification": ("ClassProbabilities",),
     "watermark": ("Watermark",),
+    "keyed_draws": ("GumbelWatermark", "SynthIDWatermark"),
+    "mirostat": ("Mirostat",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
     "repetitions": ("NoRepeatNGram", "DRY"),
@@ -122,6 +125,7 @@ def find_dialect(found: object, spec: str) -> Dialect:
     dialect = next((dialect for dialect in DIALECTS if dialect.recognizes(found)), None)
     if dialect is not None:
         dialect.check(found, spec)
+        require_stage(dialect.class_of(found), spec, may_draw=dialect.may_draw)
         return dialect
     if not isinstance(found, type):
         raise LogitsProcessorSpecError(spec, f"is no class but {type(found).__name__}; name the class itself")

@@ -32,6 +32,7 @@ from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -196,6 +197,7 @@ class ModelRunner(ModelRunnerBase):
         """
         trace = self.tracing.begin(slots)
         logits = self._process(compute, slots, trace)
+        final = self._final_rows(trace)
         shadows = self._shadow_draws(logits, slots)
         # A row with NaN or only -inf yields -1; a mask may also leave no token.
         guard = self.mask.active or self.chain.needs_guard()
@@ -205,6 +207,7 @@ class ModelRunner(ModelRunnerBase):
             self.share_inputs,
             slots,
             guard=guard,
+            final=final,
             also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
@@ -212,7 +215,7 @@ class ModelRunner(ModelRunnerBase):
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
         failures = {**impossible, **self.chain.failures}
         for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, self._nothing_is_left(slot, compute, slots))
+            failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
         read = iter(sampled.also)
         further = ahead.unpack(read)
         self._record(slots, sampled.tokens, further)
@@ -267,6 +270,13 @@ class ModelRunner(ModelRunnerBase):
     def _masked(self, trace: StepTrace) -> list[int]:
         return [slot for slot in trace.slots if self.mask.bans_in(slot)]
 
+    def _final_rows(self, trace: StepTrace | None) -> FinalRows | None:
+        """Returns the rows on which processors run after the filters; None without any."""
+        if not self.chain.final.is_used:
+            return None
+        skips = self.fd_config.structured_outputs_config.on_error == "skip"
+        return FinalRows(self._sampler.ops, self.chain.final, trace, skips_faults=skips)
+
     def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64]) -> ShadowDraws | None:
         """Runs the shadow processors on copies of the chain's logits; returns None without any."""
         if not self.chain.shadows.has_work:
@@ -276,11 +286,14 @@ class ModelRunner(ModelRunnerBase):
         for result in step.results:
             if result.logits is not None:
                 self.mask.apply_to_copies(result.logits, result.rows)
-        return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
+        return ShadowDraws(self._sampler.ops, self.chain.shadows, step, slots, self.chain.final.slots)
 
-    def _nothing_is_left(self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64]) -> SlotFailure:
+    def _nothing_is_left(
+        self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64], final: FinalRows | None
+    ) -> SlotFailure:
         """Returns a failure naming the stages that left the slot's row without a token; reruns them."""
         ran = self.chain.ran_on(slot)
+        edited = [] if final is None else self.chain.final.ran_on(slot)
         masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
         bans = self._sampler.bans_in(slot)
         stages = [
@@ -290,8 +303,11 @@ class ModelRunner(ModelRunnerBase):
             *masks,
             Stage(" and ".join(bans), lambda logits: self._sampler.edit(logits, slots), True),
         ]
+        if final is not None and edited:
+            edits = [Stage(_label(entry), partial(final.edit_again, entry)) for entry in edited]
+            stages += [Stage("the filters", final.filter_again, True), *edits]
         # If the failure does not recur, the last processor is the most likely cause.
-        likely = _label(ran[-1]) if ran else None
+        likely = _label([*ran, *edited][-1]) if ran or edited else None
         row = int(np.searchsorted(slots, slot))
         return empty_row_failure(stages, compute, row, likely)
 

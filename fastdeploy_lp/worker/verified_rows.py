@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor.chain.chain import take_rows
+from fastdeploy_lp.logits_processor.chain.rows import take_rows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 

@@ -24,7 +24,7 @@ from support.tiny import tiny_fd_config, write_tiny_checkpoint
 
 from fastdeploy_lp.guided_decoding.grammar import grammar_of
 from fastdeploy_lp.logits_processor import BUILTIN, Selection
-from fastdeploy_lp.logits_processor.builtin import watched_phrase
+from fastdeploy_lp.logits_processor.builtin import mirostat, watched_phrase
 from fastdeploy_lp.logits_processor.testing.tensors import READS
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.platforms import current_platform, host_memory
@@ -35,7 +35,7 @@ from fastdeploy_lp.worker.engine_core import EngineCore
 to_tensor = paddle.to_tensor
 # Builtins that see in the logits of one step what they do in the next, and read that at its beginning, and one whose
 # result is what it reads.
-WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase", "ClassProbabilities"}
+WATCHING = {"LowConfidenceFallback", "ForceLastPhrase", "TriggerPhrase", "ClassProbabilities", "Mirostat"}
 
 
 class WaitingCopyError(AssertionError):
@@ -56,7 +56,7 @@ def platform(monkeypatch: pytest.MonkeyPatch, waits: list[str]) -> Iterator[Devi
         return qkv[:, : self.dims.num_heads * self.dims.head_dim].clone()
 
     monkeypatch.setattr(EmulatedBlockAttention, "_operate", operate)
-    for module in (host_memory, watched_phrase):
+    for module in (host_memory, watched_phrase, mirostat):
         monkeypatch.setattr(module, "in_host_memory", lambda _: False)
     with device_like(waits.append) as made:
         yield made
@@ -160,6 +160,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "EpsilonCutoff": {"epsilon_cutoff": 0.001},
     "EtaCutoff": {"eta_cutoff": 0.001},
     "XTC": {"xtc_probability": 1.0, "xtc_threshold": 0.001},
+    "GumbelWatermark": {"gumbel_key": 7, "gumbel_context_width": 1},
+    "SynthIDWatermark": {"synthid_key": 7, "synthid_context_width": 1},
+    "Mirostat": {"mirostat_tau": 3.0},
     "ClassProbabilities": {"class_labels": [{"text": "A", "tokens": [[5]]}, {"text": "B", "tokens": [[6, 7]]}]},
     **PHRASES_IN_USE,
 }

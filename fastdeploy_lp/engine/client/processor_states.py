@@ -11,6 +11,7 @@ from fastdeploy_lp.engine.errors import ProcessorUnavailableError, discreet
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
+from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 from fastdeploy_lp.stats import OK, QUARANTINED, ShadowStats
 
 
@@ -20,7 +21,7 @@ class ProcessorInfo:
 
     order: its position in the chain, from 0. parameters: JSON Schema of its arguments, None if unknown.
     argmax_invariant: None until the worker has built it. mandatory: no request can leave it out. output: JSON Schema of
-    the values that it emits, None if it declares none.
+    the values that it emits, None if it declares none. stage: when it runs, "logits", "filtered" or "draw".
     """
 
     name: str
@@ -34,6 +35,7 @@ class ProcessorInfo:
     stats: ProcessorStats
     mandatory: bool = False
     output: dict[str, Any] | None = None
+    stage: Stage = LOGITS
 
 
 class ProcessorStates:
@@ -85,6 +87,7 @@ class ProcessorStates:
                 description=processor.description,
                 stats=self._stats[processor.name],
                 mandatory=processor.mandatory,
+                stage=processor.stage,
                 output=processor.output_model.model_json_schema(mode="serialization")
                 if processor.output_model
                 else None,

@@ -9,14 +9,16 @@ import msgspec
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stages import DRAW
 
 
 class Imposed(msgspec.Struct, frozen=True):
     """Processors that the operator sets for a request, and those that do not exist for its client.
 
     forced: arguments by name of processors that run whatever the request asks for. default: arguments by name of
-    processors that run unless the request names processors or passes one of their arguments. withheld: names of
-    processors that the request cannot use. max_tokens: at most this many tokens for each completion.
+    processors that run unless the request names processors or passes one of their arguments; one that draws also yields
+    to the request's own. withheld: names of processors that the request cannot use. max_tokens: at most this many
+    tokens for each completion.
 
     Arguments are those of a validated `Selection`.
     """
@@ -38,10 +40,13 @@ class Imposed(msgspec.Struct, frozen=True):
         """
         imposed = dict(self.forced)
         if selection.named is None:
+            drawn = any(each.draws_for(selection) for each in declared)
             imposed |= {
                 each.name: self.default[each.name]
                 for each in declared
-                if each.name in self.default and not any(map(each.takes, selection.flat))
+                if each.name in self.default
+                and not any(map(each.takes, selection.flat))
+                and not (drawn and each.stage == DRAW)
             }
         if not imposed and not self.secret:
             return selection

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy_lp.logits_processor.arguments.drawing import require_one_draw
 from fastdeploy_lp.logits_processor.arguments.flat import Entering, FlatArgs, FlatArgsReader, unwatched
 from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
 from fastdeploy_lp.logits_processor.arguments.named import (
@@ -76,7 +77,9 @@ class RequestArgsValidator:
 
     def validate_imposed(self, params: SamplingParams, imposed: Imposed, entering: Entering = unwatched) -> Selection:
         """Returns the selection of a request on which the operator imposes processors; raises RequestArgsError."""
-        return imposed.on(self.without(imposed.secret).validate(params, entering), self._all)
+        selection = imposed.on(self.without(imposed.secret).validate(params, entering), self._all)
+        require_one_draw(self._all, selection)
+        return selection
 
     def authors_of(self, params: SamplingParams) -> frozenset[str]:
         """Returns the names of processors whose own code `validate` may run for this request."""
@@ -104,12 +107,15 @@ class RequestArgsValidator:
             raise RequestArgsError(flat.fields[0], reason)
         else:
             selection = Selection(named=self._settle_entries(entries, entering))
-        self._ask_processors(params, selection, _Paths(flat, entries), entering)
+        paths = _Paths(flat, entries)
+        self._ask_processors(params, selection, paths, entering)
         wanted = self._wanted_in_shadow(params, selection, entries)
         shadow = tuple(name for name in self._declared if name in wanted)
         # Only a list has an order; clients cannot rely on the order of an object's keys.
         order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
-        return msgspec.structs.replace(selection, order=order, shadow=shadow)
+        selection = msgspec.structs.replace(selection, order=order, shadow=shadow)
+        require_one_draw(self._all, selection, paths.of)
+        return selection
 
     def _settle_entries(self, entries: Sequence[NamedEntry], entering: Entering) -> dict[str, dict[str, Any]]:
         for entry in entries:

@@ -13,10 +13,10 @@ from fastdeploy_lp.logits_processor.builtin.green_list import (
     DEFAULT_CONTEXT_WIDTH,
     DEFAULT_DELTA,
     DEFAULT_GAMMA,
-    MAX_CONTEXT_WIDTH,
     GreenList,
     token_hashes,
 )
+from fastdeploy_lp.logits_processor.builtin.keyed_hash import MAX_CONTEXT_WIDTH, MAX_KEY
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 from fastdeploy_lp.platforms import to_device, writable_view, write_rows
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-MAX_KEY = 2**63 - 1
 
 
 class WatermarkParams(BaseModel):

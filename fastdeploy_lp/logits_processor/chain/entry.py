@@ -13,6 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
@@ -24,8 +25,9 @@ from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProces
 from fastdeploy_lp.logits_processor.errors import contained, described, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, require_same_kind
-from fastdeploy_lp.platforms import current_platform
+from fastdeploy_lp.logits_processor.stages import LOGITS
+from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
+from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ class ChainEntry:
         # Of a device whose calls return before their work is done; its seconds of a step are known in the next one.
         self._watch = None if self.is_builtin else current_platform().watch()
         self._device_seconds = 0.0
+        self.stage = declared.stage
         # Builtins observe the contract, and distinguish requests by the identity of the objects they receive.
         read_only = not self.is_builtin
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
@@ -144,7 +147,7 @@ class ChainEntry:
         self.processor, self.changes_argmax = processor, changes_argmax
         # Not needed for builtins, and for processors that are called row by row.
         kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
-        self.sees_users_only = processor.only_with_args and not kept_in
+        self.sees_users_only = processor.only_with_args and not kept_in and self.stage == LOGITS
         self.forces_tokens = type(processor).forced_tokens is not LogitsProcessor.forced_tokens
         self._reset_use()
 
@@ -243,6 +246,14 @@ class ChainEntry:
             require_same_kind(result, logits)
         return result
 
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+        """Returns the processor's choice of a token for each row, int64 [rows].
+
+        Raises WrongResultError for a result that violates the contract.
+        """
+        self.actions.begin_apply()
+        return require_tokens(self._watched(partial(self.processor.draw, logits), uniforms), len(uniforms))
+
     def forced_tokens(self, slot: int, output: Sequence[int], count: int) -> list[int]:
         """Returns up to `count` tokens that the processor will force in a slot after `output`; counts the time.
 
@@ -309,3 +320,16 @@ class ChainEntry:
                 # Never below 0: it may free memory that others allocated.
                 self.grown = max(0, self.grown + self._gauge.resident() - resident)
         return result
+
+
+def require_tokens(result: Any, rows: int) -> Tensor:
+    """Returns a choice of tokens as int64 [rows]; raises WrongResultError for anything but such a tensor or array."""
+    import paddle
+
+    if isinstance(result, np.ndarray) and np.issubdtype(result.dtype, np.integer):
+        result = to_device(result.astype(np.int64))
+    if not isinstance(result, paddle.Tensor):
+        raise WrongResultError(f"draw returned {type(result).__name__}; it must return a token for each row")
+    if list(result.shape) != [rows] or result.dtype not in (paddle.int64, paddle.int32):
+        raise WrongResultError(f"draw returned {list(result.shape)} {result.dtype}; it must return int64 [{rows}]")
+    return result.astype("int64")

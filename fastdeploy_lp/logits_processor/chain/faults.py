@@ -8,8 +8,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
@@ -85,7 +83,7 @@ class ChainFaults:
         """
         self.left_out.add(entry)
         entry.actions.drop_all()
-        active = set(group.active_slots().tolist())
+        active = set(group.slots_at(entry.stage).tolist())
         shown = set() if entry.processor.only_with_args else active
         using = entry.view.using & active
         ended = active if entry.declared.mandatory else using or shown
@@ -102,7 +100,7 @@ class ChainFaults:
 
         Raises ChainAbortedError if that is the operator's policy.
         """
-        active = np.flatnonzero(~group.stop_flags_for(entry)[:, 0])
+        active = group.slots_for(entry)
         for row, cause in error.by_row.items():
             slot = int(active[row])
             self.request_failed(entry, slot, cause)

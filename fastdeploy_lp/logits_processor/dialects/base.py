@@ -42,6 +42,9 @@ class Dialect(ABC):
     by_name_only: ClassVar[bool] = False
     """True if a request can use the processor only by naming it, never through flat arguments."""
 
+    may_draw: ClassVar[bool] = False
+    """True if its processors may have the stage "draw"."""
+
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
         """Returns True if `found` is written in this dialect."""

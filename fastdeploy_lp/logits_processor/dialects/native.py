@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.stages import DRAW
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -17,6 +19,7 @@ class NativeDialect(Dialect):
     """Runs native processors without a wrapper."""
 
     name = "native"
+    may_draw = True
 
     def recognizes(self, found: Any) -> bool:
         """Returns True for subclasses of `LogitsProcessor`."""
@@ -25,6 +28,9 @@ class NativeDialect(Dialect):
     def check(self, found: Any, spec: str) -> None:
         """Raises LogitsProcessorSpecError for missing methods or another constructor."""
         require_methods(found, spec, "LogitsProcessor", ("fd_config",))
+        if found.stage == DRAW and found.draw is LogitsProcessor.draw:
+            problem = 'has the stage "draw" and no method draw: write def draw(self, logits, uniforms)'
+            raise LogitsProcessorSpecError(spec, problem)
 
     def params_model(self, found: Any) -> type[BaseModel] | None:
         """Returns the class's `Params`."""

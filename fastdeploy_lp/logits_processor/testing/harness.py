@@ -18,7 +18,9 @@ from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED, LOGITS
 from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -71,7 +73,7 @@ PROMPT = (5, 6, 7)
 
 
 class StepError(Exception):
-    """The processor raised `cause` in `phase`: "update_state", "apply" or "forced_tokens"; or "an action" failed."""
+    """The processor raised `cause` in `phase`, a method such as "update_state" or "draw"; or "an action" failed."""
 
     def __init__(self, phase: str, cause: Exception) -> None:
         super().__init__(f"{phase} raises {type(cause).__name__}: {cause}")
@@ -195,6 +197,7 @@ class ProcessorHarness:
         self.update()
         for _ in range(applications):
             after = self.apply(self.tensor(before)).numpy()
+        self._require_choices(after)
         self.actions = self._taken()
         rows = {self.requests[slot].request_id: row for slot, row in zip(self.active, after, strict=True)}
         for slot in self.active:
@@ -208,14 +211,55 @@ class ProcessorHarness:
         self.count.steps += 1
         self.slots.set_active(self.active)
         if self.entry.needs_update:
-            self._run("update_state", self.entry.update_state, self.slots, self.slots["stop_flags"])
+            stop_flags = np.ones_like(self.slots["stop_flags"])
+            stop_flags[self.seen] = False
+            self._run("update_state", self.entry.update_state, self.slots, stop_flags)
+
+    @property
+    def seen(self) -> list[int]:
+        """Slots whose rows the processor sees, ascending: after the filters, its own with a temperature above 0."""
+        if self.entry.stage == LOGITS:
+            return self.active
+        sampled = (slot for slot in self.active if self.requests[slot].params.temperature > 0)
+        return [slot for slot in sampled if self.entry.works_on(slot)]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Runs the second half; returns the logits [rows, vocab_size] after the processor."""
-        if not self.entry.has_work:
+        """Runs the second half; returns the logits [rows, vocab_size] after the processor.
+
+        A row whose token it draws becomes 0 for this token and -inf for others, NaN if it cannot be drawn.
+        """
+        if not self.entry.has_work or not self.seen:
             return logits
+        if self.entry.stage == LOGITS:
+            return self._applied(logits)
+        import paddle
+
+        rows = paddle.to_tensor(np.searchsorted(self.active, self.seen))
+        part = paddle.gather(logits, rows)
+        part = self._applied(part) if self.entry.stage == FILTERED else self._drawn(part)
+        return logits.index_put_((rows,), part)
+
+    def _applied(self, logits: Tensor) -> Tensor:
         result: Tensor = self._run("apply", self.entry.apply, logits)
         return result
+
+    def _drawn(self, logits: Tensor) -> Tensor:
+        import paddle
+
+        held = [self.requests[slot] for slot in self.seen]
+        seeds = np.array([each.params.seed or 0 for each in held], np.uint64)
+        places = np.array([len(each.prompt) + len(each.output) for each in held], np.uint64)
+        tokens: Tensor = self._run("draw", self.entry.draw, logits, seeded_uniform(seeds, places))
+        chosen = paddle.arange(self.vocab_size).unsqueeze(0) == tokens.unsqueeze(1)
+        legal = chosen & (logits > -np.inf)
+        impossible = ~legal.any(axis=1, keepdim=True)
+        values = paddle.where(legal, paddle.zeros_like(logits), paddle.full_like(logits, -np.inf))
+        return paddle.where(impossible, paddle.full_like(logits, np.nan), values)
+
+    def _require_choices(self, after: NDArray[np.float32]) -> None:
+        """Raises StepError for a row whose token cannot be drawn."""
+        if self.entry.stage == DRAW and np.isnan(after[np.searchsorted(self.active, self.seen)]).any():
+            raise StepError("draw", ValueError("the token is out of the vocabulary, or its logit is -inf"))
 
     def forced_tokens(self, slot: int, count: int) -> list[int]:
         """Returns up to `count` tokens that the processor will force in a slot after its output; asked between steps.

@@ -18,6 +18,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
@@ -88,19 +89,27 @@ class Sampler:
         slots: Int64s,
         *,
         guard: bool = False,
+        final: FinalRows | None = None,
         also_read: Sequence[Tensor] = (),
         watchers: Sequence[DrawWatcher] = (),
     ) -> SampledRows:
         """Samples from logits [rows, vocab_size], which penalties and bans change in place.
 
-        guard: a processor may have left a row without a usable logit. also_read: tensors to copy to the host in the
-        same read. watchers: observers, whose tensors are read along.
+        guard: a processor may have left a row without a usable logit. final: the rows on which processors run after the
+        filters. also_read: tensors to copy to the host in the same read. watchers: observers, whose tensors are read
+        along.
         """
         self._tail.apply(logits, slots)
+        if final is not None:
+            watchers = [*watchers, final]
         for watcher in watchers:
             watcher.edited(logits, slots, self._tail)
         draws = _draws(share_inputs, slots)
-        tokens = self.ops.draw(logits, draws, guard=guard or self._tail.any_bans)
+        guard = guard or self._tail.any_bans
+        if final is None:
+            tokens = self.ops.draw(logits, draws, guard=guard)
+        else:
+            draws, tokens = final.draw(logits, draws, slots, guard=guard)
         if watchers:
             return self._watched(logits, draws, tokens, also_read, watchers)
         return self._read(logits, draws, tokens, also_read)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from fastdeploy_lp.logits_processor.stages import Stage
+
 
 class ProcessorCounters(BaseModel):
     """Counters of a logits processor since the worker started."""
@@ -37,7 +39,8 @@ class ProcessorCard(BaseModel):
     emits, null if unknown.
 
     `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
-    omit it, reorder it or run it in shadow.
+    omit it, reorder it or run it in shadow. `stage`: `logits` before penalties and temperature, `filtered` after the
+    filters, `draw` for a processor that chooses the token.
     """
 
     name: str
@@ -56,6 +59,7 @@ class ProcessorCard(BaseModel):
     shadow: ShadowCounters
     always_in_shadow: bool
     mandatory: bool
+    stage: Stage
 
 
 class ProcessorList(BaseModel):

@@ -67,4 +67,5 @@ def _card(info: ProcessorInfo, *, always_in_shadow: bool) -> ProcessorCard:
         shadow=ShadowCounters(**msgspec.structs.asdict(stats.shadow)),
         always_in_shadow=always_in_shadow,
         mandatory=info.mandatory,
+        stage=info.stage,
     )

@@ -11,10 +11,8 @@
 
 namespace fdlp {
 
-constexpr int64_t kWide = 8;
 typedef double Doubles __attribute__((vector_size(kWide * sizeof(double))));
 typedef int64_t Longs __attribute__((vector_size(kWide * sizeof(int64_t))));
-typedef float HalfFloats __attribute__((vector_size(kWide * sizeof(float))));
 
 constexpr double kOne = 4294967296.0;    // the weight of the most likely token
 constexpr double kNothingBelow = -22.2;  // exp of this is less than one step
@@ -79,6 +77,9 @@ struct Weigher {
         whole = whole > scaled ? whole - 1.0 : whole;
         return whole >= Doubles{} + least ? whole : Doubles{};
     }
+
+    // Logits up to this one have the weight 0.
+    float weightless() const { return static_cast<float>(max + (kNothingBelow - 0.1) / inverse_temperature); }
 
     // Weights of `count` logits; `to` has room for a multiple of kWide.
     void weigh(const float* logits, int64_t count, double* to) const {

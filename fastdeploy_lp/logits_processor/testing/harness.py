@@ -38,6 +38,12 @@ class Occupant:
     output: list[int]
     selection: Selection = field(default_factory=Selection)
     params: SamplingParams = field(default_factory=SamplingParams)
+    dropped_draws: int = 0
+
+    @property
+    def entry_id(self) -> str:
+        """See `SlotSequence`."""
+        return self.request_id if not self.dropped_draws else f"{self.request_id}~{self.dropped_draws}"
 
     @property
     def prompt_token_ids(self) -> list[int]:

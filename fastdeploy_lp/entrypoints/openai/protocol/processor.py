@@ -18,6 +18,7 @@ class ProcessorCounters(BaseModel):
     skipped_greedy: int
     finishes: int
     emitted: int
+    rewinds: int
 
 
 class ShadowCounters(BaseModel):

@@ -37,6 +37,7 @@ _BUILTIN_MODULES = {
     "multiple_choice": ("MultipleChoice",),
     "classification": ("ClassProbabilities",),
     "watermark": ("Watermark",),
+    "phrase_ban": ("PhraseBan",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
     "repetitions": ("NoRepeatNGram", "DRY"),

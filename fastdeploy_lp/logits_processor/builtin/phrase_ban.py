@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES
+from fastdeploy_lp.model_tokenizer import TokenizerFilesError
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -66,9 +67,8 @@ class PhraseBanLogitsProcessor(SlotProcessor["OutputText"]):
 
     def __init__(self, fd_config: FDConfig, edits: RowEdits | None = None) -> None:
         super().__init__(fd_config, edits)
-        self._fd_config = fd_config
-        # By whether special tokens have a text.
-        self._token_texts: dict[bool, TokenTexts] = {}
+        # By whether special tokens have a text; empty without a tokenizer, where requests with phrases are refused.
+        self._token_texts = _token_texts(fd_config)
         # Most recently used last; requests of an application have the same phrases.
         self._phrase_sets: OrderedDict[tuple[str, ...], PhraseSet] = OrderedDict()
 
@@ -88,8 +88,6 @@ class PhraseBanLogitsProcessor(SlotProcessor["OutputText"]):
         if not phrases:
             return None
         shows_special = not request.params.skip_special_tokens
-        if shows_special not in self._token_texts:
-            self._token_texts[shows_special] = TokenTexts.of(self._fd_config, shows_special=shows_special)
         return OutputText(request.output, self._phrase_set(tuple(phrases)), self._token_texts[shows_special])
 
     def _phrase_set(self, phrases: tuple[str, ...]) -> PhraseSet:
@@ -150,13 +148,6 @@ class TokenTexts:
         self._hidden = frozenset() if shows_special else token_bytes.special
         self._texts: dict[int, str | bytes] = {}
 
-    @classmethod
-    def of(cls, fd_config: FDConfig, *, shows_special: bool) -> TokenTexts:
-        """Returns the texts of the served model's tokens; raises TokenizerFilesError without a tokenizer."""
-        from fastdeploy_lp.token_bytes import TokenBytes
-
-        return cls(TokenBytes(fd_config.tokenizer.backend_tokenizer), shows_special=shows_special)
-
     def __call__(self, token: int) -> str | bytes:
         """Returns the token's folded text, or its bytes if some of its characters are incomplete."""
         known = self._texts.get(token)
@@ -174,6 +165,17 @@ class TokenTexts:
             return content.decode().casefold()
         except UnicodeDecodeError:
             return content
+
+
+def _token_texts(fd_config: FDConfig) -> dict[bool, TokenTexts]:
+    from fastdeploy_lp.token_bytes import TokenBytes
+
+    # The library takes a fraction of a second to read a vocabulary: at the start, not in a step.
+    try:
+        token_bytes = TokenBytes(fd_config.tokenizer.backend_tokenizer)
+    except TokenizerFilesError:
+        return {}
+    return {shows: TokenTexts(token_bytes, shows_special=shows) for shows in (False, True)}
 
 
 _Utf8 = getincrementaldecoder("utf-8")

@@ -106,7 +106,8 @@ ARRAY_FIELDS = (
         host=True,
         device=True,
     ),
-    ArrayField("dropped_draws", "int64", 0, lambda s: s.dropped_draws, host=True),
+    # Of the first output token, so that no number that was drawn for a dropped token is drawn again.
+    ArrayField("draw_offset", "int64", 0, lambda s: len(s.prompt_token_ids) + s.dropped_draws, host=True),
     *(_sampling_array(name, slot) for name, field in SAMPLING_FIELDS.items() if (slot := field.declared.slot)),
 )
 LIST_FIELDS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,43 @@ def test_the_output_is_the_best_one_without_the_sequences(
     stats = engine.runner.chain.stats[name]
     assert stats.rewinds >= 7
     assert stats.faults == 0
+
+
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: (f"support.hash_bias:{name}", {"hash_bias": [3, 4.0]})
+        for name in ("Native", "Vllm", "Mrv2", "RequestTwo")
+    },
+    "Plugin": ("Plugin=support.hash_bias:PLUGIN", {"hash_bias": [3, 4.0]}),
+    "HuggingFace": ("support.hash_bias_torch:HuggingFace", {"hash_bias": [3, 4.0]}),
+    "NoRepeatNGramLogitsProcessor": ("NoRepeatNGramLogitsProcessor", {"no_repeat_ngram_size": 2}),
+    "ThinkingBudgetLogitsProcessor": (
+        "ThinkingBudgetLogitsProcessor",
+        {"thinking_budget": 4, "think_start": [[7, 11]], "think_end": [[8, 9]]},
+    ),
+}
+
+
+def test_other_processors_follow() -> None:
+    both = tiny_engine([*(spec for spec, _ in BESIDE.values()), rewinding.Rewinds, rewinding.BanAt])
+    # As in a server, no two requests have the same id.
+    serials = count()
+
+    def one(name: str, args: dict[str, Any], other: dict[str, Any]) -> Seen:
+        selection, serial = Selection(named={name: args, **other}), f"r{next(serials)}"
+        return run(both, [request(serial, PROMPT, max_tokens=TOKENS, selection=selection)])[serial]
+
+    for name, (_, args) in BESIDE.items():
+
+        def decode(bans: dict[int, list[int]], name: str = name, args: dict[str, Any] = args) -> list[int]:
+            return one(name, args, {"BanAt": {"ban_at": bans}}).tokens
+
+        tokens, forbids = decode({}), []
+        for place in (1, 6, 10, TOKENS - 2):
+            forbids.append(tokens[place : place + 2])
+            tokens = rewinding.without(forbids, decode)
+        seen = one(name, args, {"Rewinds": {"forbids": forbids}})
+        assert (seen.error, seen.tokens) == (None, tokens), name
 
 
 def test_a_sequence_that_ends_with_the_last_token_is_taken_back(

@@ -146,9 +146,7 @@ def _draws(share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s | int 
         # All rows are greedy: the other fields are unused.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)
-    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
-    # A number that has led to a token is not drawn again, since that token may have been taken back for what it was.
-    positions = positions + share_inputs["dropped_draws"][slots, 0]
+    positions = share_inputs["draw_offset"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
     return Draws(
         temperature=temperature,
         min_p=share_inputs["min_p_cpu"][slots, 0],

@@ -99,8 +99,12 @@ class SlotStates(Generic[State]):
             if held.request.args is args[slot] and held.request.output is outputs[slot]
         }
         left = {slot: held for slot, held in self._held.items() if slot not in stay}
-        # A request that was rewound has the same prompt and another output.
-        rewound = {slot: held for slot, held in left.items() if held.request.prompt is prompts[slot]}
+        # Unlike a request that returns after a preemption, one that was rewound has another output.
+        rewound = {
+            slot: held
+            for slot, held in left.items()
+            if held.request.prompt is prompts[slot] and held.request.output is not outputs[slot]
+        }
         self._forget([held for slot, held in left.items() if slot not in rewound])
         entered = {slot: self._enter(slot, share_inputs, rewound.get(slot)) for slot in slots if slot not in stay}
         self._held = stay | rewound | entered

@@ -101,6 +101,14 @@ def test_names_of_competitors_are_banned(run: Callable[[str], str], ask: Callabl
     assert not any(name in banned for name in names)
 
 
+def test_names_of_competitors_are_replaced(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    names = ("samsung", "apple", "google", "huawei")
+    assert any(name in ask("Name three makers of smartphones.").lower() for name in names)
+    replaced = run("Replace the names of competitors").lower()
+    assert len(replaced) > 40
+    assert not any(name in replaced for name in names)
+
+
 def test_the_answer_is_json_of_the_schema(run: Callable[[str], str]) -> None:
     found = re.fullmatch(r"(.{0,20}) (\d+)", run("Force JSON"))
     assert found is not None

@@ -57,9 +57,12 @@ class LogitsProcessor(ABC):
     is dropped.
     """
 
+    max_rewind: ClassVar[int] = 0
+    """The most output tokens that it takes back at once (`actions.rewind`), up to 1,024; 0 if it takes none back. The
+    server sends the last tokens of the requests that it works on, as many as this, only when others follow."""
+
     actions: Actions = OUTSIDE
-    """Its verbs, finish and emit, valid in `update_state`, `apply` and `draw`; the chain sets them after the
-    constructor."""
+    """Its verbs, valid in `update_state`, `apply` and `draw`; the chain sets them after the constructor."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets a class of the stage "draw" do without `apply`."""
@@ -114,6 +117,14 @@ class LogitsProcessor(ABC):
     def use_actions(self, actions: Actions) -> None:
         """Sets `actions`; the chain calls it once. A class that uses this name for something else keeps its own."""
         give_actions(self, actions)
+
+    @classmethod
+    def rewind_for(cls, args: Mapping[str, Any]) -> int:  # noqa: ARG003 - for subclasses
+        """Returns the most tokens that it takes back at once from a request with these arguments, up to `max_rewind`.
+
+        Fewer tokens reach the client sooner. Called in the worker when the request takes a slot.
+        """
+        return cls.max_rewind
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from fastdeploy_lp.logits_processor.selection import Selection
     from fastdeploy_lp.request.sampling_params import SamplingParams
 
+
+MAX_REWIND_NAME = "max_rewind"
 
 # Packages whose functions in a schema are not an author's code.
 _OURS = ("fastdeploy_lp", "pydantic", "pydantic_core")
@@ -108,6 +111,19 @@ class DeclaredProcessor:
     def stage(self) -> Stage:
         """When it runs in a step: "logits", "filtered" or "draw"."""
         return stage_of(self.dialect.class_of(self.found))
+
+    @cached_property
+    def max_rewind(self) -> int:
+        """The most tokens that it may take back at once; 0 for none."""
+        return int(getattr(self.dialect.class_of(self.found), MAX_REWIND_NAME, 0))
+
+    def rewind_for(self, args: Mapping[str, Any]) -> int:
+        """Returns the most tokens that it may take back at once from a request with these arguments.
+
+        Raises the errors of its class.
+        """
+        ask = getattr(self.dialect.class_of(self.found), "rewind_for", None)
+        return self.max_rewind if ask is None else max(0, min(index(ask(args)), self.max_rewind))
 
     @cached_property
     def argument_names(self) -> frozenset[str]:

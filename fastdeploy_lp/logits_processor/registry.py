@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import MAX_REWIND_NAME, DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
@@ -25,6 +25,7 @@ from fastdeploy_lp.plugins import (
     installed_plugins,
     load,
 )
+from fastdeploy_lp.request.limits import MAX_REWIND
 from fastdeploy_lp.request.suggestion import did_you_mean
 
 # Modules of `builtin/`, with the prefixes of "LogitsProcessor" in the names of their classes.
@@ -39,6 +40,7 @@ _BUILTIN_MODULES = {
     "watermark": ("Watermark",),
     "keyed_draws": ("GumbelWatermark", "SynthIDWatermark"),
     "mirostat": ("Mirostat",),
+    "phrase_ban": ("PhraseBan",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
     "repetitions": ("NoRepeatNGram", "DRY"),
@@ -126,6 +128,7 @@ def find_dialect(found: object, spec: str) -> Dialect:
     if dialect is not None:
         dialect.check(found, spec)
         require_stage(dialect.class_of(found), spec, may_draw=dialect.may_draw)
+        _check_max_rewind(dialect.class_of(found), spec)
         return dialect
     if not isinstance(found, type):
         raise LogitsProcessorSpecError(spec, f"is no class but {type(found).__name__}; name the class itself")
@@ -135,6 +138,13 @@ def find_dialect(found: object, spec: str) -> Dialect:
         "or from the class of that name in fastdeploy_lp.logits_processor.vllm_mrv2 or .vllm_v1; a class without a "
         "base is called (input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
     )
+
+
+def _check_max_rewind(cls: object, spec: str) -> None:
+    declared = getattr(cls, MAX_REWIND_NAME, 0)
+    if type(declared) is not int or not 0 <= declared <= MAX_REWIND:
+        problem = f"has the {MAX_REWIND_NAME} {declared!r}"
+        raise LogitsProcessorSpecError(spec, f"{problem}; it must be an integer of the class, 0 to {MAX_REWIND}")
 
 
 def _split_alias(spec: str) -> tuple[str | None, str]:

@@ -64,6 +64,8 @@ class ModelRunner(ModelRunnerBase):
         self.tracing = Tracing(self._sampler.ops)
         self._drafting: Drafting | None = None
         self._verified: VerifiedRows
+        # Chunks of the present round that sample.
+        self._round: list[ScheduledChunk] = []
 
     @property
     def followers(self) -> SlotFollowers:
@@ -166,6 +168,7 @@ class ModelRunner(ModelRunnerBase):
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
         """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
+        self._round = chunks
         slots = np.array([chunk.sequence.slot for chunk in chunks], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
@@ -214,8 +217,11 @@ class ModelRunner(ModelRunnerBase):
         self.mask.accept(slots, sampled.tokens)
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
         failures = {**impossible, **self.chain.failures}
-        for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
+        for row in np.flatnonzero(sampled.tokens < 0).tolist():
+            # After a sequence's last token, nothing need be left.
+            if self._round[row].sequence.finish_reason is None:
+                slot = int(slots[row])
+                failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
         read = iter(sampled.also)
         further = ahead.unpack(read)
         self._record(slots, sampled.tokens, further)

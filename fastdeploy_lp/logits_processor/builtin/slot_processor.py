@@ -34,7 +34,7 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
         self._eos_token_ids = fd_config.model_config.eos_token_ids
         self._edits: RowEdits = row_ops() if edits is None else edits
         remember = self.remembered_per_slot * fd_config.scheduler_config.max_num_seqs
-        self._slots: SlotStates[State] = SlotStates(self._build, remember=remember)
+        self._slots: SlotStates[State] = SlotStates(self._build, remember=remember, rewound=self._rewound)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Follows the slots and prepares this step's edits."""
@@ -51,6 +51,10 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
     @abstractmethod
     def _build(self, request: SlotRequest) -> State | None:
         """Returns the state of a request that has entered a slot, None if it does not use the processor."""
+
+    def _rewound(self, state: State, request: SlotRequest) -> State | None:  # noqa: ARG002 - for clocks and counts
+        """Returns the state of a request whose last tokens were taken back; `state` is its state before."""
+        return self._build(request)
 
     @abstractmethod
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:

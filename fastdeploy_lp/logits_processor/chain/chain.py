@@ -18,7 +18,7 @@ from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain.final_stages import FinalStages
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
-from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize, SlotActions, over_limit
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions, over_limit
 from fastdeploy_lp.logits_processor.chain.rows import applied_to_users, put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
@@ -75,6 +75,8 @@ class LogitsProcessorChain:
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
             quarantine.apply_to(self.stats)
+        # Of each slot's request.
+        self._totals: dict[int, ActionTotals] = {}
         self._recorders = recorders(declared, calls, CallKind.CHAIN)
         in_shadow = recorders(declared, calls, CallKind.SHADOW)
         self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit, in_shadow)
@@ -82,8 +84,6 @@ class LogitsProcessorChain:
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
         self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
-        # The size of the values that were emitted for each slot's request.
-        self._emitted: dict[int, EmittedSize] = {}
         # This step: the actions of processors that did not fail.
         self._actions: dict[int, SlotActions] = {}
         # This step: the groups that take part.
@@ -111,14 +111,14 @@ class LogitsProcessorChain:
         *,
         again: bool = False,
         client: str = "",
-        emitted: EmittedSize | None = None,
+        totals: ActionTotals | None = None,
     ) -> None:
-        """Puts a request into a slot; `again` if it was preempted, and is already counted.
+        """Puts a request into a slot; `again` if it was in one before, and is already counted.
 
-        emitted: the size of the values that were emitted for it so far, which grows with further ones.
+        totals: the actions on it so far, to which further ones are added.
         """
         self._clients[slot] = client
-        self._emitted[slot] = emitted or EmittedSize()
+        self._totals[slot] = totals or ActionTotals()
         self.shadows.enter(slot, selection, again=again)
         order = self.builder.order_of(selection)
         group = self._groups.get(order)
@@ -136,7 +136,7 @@ class LogitsProcessorChain:
         """Removes the request from the slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
-        self._emitted.pop(slot, None)
+        self._totals.pop(slot, None)
         self.shadows.leave(slot)
         self.forced.leave(slot)
         group = self._group_of.pop(slot, None)
@@ -199,17 +199,26 @@ class LogitsProcessorChain:
             if trace is not None:
                 trace.restart()
 
+    def max_rewind(self, slot: int) -> int:
+        """Returns the most tokens of the slot's request that a processor may take back at once; 0 for none."""
+        return max((entry.max_rewind(slot) for entry in self._group_of[slot].entries), default=0)
+
     def take_actions(self, failed: Collection[int]) -> Mapping[int, SlotActions]:
-        """Returns this step's actions by slot, and counts them; those on a `failed` slot are dropped."""
+        """Returns this step's actions by slot; those on a `failed` slot are dropped."""
         if not self._actions:
             return {}
-        taken = {slot: actions for slot, actions in self._actions.items() if slot not in failed}
-        for actions in taken.values():
-            if actions.finish is not None:
-                self.stats[actions.finish["processor"]].finishes += 1
-            for name, _ in actions.values:
-                self.stats[name].emitted += 1
-        return taken
+        return {slot: actions for slot, actions in self._actions.items() if slot not in failed}
+
+    def count_actions(self, actions: SlotActions) -> None:
+        """Counts actions that took effect."""
+        if actions.rewind is not None:
+            for name in actions.rewound_by:
+                self.stats[name].rewinds += 1
+            return
+        if actions.finish is not None:
+            self.stats[actions.finish["processor"]].finishes += 1
+        for name, _ in actions.values:
+            self.stats[name].emitted += 1
 
     def ran(self) -> bool:
         """Returns True if a processor has worked on this step's logits and may have changed them."""
@@ -261,6 +270,7 @@ class LogitsProcessorChain:
             # A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
             limit=None if declared.source == "builtin" else self._limit,
             in_service=stats.state != QUARANTINED,
+            totals=self._totals,
         )
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
@@ -355,7 +365,7 @@ class LogitsProcessorChain:
         """Keeps the actions of a processor that has not failed; an unusable one is a fault for its request alone."""
         # A processor that has no work in the next step does not begin it.
         for slot, recorded in entry.actions.take():
-            error = recorded.error or over_limit(self._emitted[slot], recorded)
+            error = recorded.error or over_limit(self._totals[slot], recorded)
             if error is not None:
                 self._faults.request_failed(entry, slot, error)
             else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from operator import index
@@ -17,12 +18,12 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
-from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionRecorder, ActionTotals
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.view import ProcessorView
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor
-from fastdeploy_lp.logits_processor.errors import contained, described, without_device_failures
+from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stages import LOGITS
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
+logger = logging.getLogger(__name__)
 STATM = "/proc/self/statm"
 
 
@@ -82,7 +84,8 @@ class ChainEntry:
 
     A processor that is already in quarantine is not built before its reset: its code may have ended the last worker.
     recorder: records each call, for a processor that may end the process. first_calls: the extra time of its first
-    steps, shared by the instances of one processor. limit: interrupts its calls.
+    steps, shared by the instances of one processor. limit: interrupts its calls. totals: of the request in each slot,
+    kept current by the chain.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class ChainEntry:
         first_calls: FirstCalls | None = None,
         limit: TimeLimit | None = None,
         in_service: bool = True,
+        totals: Mapping[int, ActionTotals] | None = None,
     ) -> None:
         self.declared = declared
         self.is_builtin = declared.source == "builtin"
@@ -119,7 +123,10 @@ class ChainEntry:
         self.view = ProcessorView(fd_config.scheduler_config.max_num_seqs, read_only=read_only)
         # Slots of requests that the operator forces through it.
         self.forced: set[int] = set()
-        self.actions = ActionRecorder(self._may_act_on, declared.output_model)
+        self.actions = ActionRecorder(self._may_act_on, self, declared.output_model)
+        self._totals: Mapping[int, ActionTotals] = {} if totals is None else totals
+        # By slot, the most tokens that it may take back at once; only if it may take any back.
+        self._max_rewind: dict[int, int] = {}
         self._stop_flags: Any = np.ones((0, 1), bool)
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
@@ -214,6 +221,8 @@ class ChainEntry:
             self.stats.requests += not again
         if selection.forces(self.name):
             self.forced.add(slot)
+        if self.declared.max_rewind and self.works_on(slot):
+            self._max_rewind[slot] = self._rewind_for(self.view.args[slot])
 
     def leave(self, slot: int) -> None:
         """Empties the slot."""
@@ -221,6 +230,7 @@ class ChainEntry:
         self.view.set_args(slot, ProcessorArgs())
         self.view.using.discard(slot)
         self.forced.discard(slot)
+        self._max_rewind.pop(slot, None)
 
     def begin_step(self) -> None:
         """Starts the count of a step's seconds with the ones since the last step."""
@@ -269,11 +279,46 @@ class ChainEntry:
 
     def _ask(self, slot: int, count: int, output: Sequence[int]) -> list[int]:
         tokens = [index(token) for token in islice(self.processor.forced_tokens(slot, output), count)]
-        vocab_size = self._fd_config.model_config.vocab_size
         for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"forced_tokens returned {token}; token ids are 0 to {vocab_size - 1}")
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"forced_tokens returned {token}; token ids are 0 to {self.vocab_size - 1}")
         return tokens
+
+    def _rewind_for(self, args: ProcessorArgs) -> int:
+        try:
+            with self._limit or nullcontext():
+                return self.declared.rewind_for(args)
+        except BaseException as error:
+            logger.error("logits processor %s: rewind_for failed", self.name, exc_info=loggable(contained(error)))
+            self.stats.faults += 1
+            # Its limit without arguments holds for any.
+            return self.declared.max_rewind
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self._fd_config.model_config.vocab_size
+
+    def max_rewind(self, slot: int) -> int:
+        """Returns the most tokens of the slot's request that it may take back at once; 0 for none."""
+        return self._max_rewind.get(slot, 0)
+
+    def rewindable(self, slot: int) -> int:
+        """Returns how many of the slot's last tokens it can take back now: those that no client may have received."""
+        totals = self._totals.get(slot)
+        return 0 if totals is None else min(totals.rewindable, self.max_rewind(slot))
+
+    def no_rewind(self, slot: int, count: int) -> str | None:
+        """Returns the reason why it cannot take back `count` tokens of a slot now, None if it can."""
+        most, length = self.max_rewind(slot), int(self.view["step_idx"][slot, 0])
+        if not most:
+            return f"{self.name} declares no max_rewind, the most tokens that it takes back"
+        if count > most:
+            return f"{count} tokens; max_rewind of {self.name} allows {most} here"
+        if count > length:
+            return f"{count} tokens; the output has {length}, and the prompt cannot be taken back"
+        left = self.rewindable(slot)
+        return f"{count} tokens; the client may have all but {left} since the last rewind" if count > left else None
 
     def _may_act_on(self, slot: int) -> bool:
         flags = self._stop_flags

@@ -101,7 +101,7 @@ class PerRequestProcessor(LogitsProcessor):
             if own.instance is None:
                 continue
             try:
-                logits[row] = self._called(own, prompt, output, logits[row])
+                logits[row] = self._called(own, prompt, output, logits[row], slot)
                 own.actions.pass_on(self.actions, slot)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed[row] = contained(error)
@@ -109,7 +109,7 @@ class PerRequestProcessor(LogitsProcessor):
         raise_row_errors(failed)
         return logits
 
-    def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor) -> Tensor:
+    def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor, slot: int) -> Tensor:
         """Returns the row `part` after the request's instance.
 
         When another processor has failed, the step's rows are processed again. A stateful instance must not see a token
@@ -122,7 +122,7 @@ class PerRequestProcessor(LogitsProcessor):
             _replay(instance, prompt, output, part)
             own.behind = False
         given = part.clone()
-        with own.actions:
+        with own.actions.of(self.actions, slot):
             made = require_same_kind(instance(prompt, output, part, own.actions), part)
         own.given, own.made = given, made.clone()
         return made

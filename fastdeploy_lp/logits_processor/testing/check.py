@@ -64,6 +64,7 @@ CHECKS = (
     ),
     Check("slot-reuse", behaviour.slot_reuse, "forgets who was in a slot before", (*_SAME, "slot-number")),
     Check("preemption", behaviour.preemption, "goes on after a preemption", (*_SAME, "slot-number", "slot-reuse")),
+    Check("rewind", behaviour.rewind, "goes on after tokens were taken back", (*_SAME, "preemption")),
     Check("recovery", behaviour.recovery, "built anew, goes on with running requests", (*_SAME, "preemption")),
     Check(
         "every-token",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
-from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
@@ -40,6 +40,12 @@ class Occupant:
     output: list[int]
     selection: Selection = field(default_factory=Selection)
     params: SamplingParams = field(default_factory=SamplingParams)
+    dropped_draws: int = 0
+
+    @property
+    def entry_id(self) -> str:
+        """See `SlotSequence`."""
+        return self.request_id if not self.dropped_draws else f"{self.request_id}~{self.dropped_draws}"
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -88,7 +94,7 @@ class ProcessorHarness:
     without a real model, with 1024 tokens and 8 slots. seed: seed of random logits, besides request and position.
 
     `actions` has the processor's actions in the last step, by request id. They change nothing here: a request that the
-    processor finishes stays until `leave`.
+    processor finishes stays until `leave`, and one that it rewinds goes on with the step's token until `rewind`.
 
     Raises LogitsProcessorSpecError for an object that is no processor, RuntimeError if its constructor fails.
     """
@@ -99,7 +105,8 @@ class ProcessorHarness:
         declared = processor if isinstance(processor, DeclaredProcessor) else load(processor)
         self.fd_config = fd_config or standalone_fd_config()
         self.vocab_size = self.fd_config.model_config.vocab_size
-        self.entry = ChainEntry(declared, self.fd_config, ProcessorStats(declared.name))
+        self._totals: dict[int, ActionTotals] = {}
+        self.entry = ChainEntry(declared, self.fd_config, ProcessorStats(declared.name), totals=self._totals)
         num_slots = self.fd_config.scheduler_config.max_num_seqs
         self.slots = Slots(num_slots, self.fd_config.model_config.max_model_len)
         self.requests: dict[int, Occupant] = {}
@@ -165,6 +172,17 @@ class ProcessorHarness:
         self.entry.leave(slot)
         return self.requests.pop(slot)
 
+    def rewind(self, slot: int, count: int) -> None:
+        """Takes back the request's last `count` output tokens, as a server does: it leaves and enters its slot."""
+        occupant = self.requests[slot]
+        kept = ReadOnlyList(occupant.output[: len(occupant.output) - count])
+        dropped = occupant.dropped_draws + count + 1
+        self.slots.clear(slot)
+        self.entry.leave(slot)
+        self.requests[slot] = replace(occupant, output=kept, dropped_draws=dropped)
+        self.slots.assign(self.requests[slot])
+        self.entry.enter(slot, occupant.selection, again=True)
+
     def hold(self, slot: int) -> None:
         """Leaves the request without a row until `release`."""
         self._held.add(slot)
@@ -209,6 +227,9 @@ class ProcessorHarness:
     def update(self) -> None:
         """Runs the first half of a step: the processor reads the slots."""
         self.count.steps += 1
+        self._totals.clear()
+        # No token is sent to a client.
+        self._totals |= {slot: ActionTotals(rewindable=len(each.output)) for slot, each in self.requests.items()}
         self.slots.set_active(self.active)
         if self.entry.needs_update:
             stop_flags = np.ones_like(self.slots["stop_flags"])

@@ -38,8 +38,8 @@ class SampledRows:
 class Sampler:
     """Sampler: greedy at temperature 0; otherwise temperature, min-p, top-k, top-p and a seeded draw.
 
-    A row's token depends only on its logits, parameters, tokens, seed and position, never on other rows or its slot.
-    Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
+    A row's token depends only on its logits, parameters, tokens, seed and number of earlier draws, never on other rows
+    or its slot. Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
     """
 
     def __init__(self, fd_config: FDConfig, ops: RowOps | None = None) -> None:
@@ -155,7 +155,7 @@ def _draws(share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s | int 
         # All rows are greedy: the other fields are unused.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)
-    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
+    positions = share_inputs["draw_offset"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
     return Draws(
         temperature=temperature,
         min_p=share_inputs["min_p_cpu"][slots, 0],

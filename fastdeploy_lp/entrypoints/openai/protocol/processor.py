@@ -20,6 +20,7 @@ class ProcessorCounters(BaseModel):
     skipped_greedy: int
     finishes: int
     emitted: int
+    rewinds: int
 
 
 class ShadowCounters(BaseModel):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
+from fastdeploy_lp.request.phase import Phase
 
 
 class Selection(msgspec.Struct, omit_defaults=True):
@@ -15,6 +16,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
     flat: arguments in FastDeploy's form, which every declared processor sees unless they are hidden from it.
     named: arguments by processor name; only these processors and mandatory ones see the request. None if the request
     names none.
+    when: the part of the output in which a named processor sees the request, by its name; all of it for the others.
     order: the names in the request's order, mandatory ones included; None for the declared order.
     shadow: the names of processors that run in shadow: the chain runs only the others on the request.
     hidden: names of flat arguments that a processor does not see, by the processor's name.
@@ -24,6 +26,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
 
     flat: dict[str, Any] = {}
     named: dict[str, dict[str, Any]] | None = None
+    when: dict[str, Phase] = {}
     order: tuple[str, ...] | None = None
     shadow: tuple[str, ...] = ()
     hidden: dict[str, tuple[str, ...]] = {}

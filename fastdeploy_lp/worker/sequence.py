@@ -12,6 +12,7 @@ from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.outputs import ProcessorStop
+from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 
@@ -30,8 +31,8 @@ class Sequence:
     in the cache at first admission, None before; `scheduled_at` is that time, on the monotonic clock. `was_preempted`
     is True if it lost a slot before. Processors hold the two lists of tokens, which only `append` changes.
     `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
-    that the output must match, `client` the API key or address of the request's sender. `emitted` is the size of the
-    values that processors have emitted for it.
+    that the output must match, in the part `phase` if that is set, `client` the API key or address of the request's
+    sender. `emitted` is the size of the values that processors have emitted for it.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     pooling: str | None = None
     grammar: str | None = None
+    phase: Phase | None = None
     client: str = ""
     slot: int = NO_SLOT
     num_computed: int = 0
@@ -78,6 +80,7 @@ class Sequence:
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
             grammar=request.grammar,
+            phase=request.phase,
             client=request.client,
         )
 

@@ -41,6 +41,7 @@ class RequestPreparation:
             self._args_validator,
             whitespace=guided.json_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
+            parts=self.message_parsers.parts,
             looks_up=speculation is not None and NGRAM in speculation.sources,
         )
         # No more requests wait here than may wait for slots.

@@ -18,6 +18,7 @@ from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
+from fastdeploy_lp.logits_processor.chain.phases import Phases
 from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize, SlotActions, over_limit
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
@@ -117,6 +118,7 @@ class LogitsProcessorChain:
         self._clients: dict[int, str] = {}
         self._faults = ChainFaults(self._policy, self._declared, self._clients)
         self.forced = ForcedTokens(self._faults)
+        self._phases = Phases(lambda token: fd_config.tokenizer.token_bytes(token), self._phase_changed)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
@@ -176,6 +178,9 @@ class LogitsProcessorChain:
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
         group.enter(slot, selection, again=again)
+        if selection.when:
+            places = [(entry.name, entry) for entry in group.entries]
+            self._phases.enter(slot, selection, [*places, *self.shadows.places_of(selection)])
         self.forced.enter(slot, group.entries)
 
     def leave(self, slot: int) -> None:
@@ -185,12 +190,14 @@ class LogitsProcessorChain:
         self._emitted.pop(slot, None)
         self.shadows.leave(slot)
         self.forced.leave(slot)
+        self._phases.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is not None:
             group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets every processor that has work read the slots; called once before each step that samples."""
+        self._phases.follow(share_inputs)
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         if self._actions:
@@ -262,7 +269,7 @@ class LogitsProcessorChain:
     def works_on(self, slot: int) -> bool:
         """Returns True if a processor, also one in shadow, may see the slot's row, or the slot's request must end."""
         works = any(entry.works_on(slot) for entry in self._group_of[slot].entries)
-        return works or slot in self._refused or self.shadows.works_on(slot)
+        return works or slot in self._refused or slot in self._phases or self.shadows.works_on(slot)
 
     def ran_on(self, slot: int) -> list[ChainEntry]:
         """Returns the processors that ran on the slot's row in this step, in their order."""
@@ -275,7 +282,7 @@ class LogitsProcessorChain:
         """
         group = self._group_of[slot]
         with suppress(RowErrors):
-            apply = partial(_applied_to_users, group, entry) if entry.sees_users_only else entry.apply
+            apply = partial(_applied_to_seen, group, entry) if entry.hides_rows else entry.apply
             if len(self._live) == 1:
                 return apply(logits)
             rows = self._rows_of(group)
@@ -331,7 +338,7 @@ class LogitsProcessorChain:
                 self._leave_out(group, entry, trace)
                 continue
             try:
-                logits = _applied_to_users(group, entry, logits) if entry.sees_users_only else entry.apply(logits)
+                logits = _applied_to_seen(group, entry, logits) if entry.hides_rows else entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
                 if not self._faults.rows_failed(group, entry, error):
@@ -358,12 +365,15 @@ class LogitsProcessorChain:
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
-            stop_flags = group.stop_flags_for(entry) if entry.sees_users_only else group.stop_flags
-            entry.update_state(share_inputs, stop_flags)
+            entry.update_state(share_inputs, group.stop_flags_for(entry))
         except RowErrors as error:
             self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._blame(group, entry, error)
+
+    def _phase_changed(self, slot: int) -> None:
+        self.forced.leave(slot)
+        self.forced.enter(slot, self._group_of[slot].entries)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
@@ -395,8 +405,8 @@ class LogitsProcessorChain:
                 self._actions.setdefault(slot, SlotActions()).add(entry.name, recorded)
 
 
-def _applied_to_users(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
-    """Returns the group's logits [rows, vocab_size] after the entry ran on its users' rows."""
+def _applied_to_seen(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
+    """Returns the group's logits [rows, vocab_size] after the entry ran on the rows that it sees."""
     own = group.rows_for(entry)
     if own is None:
         return entry.apply(logits)

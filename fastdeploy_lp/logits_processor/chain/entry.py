@@ -117,7 +117,10 @@ class ChainEntry:
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
         # True if it sees only its users' rows, so that it cannot write to others.
-        self.sees_users_only = False
+        self._sees_users_only = False
+        self._kept_in = self.is_builtin
+        # Slots of requests that are outside of the phase to which they bind it.
+        self._outside: set[int] = set()
         # True if it can be asked for the tokens that it will force.
         self.forces_tokens = False
         # Slots whose requests this instance has seen with a row; kept if it can be asked.
@@ -138,9 +141,9 @@ class ChainEntry:
             changes_argmax = not self._is_argmax_invariant(processor)
         processor.use_actions(self.actions)
         self.processor, self.changes_argmax = processor, changes_argmax
-        # Not needed for builtins, and for processors that are called row by row.
-        kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
-        self.sees_users_only = processor.only_with_args and not kept_in
+        # Builtins, and processors that are called row by row, work on no rows but their users'.
+        self._kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
+        self._sees_users_only = processor.only_with_args and not self._kept_in
         self.forces_tokens = type(processor).forced_tokens is not LogitsProcessor.forced_tokens
         self._reset_use()
 
@@ -186,7 +189,16 @@ class ChainEntry:
 
     def works_on(self, slot: int) -> bool:
         """Returns True if it may change the slot's row."""
-        return slot in self.view.using or not self.processor.only_with_args
+        return slot in self.view.using or not (self.processor.only_with_args or slot in self._outside)
+
+    @property
+    def hides_rows(self) -> bool:
+        """True if it must not see every row of its group."""
+        return self._sees_users_only or (bool(self._outside) and not (self._kept_in and self.processor.only_with_args))
+
+    def sees(self, slot: int) -> bool:
+        """Returns True if it may see the slot's row, for an entry that hides rows."""
+        return slot in self.view.using if self._sees_users_only else slot not in self._outside
 
     def exceeds_budget(self) -> bool:
         """Returns True if its time in this step counts as too long; call it once a step."""
@@ -203,9 +215,20 @@ class ChainEntry:
         if selection.forces(self.name):
             self.forced.add(slot)
 
+    def step_in(self, slot: int, selection: Selection) -> None:
+        """See `Phased`."""
+        self._outside.discard(slot)
+        self.enter(slot, selection, again=True)
+
+    def step_out(self, slot: int) -> None:
+        """See `Phased`."""
+        self.leave(slot)
+        self._outside.add(slot)
+
     def leave(self, slot: int) -> None:
         """Empties the slot."""
         self._seen.discard(slot)
+        self._outside.discard(slot)
         self.view.set_args(slot, ProcessorArgs())
         self.view.using.discard(slot)
         self.forced.discard(slot)

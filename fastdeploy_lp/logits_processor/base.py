@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions, give_actions
+from fastdeploy_lp.logits_processor.late_values import FAIL, PrepareRequest
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -43,6 +44,13 @@ class LogitsProcessor(ABC):
     keeps_rows_valid: ClassVar[bool] = False
     """True if a row with a finite logit and no NaN always still has a finite logit and no NaN afterwards. The guard
     checks the rows that other processors worked on."""
+
+    prepare_timeout: ClassVar[float] = 1.0
+    """Seconds that `prepare` may take, unless `prepare_late` is "hold"."""
+
+    prepare_late: ClassVar[str] = FAIL
+    """What happens without a value in time: "fail", the request ends with an error; "skip", it runs without the
+    processor, unless that is mandatory or forced; "hold", it waits for the value as long as it lives."""
 
     actions: Actions = OUTSIDE
     """Its verbs, finish and emit, valid in `update_state` and `apply`; the chain sets them after the constructor."""
@@ -84,6 +92,16 @@ class LogitsProcessor(ABC):
     def use_actions(self, actions: Actions) -> None:
         """Sets `actions`; the chain calls it once. A class that uses this name for something else keeps its own."""
         give_actions(self, actions)
+
+    @classmethod
+    async def prepare(cls, request: PrepareRequest) -> Any:  # noqa: ARG003 - most need no value
+        """Returns a value for a request, which reaches the processor as its argument `prepared`.
+
+        Runs once for each prompt of a request that uses the processor, in a process beside the server, whose event loop
+        all calls share: a call that blocks it for a second is ended, and fails. The request decodes once the value is
+        there. The value is what msgpack can represent, of at most 128 KiB. An error counts as no value in time.
+        """
+        return None
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:

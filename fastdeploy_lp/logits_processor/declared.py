@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.late_values import LateValue
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -102,6 +103,11 @@ class DeclaredProcessor:
         """Pydantic model of the values that it emits, None if it declares none."""
         found = getattr(self.dialect.class_of(self.found), "Output", None)
         return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+    @cached_property
+    def late_value(self) -> LateValue | None:
+        """Bounds of its `prepare`, None if it has none."""
+        return self.dialect.late_value(self.found)
 
     @cached_property
     def argument_names(self) -> frozenset[str]:

@@ -107,9 +107,7 @@ class ServingChat:
         if calls is not None:
             params.guided_decoding = msgspec.structs.replace(calls, when=request.guided_when)
         if params.guided_decoding is None and request.guided_when is not None:
-            raise InvalidRequestError(
-                "guided_when", "this request has no form: no tool is strict or required"
-            )
+            raise InvalidRequestError("guided_when", "this request has no form: no tool is strict or required")
         return params
 
     def response(self, output: RequestOutput, request: ChatCompletionRequest) -> PiecedObject:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -144,17 +143,6 @@ def test_a_shadow_without_its_value_is_left_out() -> None:
             kept = await values.add(Selection(named={"LooksUp": {}}, shadow=("LooksUp",)), PROMPT)
             assert found(kept.in_shadow(), "LooksUp")["token"] == 301
             assert found(kept, "LooksUp") is None
-
-    run(scenario)
-
-
-def test_calls_run_at_the_same_time() -> None:
-    async def scenario() -> None:
-        async with late_values() as values:
-            await values.add(asks("LooksUp"), PROMPT)
-            began = time.monotonic()
-            await asyncio.gather(*[values.add(asks("Holds", seconds=0.5), PROMPT) for _ in range(50)])
-            assert time.monotonic() - began < 25 * 0.5
 
     run(scenario)
 

@@ -82,13 +82,13 @@ def test_a_form_may_wait_for_a_text(scripted_server: ServerProcess) -> None:
 
 
 def test_a_processor_works_in_its_phase(scripted_server: ServerProcess) -> None:
-    """ForcesTokens writes from the output's first token on; outside of its phase the model speaks."""
-    entry = {"name": "ForcesTokens", "params": {"forced_tokens": encode("one two three four five six")}}
-    for when, text in (({"after_tokens": 1}, "Hello two three four five six"), ({"before": "two"}, "one two")):
+    """Outside of its phase the model writes by itself."""
+    entry = {"name": "ForcesTokens", "params": {"forced_tokens": encode("one two red blue")}}
+    for when, text in (({"after_tokens": 1}, "Hello two red blue"), ({"before": "two"}, "one two")):
         fields = {"logits_processors_args": None, "logits_processors": [{**entry, "when": when}], "max_tokens": 9}
         content = ask(scripted_server, "", **fields)["choices"][0]["message"]["content"]
         assert content.startswith(text)
-        assert ("three" in content) == ("three" in text)
+        assert ("red" in content) == ("red" in text)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

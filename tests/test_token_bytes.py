@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.engine.tokenizer import Tokenizer
-from fastdeploy_lp.token_bytes import TokenBytes
+from fastdeploy_lp.model_tokenizer import TokenBytes
 
 IM_END = 2
 

@@ -15,7 +15,7 @@ from fastdeploy_lp.checkpoint.errors import CheckpointError
 from fastdeploy_lp.checkpoint.files import read_json_object
 from fastdeploy_lp.engine.chat_template import ChatOptions, ChatTemplate, compiled
 from fastdeploy_lp.engine.errors import InvalidRequestError
-from fastdeploy_lp.token_bytes import TokenBytes
+from fastdeploy_lp.model_tokenizer import TokenBytes
 
 # Characters.
 SHORT_TEXT = 16_384

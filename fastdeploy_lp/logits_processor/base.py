@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions, give_actions
+from fastdeploy_lp.logits_processor.late_values import FAIL, PrepareRequest
 from fastdeploy_lp.logits_processor.stages import DRAW, LOGITS
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ class LogitsProcessor(ABC):
     max_rewind: ClassVar[int] = 0
     """The most output tokens that it takes back at once (`actions.rewind`), up to 1,024; 0 if it takes none back. The
     server sends the last tokens of the requests that it works on, as many as this, only when others follow."""
+    prepare_timeout: ClassVar[float] = 1.0
+    """Seconds that `prepare` may take, unless `prepare_late` is "hold"."""
+
+    prepare_late: ClassVar[str] = FAIL
+    """What happens without a value in time: "fail", the request ends with an error; "skip", it runs without the
+    processor, unless that is mandatory or forced; "hold", it waits for the value as long as it lives."""
 
     actions: Actions = OUTSIDE
     """Its verbs, valid in `update_state`, `apply` and `draw`; the chain sets them after the constructor."""
@@ -125,6 +132,16 @@ class LogitsProcessor(ABC):
         Fewer tokens reach the client sooner. Called in the worker when the request takes a slot.
         """
         return cls.max_rewind
+
+    @classmethod
+    async def prepare(cls, request: PrepareRequest) -> Any:  # noqa: ARG003 - most need no value
+        """Returns a value for a request, which reaches the processor as its argument `prepared`.
+
+        Runs once for each prompt of a request that uses the processor, in a process beside the server, whose event loop
+        all calls share: a call that blocks it for a second is ended, and fails. The request decodes once the value is
+        there. The value is what msgpack can represent, of at most 128 KiB. An error counts as no value in time.
+        """
+        return None
 
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:

@@ -16,6 +16,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.late_values import LateValue
 from fastdeploy_lp.logits_processor.stages import DRAW, Stage, stage_of
 
 if TYPE_CHECKING:
@@ -124,6 +125,11 @@ class DeclaredProcessor:
         """
         ask = getattr(self.dialect.class_of(self.found), "rewind_for", None)
         return self.max_rewind if ask is None else max(0, min(index(ask(args)), self.max_rewind))
+
+    @cached_property
+    def late_value(self) -> LateValue | None:
+        """Bounds of its `prepare`, None if it has none."""
+        return self.dialect.late_value(self.found)
 
     @cached_property
     def argument_names(self) -> frozenset[str]:

@@ -19,7 +19,15 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.speculation import GRAMMAR
-from fastdeploy_lp.guided_decoding.compiler import MASK_SECONDS, GrammarCompiler, GrammarError, words_for
+from fastdeploy_lp.guided_decoding.compiler import (
+    MASK_SECONDS,
+    GrammarCompiler,
+    GrammarError,
+    GrammarMatcher,
+    words_for,
+)
+from fastdeploy_lp.guided_decoding.grammar import opened_by
+from fastdeploy_lp.guided_decoding.phased_matcher import PhasedMatcher, WaitingMasks
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow
@@ -51,6 +59,9 @@ class GuidedDecoding(LogitsMask):
         self._has_texts = not config.skip_tokenizer_init and (directory / "tokenizer.json").is_file()
         self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
+        self._waiting = WaitingMasks(
+            lambda: fd_config.tokenizer.vocabulary_bytes(config.vocab_size), config.vocab_size, config.eos_token_ids
+        )
         self._ops = ops
         self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
         stack = stack_bytes(bounds.max_bytes)
@@ -101,14 +112,20 @@ class GuidedDecoding(LogitsMask):
         if not (self._builds.has_room_for(client) and self._masks.has_room_for(client)):
             row.fail(GrammarError("earlier grammars take more time than they may, and have not ended yet"))
             return
-        compiled, is_new = self._compiler.compiled(grammar)
-        if is_new:
-            compilation = Compilation(compiled, client)
-            self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
-            self._builds.watch(compilation)
-        begin = partial(row.begin, partial(self._compiler.matcher_of, compiled), list(sequence.output_token_ids))
+        form, phase = self._compiled(grammar, client), sequence.phase
+        marker = None if phase is None else phase.opening
+        opening = form if marker is None else self._compiled(opened_by(grammar, marker), client)
+        matcher: Callable[[], GrammarMatcher | PhasedMatcher] = partial(self._compiler.matcher_of, form)
+        if phase is not None:
+            begin_opening = None if marker is None else partial(self._compiler.matcher_of, opening)
+            matcher = partial(
+                PhasedMatcher, phase, partial(self._compiler.matcher_of, form), begin_opening, self._waiting
+            )
+        begin = partial(row.begin, matcher, list(sequence.output_token_ids))
         rows = iter([row])
-        compiled.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
+        form.add_done_callback(
+            lambda _: opening.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
+        )
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
@@ -217,6 +234,15 @@ class GuidedDecoding(LogitsMask):
                 self._settled(row)
                 if not stays:
                     return
+
+    def _compiled(self, grammar: str, client: str) -> Future[LLMatcher]:
+        """Returns a grammar's compilation, which threads begin if it is new."""
+        compiled, is_new = self._compiler.compiled(grammar)
+        if is_new:
+            compilation = Compilation(compiled, client)
+            self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
+            self._builds.watch(compilation)
+        return compiled
 
     def _compile(self, compilations: Iterator[Compilation], grammar: str, compiled: Future[LLMatcher]) -> None:
         for compilation in compilations:

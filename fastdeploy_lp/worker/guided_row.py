@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher
+from fastdeploy_lp.guided_decoding.phased_matcher import PhasedMatcher
 
 EVERYTHING = -1
 
@@ -39,9 +40,9 @@ class GuidedRow:
         self._forces = forces
         self.error: str | None = None
         self.working: threading.Thread | None = None
-        self._matcher: GrammarMatcher | None = None
+        self._matcher: GrammarMatcher | PhasedMatcher | None = None
 
-    def begin(self, matcher: Callable[[], GrammarMatcher], output: Sequence[int]) -> None:
+    def begin(self, matcher: Callable[[], GrammarMatcher | PhasedMatcher], output: Sequence[int]) -> None:
         """Sets the matcher and has it read the output so far."""
         try:
             self._matcher = matcher()

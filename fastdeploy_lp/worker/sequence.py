@@ -13,6 +13,7 @@ from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_REWIND
 from fastdeploy_lp.request.outputs import ProcessorStop
+from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
 from fastdeploy_lp.worker.withheld import WithheldSteps
@@ -35,8 +36,9 @@ class Sequence:
     `num_rewinds` counts rewinds, and `num_taken_back` their tokens. `bans` has, by output length, the token ids that
     rewinds to this place have banned there. `drafted` and `accepted` count draft tokens since its last sent step.
     `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
-    that the output must match, `client` the API key or address of the request's sender. `totals` counts processors'
-    actions on it. With `max_rewind`, a finish reason that a token has set is final once processors have seen the token.
+    that the output must match, in the part `phase` if that is set, `client` the API key or address of the request's
+    sender. `totals` counts processors' actions on it. With `max_rewind`, a finish reason that a token has set is final
+    once processors have seen the token.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     pooling: str | None = None
     grammar: str | None = None
+    phase: Phase | None = None
     client: str = ""
     slot: int = NO_SLOT
     num_computed: int = 0
@@ -90,6 +93,7 @@ class Sequence:
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
             grammar=request.grammar,
+            phase=request.phase,
             client=request.client,
         )
 

@@ -24,6 +24,7 @@ from fastdeploy_lp.logits_processor.errors import RequestArgsError, contained, d
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
+from fastdeploy_lp.request.phase import NO_PARTS, Parts, Phase, PhaseError, phase_of
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.suggestion import did_you_mean
 
@@ -37,6 +38,7 @@ class RequestArgsValidator:
 
     `encode` tokenizes the arguments that are phrases; without it, they must be token ids. `shadow` names
     the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
+    `parts`: the parts of an output that the server can find, for phases.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class RequestArgsValidator:
         *,
         shadow: Sequence[str] = (),
         tokenizer: ModelTokenizer | None = None,
+        parts: Parts = NO_PARTS,
     ) -> None:
         self._all = list(declared)
         self._encode = encode
         self._tokenizer = tokenizer
+        self._parts = parts
         # By the names that do not exist for a client.
         self._without: dict[tuple[str, ...], RequestArgsValidator] = {}
         self._declared = {processor.name: processor for processor in declared}
@@ -72,6 +76,7 @@ class RequestArgsValidator:
                 self._encode,
                 shadow=[name for name in self._always_in_shadow if name not in secret],
                 tokenizer=self._tokenizer,
+                parts=self._parts,
             )
         return self._without[secret]
 
@@ -106,7 +111,8 @@ class RequestArgsValidator:
             reason = f"cannot stand beside {NAMED}; give every processor its own params there"
             raise RequestArgsError(flat.fields[0], reason)
         else:
-            selection = Selection(named=self._settle_entries(entries, entering))
+            named = self._settle_entries(entries, entering)
+            selection = Selection(named=named, when=self._phases(entries))
         paths = _Paths(flat, entries)
         self._ask_processors(params, selection, paths, entering)
         wanted = self._wanted_in_shadow(params, selection, entries)
@@ -131,6 +137,23 @@ class RequestArgsValidator:
             entering(processor, ".".join(entry.params_path))
             named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
         return named
+
+    def _phases(self, entries: Sequence[NamedEntry]) -> dict[str, Phase]:
+        """Returns the phases of the entries that have one; raises RequestArgsError."""
+        phases: dict[str, Phase] = {}
+        for entry in entries:
+            if entry.when is None:
+                continue
+            if self._declared[entry.name].mandatory:
+                reason = f"{entry.name} is mandatory on this server; it sees every token of every request"
+                raise RequestArgsError(entry.when_path, reason)
+            try:
+                phase = phase_of(entry.when, entry.when_path, self._parts, handles_text=self._encode is not None)
+            except PhaseError as error:
+                raise RequestArgsError(error.path, error.reason) from None
+            if not phase.is_whole:
+                phases[entry.name] = phase
+        return phases
 
     def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
         """Returns the order of a list, None if it is the declared one; raises RequestArgsError."""

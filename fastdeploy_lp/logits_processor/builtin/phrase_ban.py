@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
     from fastdeploy_lp.model_executor.ops.row_ops import RowEdits
-    from fastdeploy_lp.token_bytes import TokenBytes
+    from fastdeploy_lp.model_tokenizer import TokenBytes
 
 MAX_PHRASES = 1000
 MAX_PHRASE = 128
@@ -168,11 +168,9 @@ class TokenTexts:
 
 
 def _token_texts(fd_config: FDConfig) -> dict[bool, TokenTexts]:
-    from fastdeploy_lp.token_bytes import TokenBytes
-
     # The library takes a fraction of a second to read a vocabulary: at the start, not in a step.
     try:
-        token_bytes = TokenBytes(fd_config.tokenizer.backend_tokenizer)
+        token_bytes = fd_config.tokenizer.token_bytes
     except TokenizerFilesError:
         return {}
     return {shows: TokenTexts(token_bytes, shows_special=shows) for shows in (False, True)}

@@ -18,8 +18,9 @@ from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
 from fastdeploy_lp.logits_processor.chain.final_stages import FinalStages
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
+from fastdeploy_lp.logits_processor.chain.phases import Phases
 from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions, over_limit
-from fastdeploy_lp.logits_processor.chain.rows import applied_to_users, put_rows, take_rows
+from fastdeploy_lp.logits_processor.chain.rows import applied_to_seen, put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
@@ -71,6 +72,7 @@ class LogitsProcessorChain:
         self.forced = ForcedTokens(self._faults)
         self.final = FinalStages(self._faults, self._blame, self._count)
         self._has_final = any(each.stage != LOGITS for each in declared)
+        self._phases = Phases(lambda token: fd_config.tokenizer.token_bytes(token), self._phase_changed)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
@@ -130,6 +132,9 @@ class LogitsProcessorChain:
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
         group.enter(slot, selection, again=again)
+        if selection.when:
+            places = [(entry.name, entry) for entry in group.entries]
+            self._phases.enter(slot, selection, [*places, *self.shadows.places_of(selection)])
         self.forced.enter(slot, group.entries)
 
     def leave(self, slot: int) -> None:
@@ -139,12 +144,14 @@ class LogitsProcessorChain:
         self._totals.pop(slot, None)
         self.shadows.leave(slot)
         self.forced.leave(slot)
+        self._phases.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is not None:
             group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets every processor that has work read the slots; called once before each step that samples."""
+        self._phases.follow(share_inputs)
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         if self._actions:
@@ -231,7 +238,7 @@ class LogitsProcessorChain:
     def works_on(self, slot: int) -> bool:
         """Returns True if a processor, also one in shadow, may see the slot's row, or the slot's request must end."""
         works = any(entry.works_on(slot) for entry in self._group_of[slot].entries)
-        return works or slot in self._refused or self.shadows.works_on(slot)
+        return works or slot in self._refused or slot in self._phases or self.shadows.works_on(slot)
 
     def ran_on(self, slot: int) -> list[ChainEntry]:
         """Returns the processors that ran on the slot's row in this step, in their order."""
@@ -244,7 +251,7 @@ class LogitsProcessorChain:
         """
         group = self._group_of[slot]
         with suppress(RowErrors):
-            apply = partial(applied_to_users, group, entry) if entry.sees_users_only else entry.apply
+            apply = partial(applied_to_seen, group, entry) if entry.hides_rows else entry.apply
             if len(self._live) == 1:
                 return apply(logits)
             rows = self._rows_of(group)
@@ -301,7 +308,7 @@ class LogitsProcessorChain:
                 self._leave_out(group, entry, trace)
                 continue
             try:
-                logits = applied_to_users(group, entry, logits) if entry.sees_users_only else entry.apply(logits)
+                logits = applied_to_seen(group, entry, logits) if entry.hides_rows else entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
                 if not self._faults.rows_failed(group, entry, error):
@@ -335,6 +342,10 @@ class LogitsProcessorChain:
             self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._blame(group, entry, error)
+
+    def _phase_changed(self, slot: int) -> None:
+        self.forced.leave(slot)
+        self.forced.enter(slot, self._group_of[slot].entries)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)

@@ -26,7 +26,6 @@ from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProces
 from fastdeploy_lp.logits_processor.errors import contained, described, loggable, without_device_failures
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
-from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors, WrongResultError, require_same_kind
 from fastdeploy_lp.platforms import current_platform, to_device
 from fastdeploy_lp.stats import ProcessorStats
@@ -131,7 +130,10 @@ class ChainEntry:
         self.processor: LogitsProcessor = OutOfService()
         self.changes_argmax = True
         # True if it sees only its users' rows, so that it cannot write to others.
-        self.sees_users_only = False
+        self._sees_users_only = False
+        self._kept_in = self.is_builtin
+        # Slots of requests that are outside of the phase to which they bind it.
+        self._outside: set[int] = set()
         # True if it can be asked for the tokens that it will force.
         self.forces_tokens = False
         # Slots whose requests this instance has seen with a row; kept if it can be asked.
@@ -152,9 +154,9 @@ class ChainEntry:
             changes_argmax = not self._is_argmax_invariant(processor)
         processor.use_actions(self.actions)
         self.processor, self.changes_argmax = processor, changes_argmax
-        # Not needed for builtins, and for processors that are called row by row.
-        kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
-        self.sees_users_only = processor.only_with_args and not kept_in and self.stage == LOGITS
+        # Builtins, and processors that are called row by row, work on no rows but their users'.
+        self._kept_in = self.is_builtin or isinstance(processor, PerRequestProcessor)
+        self._sees_users_only = processor.only_with_args and not self._kept_in
         self.forces_tokens = type(processor).forced_tokens is not LogitsProcessor.forced_tokens
         self._reset_use()
 
@@ -200,7 +202,12 @@ class ChainEntry:
 
     def works_on(self, slot: int) -> bool:
         """Returns True if it may change the slot's row."""
-        return slot in self.view.using or not self.processor.only_with_args
+        return slot in self.view.using or not (self.processor.only_with_args or slot in self._outside)
+
+    @property
+    def hides_rows(self) -> bool:
+        """True if it must see only the rows of slots that it works on."""
+        return self._sees_users_only or (bool(self._outside) and not (self._kept_in and self.processor.only_with_args))
 
     @property
     def measured_seconds(self) -> float:
@@ -224,9 +231,23 @@ class ChainEntry:
         if self.declared.max_rewind and self.works_on(slot):
             self._max_rewind[slot] = self._rewind_for(self.view.args[slot])
 
+    def step_in(self, slot: int, selection: Selection) -> None:
+        """See `Phased`."""
+        self._outside.discard(slot)
+        self.enter(slot, selection, again=True)
+
+    def step_out(self, slot: int) -> None:
+        """See `Phased`: it may still take back tokens of before its phase, which are withheld."""
+        max_rewind = self._max_rewind.get(slot)
+        self.leave(slot)
+        self._outside.add(slot)
+        if max_rewind is not None:
+            self._max_rewind[slot] = max_rewind
+
     def leave(self, slot: int) -> None:
         """Empties the slot."""
         self._seen.discard(slot)
+        self._outside.discard(slot)
         self.view.set_args(slot, ProcessorArgs())
         self.view.using.discard(slot)
         self.forced.discard(slot)

@@ -84,7 +84,7 @@ class ChainFaults:
         self.left_out.add(entry)
         entry.actions.drop_all()
         active = set(group.slots_at(entry.stage).tolist())
-        shown = set() if entry.processor.only_with_args else active
+        shown = set(filter(entry.works_on, active))
         using = entry.view.using & active
         ended = active if entry.declared.mandatory else using or shown
         self._count(entry, error, sorted(ended), using)

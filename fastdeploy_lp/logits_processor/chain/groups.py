@@ -59,14 +59,13 @@ class ChainGroup:
     def stop_flags_for(self, entry: ChainEntry) -> NDArray[np.bool_]:
         """Returns this step's stop flags as the entry sees them.
 
-        An entry that sees only its users' rows sees all other slots stopped, and one after the filters also the slots
-        that take the most likely token.
+        An entry that hides rows sees the slots of all other rows stopped, and one after the filters also the slots that
+        take the most likely token.
         """
-        if entry.stage == LOGITS and not entry.sees_users_only:
+        if entry.stage == LOGITS and not entry.hides_rows:
             return self.stop_flags
         own = np.ones_like(self.stop_flags)
-        slots = sorted(entry.view.using if entry.processor.only_with_args else self.slots)
-        own[slots] = self.stop_flags[slots]
+        own[list(filter(entry.works_on, self.active_slots().tolist()))] = False
         if entry.stage != LOGITS:
             own |= self.greedy
         return own
@@ -81,9 +80,9 @@ class ChainGroup:
         return active if stage == LOGITS else active[~self.greedy[active, 0]]
 
     def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
-        """Returns the rows of the group's logits that the entry's users have, int64 [n]; None for all rows."""
+        """Returns the rows of the group's logits that the entry sees, int64 [n]; None for all rows."""
         active = self.active_slots()
-        rows = np.flatnonzero(np.isin(active, sorted(entry.view.using)))
+        rows = np.array([row for row, slot in enumerate(active.tolist()) if entry.works_on(slot)], np.int64)
         return None if len(rows) == len(active) else rows
 
     def active_slots(self) -> NDArray[np.int64]:

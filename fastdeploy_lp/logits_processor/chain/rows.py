@@ -44,8 +44,8 @@ def _view(tensor: Tensor) -> NDArray[Any] | None:
         return None
 
 
-def applied_to_users(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
-    """Returns the group's logits [rows, vocab_size] after the entry ran on its users' rows."""
+def applied_to_seen(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
+    """Returns the group's logits [rows, vocab_size] after the entry ran on the rows that it sees."""
     own = group.rows_for(entry)
     if own is None:
         return entry.apply(logits)

@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
+from fastdeploy_lp.logits_processor.chain.phases import Phased
 from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
@@ -85,6 +86,14 @@ class _Shadow:
         """True with requests, and once more after the last one has left: the instance may have state."""
         return bool(self.group.slots) or self.followed
 
+    def step_in(self, slot: int, selection: Selection) -> None:
+        """See `Phased`."""
+        self.group.enter(slot, selection.in_shadow())
+
+    def step_out(self, slot: int) -> None:
+        """See `Phased`."""
+        self.group.leave(slot)
+
 
 class ShadowChain:
     """Follows requests through slots as the chain does; requests without shadows have no state here.
@@ -135,6 +144,10 @@ class ShadowChain:
             if shadow is not None:
                 shadow.group.enter(slot, selection.in_shadow())
                 shadow.stats.requests += not again
+
+    def places_of(self, selection: Selection) -> list[tuple[str, Phased]]:
+        """Returns the places, by name, of the request's processors in shadow."""
+        return [(name, self._shadows[name]) for name in selection.shadow if name in self._shadows]
 
     def leave(self, slot: int) -> None:
         """Empties a slot."""

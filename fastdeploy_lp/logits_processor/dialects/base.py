@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.late_values import LateValue
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -75,6 +76,10 @@ class Dialect(ABC):
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - others need it
         """Raises ValueError for a request that the processor cannot serve; `extra_args` are its arguments."""
         found.validate_params(sampling_params)
+
+    def late_value(self, found: Any) -> LateValue | None:  # noqa: ARG002 - others need it
+        """Returns the bounds of the processor's `prepare`, None if it has none."""
+        return None
 
     @abstractmethod
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:

@@ -15,7 +15,7 @@ from support.server import ServerProcess
 from tokenizers import Tokenizer
 
 from fastdeploy_lp import LLM, SamplingParams
-from fastdeploy_lp.token_bytes import TokenBytes
+from fastdeploy_lp.model_tokenizer import TokenBytes
 
 MESSAGES: list[Any] = [{"role": "user", "content": "the quick brown fox"}]
 BAN = "PhraseBanLogitsProcessor"

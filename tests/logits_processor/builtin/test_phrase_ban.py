@@ -19,8 +19,8 @@ from fastdeploy_lp.logits_processor.builtin.phrase_ban import (
 )
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness
 from fastdeploy_lp.logits_processor.testing.loading import standalone_model
+from fastdeploy_lp.model_tokenizer import TokenBytes
 from fastdeploy_lp.request.sampling_params import SamplingParams
-from fastdeploy_lp.token_bytes import TokenBytes
 
 NAME = "PhraseBanLogitsProcessor"
 LETTERS = "abAB ßéÉ🙂k\u212a"

@@ -61,20 +61,19 @@ class VerifiedRows:
         rows = [self._first[chunk.sequence.slot] + chunk.accepted for chunk in chunks]
         return take_rows(self._logits, np.array(rows, np.int64))
 
-    def draw_ahead(
-        self, chunks: Sequence[ScheduledChunk], draw: Draw, needs_each_token: Callable[[int], bool]
-    ) -> DrawnAhead:
-        """Draws all tokens of drafts at once, for slots whose draws do not depend on the tokens before.
+    def draw_ahead(self, chunks: Sequence[ScheduledChunk], draw: Draw) -> DrawnAhead:
+        """Draws all tokens of these chunks' drafts at once: their draws do not depend on what the sampler or the chain
+        keeps of the tokens before.
 
         draw: gets for each row its slot, and the number of draft tokens before it.
         """
-        free = [chunk for chunk in chunks if chunk.draft and not needs_each_token(chunk.sequence.slot)]
-        if not free:
+        if not chunks:
             return NOTHING_AHEAD
-        counts = [1 + len(chunk.draft) for chunk in free]
+        counts = [1 + len(chunk.draft) for chunk in chunks]
         places = np.concatenate([np.arange(count) for count in counts])
-        slots = np.repeat([chunk.sequence.slot for chunk in free], counts)
+        slots = np.repeat([chunk.sequence.slot for chunk in chunks], counts)
         logits = self._logits
         if len(places) < logits.shape[0]:
-            logits = take_rows(logits, np.repeat([self._first[chunk.sequence.slot] for chunk in free], counts) + places)
-        return DrawnAhead(free, [draw(logits, slots, places)])
+            first = [self._first[chunk.sequence.slot] for chunk in chunks]
+            logits = take_rows(logits, np.repeat(first, counts) + places)
+        return DrawnAhead(chunks, [draw(logits, slots, places)])

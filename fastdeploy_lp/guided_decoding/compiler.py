@@ -39,7 +39,7 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """Returns a matcher at the same place of the text, which takes other tokens from there."""
         ends = self._other_ends if self._end is None else (self._end, *self._other_ends)
-        return GrammarMatcher(self._matcher.deep_copy(), ends)
+        return type(self)(self._matcher.deep_copy(), ends)
 
     def consume(self, token_ids: list[int]) -> None:
         """Take tokens, of which none is an end of sequence; raises GrammarError at one that is not allowed."""

@@ -64,6 +64,7 @@ class GuidedDecoding(LogitsMask):
         self._rows = np.empty(0, np.int64)
         self._step: list[tuple[int, GuidedRow]] = []
         self._ahead: dict[int, MasksAhead] = {}
+        self._known_ahead: dict[int, int] = {}
         self._completed: set[int] = set()
         self._failures: dict[int, str] = {}
         self._changed = threading.Condition()
@@ -171,16 +172,22 @@ class GuidedDecoding(LogitsMask):
         for _ in range(min(self._num_threads, len(self._ahead))):
             self._masks.submit(partial(self._walk, walks))
 
-    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> None:  # noqa: ARG002 - rows are in order
-        """See `LogitsMask.apply_ahead`; waits for the masks within the step's grace time."""
-        ahead, self._ahead = self._ahead, {}
-        if not ahead:
-            return
-        self._wait_for(lambda: all(masks.ready or masks.slow for masks in ahead.values()))
-        for masks in ahead.values():
+    def known_ahead(self) -> Mapping[int, int]:
+        """Returns the numbers of masks; waits for them within the step's grace time."""
+        ahead = self._ahead.values()
+        self._wait_for(lambda: all(masks.ready or masks.slow for masks in ahead))
+        for masks in ahead:
             self._masks.watch(masks)
-        rows = np.flatnonzero(np.isin(slots, list(ahead)))
-        self._ops.mask(logits, rows, np.concatenate([masks.known_bits for masks in ahead.values()]))
+        # A thread that is late may find more later.
+        self._known_ahead = {slot: masks.known for slot, masks in self._ahead.items()}
+        return self._known_ahead
+
+    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
+        """See `LogitsMask.apply_ahead`."""
+        if self._ahead:
+            rows = np.flatnonzero(np.isin(slots, list(self._ahead)))
+            bits = [masks.bits[: self._known_ahead[slot]] for slot, masks in self._ahead.items()]
+            self._ops.mask(logits, rows, np.concatenate(bits))
 
     def accept(
         self,

@@ -53,12 +53,12 @@ class LogitsMask(ABC):
     def look_ahead(self, drafts: Mapping[int, Sequence[int]]) -> None:  # noqa: B027
         """Begins to find the masks of drafts by slot, none of which needs each token; the model computes meanwhile."""
 
-    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> None:  # noqa: B027
-        """Masks the drafts' rows of logits [rows, vocab_size] in place.
+    def known_ahead(self) -> Mapping[int, int]:
+        """Returns by slot the number of its rows whose masks were found, the next token's row included."""
+        return {}
 
-        Row r is for the token that is `places[r]` after the next one of slot `slots[r]`; a slot's rows are together,
-        in order. A row whose mask is not known yet is left without a token.
-        """
+    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64]) -> None:  # noqa: B027
+        """Masks rows of logits [rows, vocab_size] in place: of each slot those of `known_ahead`, in order."""
 
     def accept(  # noqa: B027
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], further: Mapping[int, Sequence[int]] = NO_TOKENS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +15,23 @@ from fastdeploy_lp.guided_decoding.compiler import GrammarMatcher, allows
 class MasksAhead:
     """Walks a copy of a sequence's matcher along a draft; a call of the grammar library's threads.
 
-    bits: int32 [1 + draft tokens, words], valid once `ready`. Row i is the mask of the token after i draft tokens; row
-    0, of the next token, is known. Rows that the draft cannot reach, and those without a mask, allow nothing.
-    client, working, slow: see `Work`. matcher: None leaves all masks but the known one out.
+    bits: int32 [1 + draft tokens, words]. Row i is the mask of the token after i draft tokens; row 0, of the next one,
+    is known before. known: the number of rows that were found so far. A draft token that may not come, or that ends the
+    text, has no row after it. ready: no further row will be found. client, working, slow: see `Work`.
+    matcher: None finds no further row.
     """
 
     def __init__(
         self,
         matcher: GrammarMatcher | None,
-        known: NDArray[np.int32],
+        first: NDArray[np.int32],
         draft: Sequence[int],
         ends: Collection[int],
         client: str,
     ) -> None:
-        self.bits = np.zeros((1 + len(draft), len(known)), np.int32)
-        self.bits[0] = known
+        self.bits = np.empty((1 + len(draft), len(first)), np.int32)
+        self.bits[0] = first
+        self.known = 1
         self.client = client
         self.slow = False
         self.ready = False
@@ -37,11 +40,6 @@ class MasksAhead:
         self._draft = draft
         self._ends = ends
 
-    @property
-    def known_bits(self) -> NDArray[np.int32]:
-        """The masks if they are ready; else those of which none but the next token's is known."""
-        return self.bits if self.ready else np.concatenate([self.bits[:1], np.zeros_like(self.bits[1:])])
-
     def fill(self) -> None:
         """Computes the masks, up to a token that is not allowed or ends the text."""
         if self._matcher is not None:
@@ -49,8 +47,8 @@ class MasksAhead:
         self.ready = True
 
     def _walk(self, matcher: GrammarMatcher) -> None:
-        row = 0
-        try:
+        # The sequence's own matcher meets the error, if the sequence comes to this token.
+        with suppress(BaseException):
             for row, token in enumerate(self._draft, 1):
                 if token in self._ends or not allows(self.bits[row - 1], token):
                     return
@@ -58,8 +56,7 @@ class MasksAhead:
                 if matcher.is_complete:
                     return
                 matcher.fill(self.bits[row])
-        except BaseException:  # noqa: BLE001 - the sequence's own matcher meets the error, if it comes to this token
-            self.bits[row] = 0
+                self.known = row + 1
 
     def fail(self, error: BaseException) -> None:
-        """Gives the masks up: `ready` stays False, and the sequence goes on without them."""
+        """Does nothing: the sequence goes on without the masks that are missing."""

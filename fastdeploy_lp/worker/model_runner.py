@@ -139,7 +139,7 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            ahead = self._verified.draw_ahead(free, self._draw_ahead)
+            ahead = self._verified.draw_ahead(free, self.mask.known_ahead(), self._draw_ahead)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
@@ -163,7 +163,7 @@ class ModelRunner(ModelRunnerBase):
         return self.followers.needs_each_token(slot)
 
     def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
-        self.mask.apply_ahead(logits, slots, places)
+        self.mask.apply_ahead(logits, slots)
         return self._sampler.draw_ahead(logits, self.share_inputs, slots, places, guard=self.mask.active)
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,13 @@ class PhasedMatcher:
         """True if nothing can follow."""
         return self._matcher is not None and self._matcher.is_complete and not self._position.section.until
 
+    def copy(self) -> PhasedMatcher:
+        """Returns a matcher at the same place of the text, which takes other tokens from there."""
+        made = copy(self)
+        made._position = copy(self._position)
+        made._matcher = None if self._matcher is None else self._matcher.copy()
+        return made
+
     def consume(self, token_ids: Sequence[int]) -> None:
         """Takes tokens, of which none is an end of sequence; raises GrammarError at one that is not allowed."""
         for token in token_ids:
@@ -126,6 +134,9 @@ class PhasedMatcher:
         if section.until and matcher.is_complete:
             position.go_on()
             self._matcher = None
+
+
+Matcher = GrammarMatcher | PhasedMatcher
 
 
 def _exceeds(marker: bytes, held: int, text: bytes) -> bool:

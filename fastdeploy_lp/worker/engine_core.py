@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -140,13 +141,16 @@ class EngineCore:
 
     def _taken(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterator[SequenceStep]:
         """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
-        slot = chunk.sequence.slot
-        yield from self._take(chunk, token, result)
-        for further in result.further.get(slot, ()):
-            if not self._goes_on(chunk):
+        sequence, slot = chunk.sequence, chunk.sequence.slot
+        *earlier, last = [token, *result.further.get(slot, ())]
+        # The result's failures and completed slots are those of the last tokens.
+        begun = replace(result, completed=frozenset()) if earlier and slot in result.completed else result
+        for each in earlier:
+            self.blocks.share_computed(sequence)
+            yield self._advance(sequence, each, begun)
+            if not self._was_right(chunk):
                 return
-            self.blocks.share_computed(chunk.sequence)
-            yield self._advance(chunk.sequence, further, result)
+        yield from self._take(chunk, last, result)
 
     def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterable[SequenceStep]:
         """Returns the steps of a chunk's sequence: its new token, its vector or its failure; none for no end."""
@@ -162,7 +166,11 @@ class EngineCore:
         return (self._pool(sequence, result.pooled[sequence.slot]),) if chunk.pools else ()
 
     def _goes_on(self, chunk: ScheduledChunk) -> bool:
-        """Returns True if a chunk's next draft token was sampled, so that the step has the row of the one after it."""
+        """Returns True if the step has a row for a chunk's next token, which can be sampled now."""
+        return self._was_right(chunk) and not self.worker.holds(chunk.sequence.slot)
+
+    def _was_right(self, chunk: ScheduledChunk) -> bool:
+        """Accepts a chunk's next draft token if that was sampled, so that the step has the row of the one after it."""
         sequence, accepted = chunk.sequence, chunk.accepted
         if sequence.slot == NO_SLOT or accepted == len(chunk.draft):
             return False
@@ -172,7 +180,7 @@ class EngineCore:
             return False
         chunk.accepted += 1
         sequence.num_computed += 1
-        return not self.worker.holds(sequence.slot)
+        return True
 
     def _count_draft(self, chunk: ScheduledChunk) -> None:
         chunk.sequence.drafted += len(chunk.draft)

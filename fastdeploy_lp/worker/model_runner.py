@@ -131,8 +131,10 @@ class ModelRunner(ModelRunnerBase):
         slots = self._begin_round(sampling)
         readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
-        hidden = self._model.forward(parts)
         has_drafts = any(chunk.draft for chunk in sampling)
+        free = [each for each in sampling if each.draft and not self._needs_each_token(each.sequence.slot)]
+        self.mask.look_ahead({chunk.sequence.slot: chunk.draft for chunk in free})
+        hidden = self._model.forward(parts)
         if readers or has_drafts:
             hidden = _split_hidden(hidden, chunks, parts, readers)
         for chunk in chunks:
@@ -140,7 +142,7 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            ahead = self._verified.draw_ahead(sampling, self._draw_ahead, self._needs_each_token)
+            ahead = self._verified.draw_ahead(free, self.mask.known_ahead(), self._draw_ahead)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
@@ -164,7 +166,8 @@ class ModelRunner(ModelRunnerBase):
         return self.followers.needs_each_token(slot)
 
     def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
-        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places)
+        self.mask.apply_ahead(logits, slots)
+        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places, guard=self.mask.active)
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
         """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
@@ -214,7 +217,9 @@ class ModelRunner(ModelRunnerBase):
             also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
-        self.mask.accept(slots, sampled.tokens)
+        read = iter(sampled.also)
+        further = ahead.unpack(read)
+        self.mask.accept(slots, sampled.tokens, further)
         impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
         failures = {**impossible, **self.chain.failures}
         for row in np.flatnonzero(sampled.tokens < 0).tolist():
@@ -222,8 +227,6 @@ class ModelRunner(ModelRunnerBase):
             if self._round[row].sequence.finish_reason is None:
                 slot = int(slots[row])
                 failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
-        read = iter(sampled.also)
-        further = ahead.unpack(read)
         self._record(slots, sampled.tokens, further)
         return StepResult(
             sampled.tokens,

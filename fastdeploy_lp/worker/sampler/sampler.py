@@ -61,13 +61,15 @@ class Sampler:
         """Returns True if the slot's request has penalties, bans or logprobs."""
         return self._tail.works_on(slot) or self._logprobs.works_on(slot)
 
-    def draw_ahead(self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s) -> Tensor:
+    def draw_ahead(
+        self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s, *, guard: bool
+    ) -> Tensor:
         """Returns a token int64 [rows] for each row of logits [rows, vocab_size], on the device.
 
         Row r is for the token that is `places[r]` after the next one of slot `slots[r]`, which must not need each
-        token.
+        token. guard: a row may be without a token; it yields -1.
         """
-        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=False)
+        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=guard)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""

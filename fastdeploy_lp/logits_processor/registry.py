@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
@@ -13,6 +14,8 @@ from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
+from fastdeploy_lp.logits_processor.wasm.errors import WasmError
+from fastdeploy_lp.logits_processor.wasm.module import SUFFIX, WasmModule
 from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
@@ -110,6 +113,8 @@ def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plu
         source, found = "builtin", _load_path(BUILTIN[target], spec)
     elif target in plugins:
         source, found = "entry point", _load_plugin(plugins[target], spec)
+    elif target.endswith(SUFFIX):
+        source, found = "file", _read_module(target, spec)
     else:
         source, found = "module", _load_path(_require_path(target, spec, plugins), spec)
     dialect = find_dialect(found, spec)
@@ -189,6 +194,13 @@ def _no_colon(target: str, names: list[str]) -> str:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
     return f"is no name known here and has no colon (module.path:ClassName){guess}; names are {', '.join(names)}"
+
+
+def _read_module(path: str, spec: str) -> WasmModule:
+    try:
+        return WasmModule.read(Path(path))
+    except WasmError as error:
+        raise LogitsProcessorSpecError(spec, str(error)) from None
 
 
 def _load_path(path: str, spec: str) -> object:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from fastdeploy_lp.engine.tokenizer import TokenBytes, Tokenizer
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.token_bytes import TokenBytes
 
 IM_END = 2
 

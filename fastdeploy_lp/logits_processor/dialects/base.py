@@ -38,6 +38,9 @@ class Dialect(ABC):
     by_name_only: ClassVar[bool] = False
     """True if a request can use the processor only by naming it, never through flat arguments."""
 
+    bounds_memory: ClassVar[bool] = False
+    """True if the dialect itself bounds the memory of its processors, so that the chain need not watch it."""
+
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
         """Returns True if `found` is written in this dialect."""

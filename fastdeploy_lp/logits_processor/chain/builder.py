@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,15 @@ class Built:
     entry: ChainEntry | None = None
     instance: RowProcessor | None = None
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Newcomer:
+    """A request for which processors are built: its processors, the tokens of its prompt, and its seed."""
+
+    selection: Selection
+    prompt: Sequence[int]
+    seed: int
 
 
 class ChainBuilder:
@@ -87,23 +96,26 @@ class ChainBuilder:
         """Returns True if a request may use this order now, besides the orders in use and in `building`."""
         return self._groups.has_room_for(order, building)
 
-    def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
+    def calls(
+        self, request_id: str, selection: Selection, prompt: Sequence[int] = (), seed: int = 0
+    ) -> list[AuthorCall]:
         """Returns the constructor calls to make before the request can enter, one a processor, with `Built` results.
 
         Claims the group of its order, if there is one, for the request.
         """
+        newcomer = _Newcomer(selection, prompt, seed)
         order = self.order_of(selection)
         group = self._groups.get(order)
         self._groups.claim(request_id, order)
         calls = []
         if group is None:
             for name in order or ():
-                calls.append(self._call(name, None, selection))
+                calls.append(self._call(name, None, newcomer))
         else:
             for entry in group.entries:
                 if _holds_instances(entry) and entry.declared.is_meant_for(selection):
-                    calls.append(self._call(entry.name, entry, selection))
-        shadowed = selection.in_shadow() if selection.shadow else selection
+                    calls.append(self._call(entry.name, entry, newcomer))
+        shadowed = replace(newcomer, selection=selection.in_shadow()) if selection.shadow else newcomer
         for name in selection.shadow:
             shadow = self._shadows.entry_of(name)
             if shadow is None:
@@ -149,26 +161,28 @@ class ChainBuilder:
         self,
         name: str,
         entry: ChainEntry | None,
-        selection: Selection,
+        newcomer: _Newcomer,
         new_entry: Callable[[str], ChainEntry] | None = None,
     ) -> AuthorCall:
-        work = partial(self._build, name, entry, selection, new_entry)
+        work = partial(self._build, name, entry, newcomer, new_entry)
         return AuthorCall(name, work, 0.0 if name in self._tried else self._first_calls)
 
     def _build(
         self,
         name: str,
         entry: ChainEntry | None,
-        selection: Selection,
+        newcomer: _Newcomer,
         new_entry: Callable[[str], ChainEntry] | None = None,
     ) -> Built:
+        selection = newcomer.selection
         made = entry or (new_entry or self._new_entry)(name)
         instance, failed = None, None
         if isinstance(made.processor, PerRequestProcessor) and self._declared[name].is_meant_for(selection):
             try:
                 with made.recorded_build():
                     self._try_once(name, made.processor, selection.args_for(name))
-                    instance = made.processor.new_instance(selection.args_for(name))
+                    args = selection.args_for(name)
+                    instance = made.processor.instance_for(args, newcomer.prompt, newcomer.seed)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed = contained(error)
         return Built(made if entry is None else None, instance, failed)

@@ -1,4 +1,4 @@
-"""WebAssembly modules: an isolated instance for every request that names the processor; docs/wasm.md has the interface."""
+"""WebAssembly modules, with an isolated instance for every request that names them; docs/wasm.md has the interface."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ class WasmRow:
         self.before = row.copy()
         return self._instance.step((), row) or NOTHING
 
-    def __call__(
-        self, _prompt: Sequence[int], output: Sequence[int], row: Tensor, actions: RequestActions
-    ) -> Tensor:
+    def __call__(self, _prompt: Sequence[int], output: Sequence[int], row: Tensor, actions: RequestActions) -> Tensor:
         """Steps as a processor of one row does; for calls whose row serves no request."""
         host = row.numpy().astype(np.float32).reshape(1, -1)
         edits = self.step(output, host[0])
@@ -150,7 +148,6 @@ class WasmProcessor(PerRequestProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         """Steps each instance, then edits the rows; raises RowErrors for those that failed."""
-        self._engine.ticker.keep_ticking()
         view = writable_view(logits)
         shared = view is not None and view.dtype == np.float32
         rows = view if view is not None and shared else logits.astype("float32").numpy()

@@ -54,42 +54,36 @@ _KEPT_RESIDENT = 128 * 1024
 
 
 class EpochTicker:
-    """Increments the engine's epoch while modules run, in a thread that sleeps otherwise."""
+    """Increments the engine's epoch while calls have deadlines, in a thread that sleeps otherwise.
 
-    IDLE_TICKS = 50
+    epoch: the number of increments.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._changed = threading.Condition()
-        self._wanted = False
-        self._parked = True
+        self._last = 0
         self._started = False
         self.epoch = 0
 
-    def keep_ticking(self) -> None:
-        """Lets the epoch advance for at least the next second; costs a comparison while it does."""
-        self._wanted = True
-        if self._parked:
-            with self._changed:
-                self._parked = False
-                if not self._started:
-                    self._started = True
-                    threading.Thread(target=self._run, name="wasm-epochs", daemon=True).start()
-                self._changed.notify()
+    def reach(self, epoch: int) -> None:
+        """Lets the epoch advance at least to this one, and returns at once."""
+        with self._changed:
+            self._last = max(self._last, epoch)
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="wasm-epochs", daemon=True).start()
+            self._changed.notify()
 
     def _run(self) -> None:
+        ticks = threading.Event()
         while True:
-            self._wanted = False
-            for _ in range(self.IDLE_TICKS):
-                with self._changed:
-                    self._changed.wait(TICK_SECONDS)
-                # The count may be behind the engine's epoch, never before it: deadlines are then later.
-                self._engine.increment_epoch()
-                self.epoch += 1
             with self._changed:
-                if not self._wanted:
-                    self._parked = True
-                    self._changed.wait_for(lambda: not self._parked)
+                self._changed.wait_for(lambda: self.epoch < self._last)
+            ticks.wait(TICK_SECONDS)
+            # The count is never ahead of the engine's epoch, so that no deadline is too early.
+            self._engine.increment_epoch()
+            self.epoch += 1
 
 
 class MemoryQuota:

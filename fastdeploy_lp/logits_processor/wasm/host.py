@@ -53,7 +53,7 @@ class HostFunctions:
         from wasmtime import FuncType, Linker, ValType
 
         library, linker = wasm_library(), Linker(engine)
-        functions = {
+        functions: dict[str, Callable[..., int | None]] = {
             "fail": self._fail,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,9 @@ class WasmInstance:
     `step` does. After a fault it is of no use.
     """
 
-    def __init__(self, engine: WasmEngine, linked: LinkedModule, params: bytes, prompt: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, engine: WasmEngine, linked: LinkedModule, params: bytes, prompt: Sequence[int], seed: int
+    ) -> None:
         self._engine = engine
         self._limits = engine.limits
         self._library = wasm_library()
@@ -74,8 +76,11 @@ class WasmInstance:
         self._memory_use = _MemoryUse(engine.quota)
         weakref.finalize(self, self._memory_use.release)
         self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._row = self._tokens = self._room = 0
         self._start(linked, params, prompt, seed)
         self.starting = False
+        # The next call sets its own.
+        self._deadline = 0
 
     def step(self, tokens: Sequence[int], row: NDArray[np.float32] | None = None) -> StepEdits | None:
         """Returns the module's edits for the tokens since its last step, None for none; valid until its next step.
@@ -155,7 +160,7 @@ class WasmInstance:
         self._library.set_fuel(self._context, limits.init_fuel)
         self._library.set_deadline(self._context, ticks)
         self._deadline = self._engine.ticker.epoch + ticks
-        self._engine.ticker.keep_ticking()
+        self._engine.ticker.reach(self._deadline)
         self._engine.host.running.instance = self
         try:
             instance = linked.pre.instantiate(self._store)
@@ -212,6 +217,7 @@ class WasmInstance:
             # For twice the time, so that most calls find enough of it left.
             library.set_deadline(context, 2 * ticks)
             self._deadline = epoch + 2 * ticks
+            self._engine.ticker.reach(self._deadline)
         if self._uses_host:
             self._engine.host.running.instance = self
         error = library.call(context, function, self._at, count or 1, self._trap_at)
@@ -221,10 +227,12 @@ class WasmInstance:
             self._refresh()
 
     def _fault(self, error: int | None) -> BaseException:
+        code, message = None, ""
         if error:
-            return ModuleFault(f"it cannot be called: {_short(self._library.take_error(error))}")
-        code, message = self._library.take_trap(self._trap.value or 0)
-        self._trap.value = None
+            message = self._library.take_error(error)
+        else:
+            code, message = self._library.take_trap(self._trap.value or 0)
+            self._trap.value = None
         found = self._host_error()
         if found is not None:
             return found
@@ -234,7 +242,7 @@ class WasmInstance:
             limits = self._limits
             seconds = limits.init_seconds if self.starting else limits.step_seconds
             return ModuleFault(f"it took longer than {seconds:g} s")
-        return ModuleFault(_TRAPS.get(-1 if code is None else code, _short(message)))
+        return ModuleFault(_short(message) if code is None else _TRAPS.get(code, _short(message)))
 
     def _host_error(self) -> BaseException | None:
         error, self.host_error = self.host_error, None
@@ -252,7 +260,7 @@ class WasmInstance:
         self._bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self._base), np.uint8) if size else self._bytes
         self._words: NDArray[np.uint32] = self._bytes[: size // 4 * 4].view(np.uint32)
         self._floats: NDArray[np.float32] = self._words.view(np.float32)
-        self._integers_in_memory = memoryview(self._words)
+        self._integers_in_memory = self._words.data
 
     def _require_words(self, place: int, count: int) -> None:
         if place % 4:

@@ -6,6 +6,7 @@ wasmtime's Python methods look up a function's type at each call, which takes ab
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -30,18 +31,14 @@ class WasmLibrary:
     """
 
     def __init__(self) -> None:
-        from wasmtime import _bindings
-
-        dll = _bindings.dll
+        dll = importlib.import_module("wasmtime._bindings").dll
         self.callback_type = ctypes.CFUNCTYPE(_POINTER, _POINTER, _POINTER, _POINTER, _SIZE)
         self.finalizer_type = ctypes.CFUNCTYPE(None, _POINTER)
 
         def entry(name: str, result: Any, *arguments: Any) -> Any:
             return ctypes.CFUNCTYPE(result, *arguments)((name, dll))
 
-        self.call = entry(
-            "wasmtime_func_call_unchecked", _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER
-        )
+        self.call = entry("wasmtime_func_call_unchecked", _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER)
         self.set_fuel = entry("wasmtime_context_set_fuel", _POINTER, _POINTER, _UINT64)
         self.get_fuel = entry("wasmtime_context_get_fuel", _POINTER, _POINTER, _POINTER)
         self.set_deadline = entry("wasmtime_context_set_epoch_deadline", None, _POINTER, _UINT64)

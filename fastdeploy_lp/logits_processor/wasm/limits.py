@@ -19,9 +19,9 @@ TICK_SECONDS = 0.02
 class WasmLimits:
     """Bounds on one instance.
 
-    step_fuel: of a call of its step; a unit is about one instruction, and a byte of a bulk copy. init_fuel: of its start
-    with one request's parameters. memory: bytes of its linear memory. total_memory: of all instances of the process.
-    step_seconds, init_seconds: a second bound, by the clock, for a machine on which fuel takes unusually long.
+    step_fuel: of a step; a unit is about one instruction, or one byte of a bulk copy. init_fuel: of its start. memory:
+    bytes of its linear memory. total_memory: of all instances of the process. step_seconds, init_seconds: a second
+    bound, by the clock, for a machine on which fuel takes unusually long. table_elements: of its table. stack: bytes.
     """
 
     step_fuel: int = 10_000_000

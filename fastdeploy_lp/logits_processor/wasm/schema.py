@@ -59,7 +59,7 @@ def _model(name: str, schema: Mapping[str, Any], path: str, depth: int) -> type[
     fields: dict[str, Any] = {}
     for place, (key, inner) in enumerate(properties.items()):
         kind = _kind(inner, f"{path}.{key}", depth + 1)
-        notes = {note: str(inner[note]) for note in ("title", "description") if note in inner}
+        notes: dict[str, Any] = {note: str(inner[note]) for note in ("title", "description") if note in inner}
         if key in required:
             default: Any = Field(alias=key, **notes)
         elif "default" in inner:
@@ -97,7 +97,8 @@ def _kind(schema: Any, path: str, depth: int) -> Any:
     if named == "object":
         return _object(schema, path, depth)
     if named == "array":
-        kind: Any = list[_kind(schema["items"], f"{path}.items", depth + 1) if "items" in schema else Any]  # type: ignore[misc]
+        inner = _kind(schema["items"], f"{path}.items", depth + 1) if "items" in schema else Any
+        kind: Any = list[inner]  # type: ignore[valid-type]
     elif schema.get("format") == TOKEN_FORMAT["format"]:
         kind = TokenId
     elif "format" in schema:
@@ -114,7 +115,7 @@ def _object(schema: Mapping[str, Any], path: str, depth: int) -> Any:
             raise WasmError(f"{path}.additionalProperties: must be false beside properties")
         return _model("Object", schema, path, depth)
     inner = _kind(more, f"{path}.additionalProperties", depth + 1) if isinstance(more, Mapping) else Any
-    return _bounded(dict[StrictStr, inner], schema, "object", path)
+    return _bounded(dict[StrictStr, inner], schema, "object", path)  # type: ignore[valid-type]
 
 
 def _choice(schema: Mapping[str, Any], path: str) -> Any:
@@ -126,7 +127,7 @@ def _choice(schema: Mapping[str, Any], path: str) -> Any:
 
 
 def _bounded(kind: Any, schema: Mapping[str, Any], named: str, path: str) -> Any:
-    bounds = {}
+    bounds: dict[str, Any] = {}
     for keyword, name in _BOUNDS.get(named, {}).items():
         if keyword in schema:
             value = schema[keyword]

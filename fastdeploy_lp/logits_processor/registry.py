@@ -6,12 +6,14 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import BROUGHT, DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
+from fastdeploy_lp.logits_processor.dialects.wasm import WasmDialect
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
@@ -49,6 +51,10 @@ BUILTIN: dict[str, str] = {
     for module, names in _BUILTIN_MODULES.items()
     for name in names
 }
+
+
+MAX_BROUGHT = 256
+"""Uploaded processors that a process keeps loaded."""
 
 
 def load_processors(
@@ -103,6 +109,17 @@ def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
     """
     plugins = _allowed_by_name(vllm_entry_points=stand_ins_are_installed())
     return _declare(spec, {} if found is None else {spec: found}, plugins)
+
+
+@lru_cache(maxsize=MAX_BROUGHT)
+def load_brought(spec: str) -> DeclaredProcessor:
+    """Returns a processor that a client has uploaded, from its SPEC, whose path has a digest of its content.
+
+    The file is known to be valid. Raises LogitsProcessorSpecError if it is gone.
+    """
+    alias, target = _split_alias(spec)
+    module = _read_module(target, spec)
+    return DeclaredProcessor(alias or module.name, spec, BROUGHT, module, WasmDialect())
 
 
 def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plugin]) -> DeclaredProcessor:

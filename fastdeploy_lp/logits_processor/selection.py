@@ -20,6 +20,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
     hidden: names of flat arguments that a processor does not see, by the processor's name.
     imposed: the operator's arguments by processor name; these processors see the request, with these arguments.
     secret: the names that do not exist for the client; those without imposed arguments leave the request alone.
+    brought: SPECs by name of its processors that its client has uploaded; `order` then has all names.
     """
 
     flat: dict[str, Any] = {}
@@ -29,6 +30,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
     hidden: dict[str, tuple[str, ...]] = {}
     imposed: dict[str, dict[str, Any]] = {}
     secret: tuple[str, ...] = ()
+    brought: dict[str, str] = {}
 
     def in_shadow(self) -> Selection:
         """Returns the same selection as the processors in shadow see it."""

@@ -85,8 +85,8 @@ class RequestPreparation:
         return settled
 
     async def _selection(self, params: SamplingParams, client: str, inside: Run, imposed: Imposed) -> Selection:
-        authors = self._args_validator.without(imposed.secret).authors_of(params)
         try:
+            authors = self._args_validator.for_client(params, imposed).authors_of(params)
             if authors:
                 return await self._trials.selection(params, authors, client, imposed)
         except UnsendableError:

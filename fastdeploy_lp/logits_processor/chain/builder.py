@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fastdeploy_lp.logits_processor.actions import RequestActions
 from fastdeploy_lp.logits_processor.chain.author_threads import AuthorCall
@@ -16,7 +17,7 @@ from fastdeploy_lp.logits_processor.chain.groups import ChainGroups, Order
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
-from fastdeploy_lp.logits_processor.errors import contained
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, contained
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 
@@ -60,16 +61,18 @@ class ChainBuilder:
         groups: ChainGroups,
         shadows: ShadowChain,
         new_entry: Callable[[str], ChainEntry],
+        bring: Callable[[Selection], None],
     ) -> None:
         self._declared = declared
         self._vocab_size = fd_config.model_config.vocab_size
         self._first_calls = fd_config.structured_outputs_config.first_calls
         # Processors with a tried instance.
         self._tried: set[str] = set()
-        self._trying = {name: threading.Lock() for name in declared}
+        self._trying: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._groups = groups
         self._shadows = shadows
         self._new_entry = new_entry
+        self._bring = bring
         # By request, the entries that hold its instances.
         self._holders: dict[str, list[ChainEntry]] = {}
 
@@ -103,6 +106,10 @@ class ChainBuilder:
 
         Claims the group of its order, if there is one, for the request.
         """
+        try:
+            self._bring(selection)
+        except LogitsProcessorSpecError as error:
+            return [AuthorCall(name, partial(_raise, error)) for name in selection.brought]
         newcomer = _Newcomer(selection, prompt, seed)
         order = self.order_of(selection)
         group = self._groups.get(order)
@@ -157,6 +164,11 @@ class ChainBuilder:
             if isinstance(entry.processor, PerRequestProcessor):
                 entry.processor.forget(request_id)
 
+    def forget_processor(self, name: str) -> None:
+        """Drops what is known of a processor that is not declared any more."""
+        self._tried.discard(name)
+        self._trying.pop(name, None)
+
     def _call(
         self,
         name: str,
@@ -205,6 +217,10 @@ class ChainBuilder:
             return False
         entry.processor.adopt(request_id, built.instance, built.error)
         return True
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _holds_instances(entry: ChainEntry) -> bool:

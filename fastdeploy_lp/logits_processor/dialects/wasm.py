@@ -56,6 +56,8 @@ class WasmDialect(Dialect):
             problem = f"is a WebAssembly module, and the package {LIBRARY} is not installed"
             raise LogitsProcessorSpecError(spec, f"{problem}: pip install 'fastdeploy-lp[wasm]'")
         try:
+            # Finds mistakes in its schema, too.
+            self.params_model(found)
             wasm_engine(_CHECKED_VOCABULARY, None).linked(found)
         except WasmError as error:
             raise LogitsProcessorSpecError(spec, str(error)) from None

@@ -47,8 +47,6 @@ class WasmModule:
         module = cls(path.stem, require_wasm(content))
         if about is not None and module.section is None:
             module = cls(path.stem, with_section(content, about))
-        # Finds mistakes in it now.
-        _ = module.params_model
         return module
 
     @cached_property

@@ -28,7 +28,8 @@ _OTHERS = {
 }
 _PLAIN: dict[str, Any] = {
     "integer": StrictInt,
-    "number": StrictFloat | StrictInt,
+    # Takes integers, too.
+    "number": StrictFloat,
     "string": StrictStr,
     "boolean": StrictBool,
     "null": None,

@@ -15,7 +15,6 @@ from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.stats import OK, QUARANTINED, ShadowStats
 
-
 UPLOADS = "(uploads)"
 """Name in metrics of all uploaded processors together."""
 

@@ -166,6 +166,8 @@ class WasmInstance:
             instance = linked.pre.instantiate(self._store)
         except (Trap, WasmtimeError) as error:
             raise self._host_error() or ModuleFault(f"it cannot start: {_short(str(error))}") from None
+        finally:
+            self._engine.host.running.instance = None
         exports = instance.exports(self._store)
         self._exports = exports
         self._memory = exports["memory"]._memory
@@ -221,6 +223,8 @@ class WasmInstance:
         if self._uses_host:
             self._engine.host.running.instance = self
         error = library.call(context, function, self._at, count or 1, self._trap_at)
+        if self._uses_host:
+            self._engine.host.running.instance = None
         if error or self._trap.value:
             raise self._fault(error)
         if library.memory_size(context, self._memory_at) != self._size:

@@ -24,13 +24,14 @@ ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "tests" / "data" / "wasm"
 NO_REPEATS, TOP_GAP = BUILT / "no_repeats.wasm", BUILT / "top_gap.wasm"
 INCLUDE = ROOT / "fastdeploy_lp" / "logits_processor" / "wasm" / "include"
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 VOCAB_SIZE = 64
 NO_COMPILER = None if shutil.which("clang") and shutil.which("wasm-ld") else "clang and wasm-ld are not installed"
 
 
 def compile_c(source: Path, target: Path) -> Path:
     """Compiles a C program as the header says."""
-    flags = ["--target=wasm32", "-O2", "-nostdlib", "-Wl,--no-entry", "-Wall", "-Wextra", "-Werror", "-I", str(INCLUDE)]
+    flags = ["--target=wasm32", "-O3", "-msimd128", "-nostdlib", "-Wl,--no-entry", *WARNINGS, "-I", str(INCLUDE)]
     subprocess.run(["clang", *flags, "-o", str(target), str(source)], check=True)
     return target
 

@@ -56,7 +56,7 @@ class ProcessorStates:
 
     @property
     def reported(self) -> list[ProcessorStats]:
-        """Counters for metrics and logs: all uploaded processors count as one, since each is known to its owner only."""
+        """Counters for metrics and logs, where uploaded processors, which only their owners know, count as one."""
         names = {processor.name for processor in self._declared}
         declared = [each for each in self.stats if each.name in names]
         uploaded = [each for each in self.stats if each.name not in names]

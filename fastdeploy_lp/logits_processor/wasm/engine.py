@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import OrderedDict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault, WasmError
 from fastdeploy_lp.logits_processor.wasm.host import HostFunctions
-from fastdeploy_lp.logits_processor.wasm.interface import require_interface
+from fastdeploy_lp.logits_processor.wasm.interface import REQUIRED, STEPS, require_interface
 from fastdeploy_lp.logits_processor.wasm.limits import MAX_INSTANCES, TICK_SECONDS, WasmLimits
 from fastdeploy_lp.logits_processor.wasm.module import WasmModule
 
 if TYPE_CHECKING:
     from wasmtime import Config, Engine
+    from wasmtime._instance_pre import InstancePre
 
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
 
@@ -110,14 +112,17 @@ class MemoryQuota:
 class LinkedModule:
     """A compiled module with its imports; each request gets an instance of it.
 
-    needs_logits: its step reads the row. initializes: it has constructors to run first. uses_host: it imports
-    functions.
+    pointer: of wasmtime's object. step: name of its step. needs_logits: the step reads the row. used: names of the
+    exports that the server uses. initializes: it has constructors to run first. uses_host: it imports functions.
     """
 
-    def __init__(self, linked: Any, exports: frozenset[str], *, uses_host: bool) -> None:
-        self.pre = linked
-        self.needs_logits = "lp_step_logits" in exports
+    def __init__(self, linked: InstancePre, exports: frozenset[str], *, uses_host: bool) -> None:
+        self._linked = linked
+        self.pointer = ctypes.addressof(linked.ptr().contents)
+        (self.step,) = STEPS.keys() & exports
+        self.needs_logits = self.step == "lp_step_logits"
         self.initializes = "_initialize" in exports
+        self.used = ("memory", *REQUIRED, self.step, *(("_initialize",) if self.initializes else ()))
         self.uses_host = uses_host
 
 
@@ -133,6 +138,7 @@ class WasmEngine:
         self.limits = limits
         self.vocab_size = vocab_size
         self.engine = Engine(_config(limits))
+        self.pointer = ctypes.addressof(self.engine.ptr().contents)
         self.ticker = EpochTicker(self.engine)
         self.quota = MemoryQuota(limits.total_memory)
         self.host = HostFunctions(vocab_size, tokenizer)

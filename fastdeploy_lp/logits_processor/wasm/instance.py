@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +30,36 @@ _TRAPS = {
     9: "it executed `unreachable`: it aborted, or ran out of memory",
 }
 MAX_ARGUMENTS = 6
+TOKEN_BYTES = 256
+"""Of the place for a step's new tokens; more get a new place."""
 
 
-class _MemoryUse:
-    """The bytes of an instance's memory in the quota, returned when the instance goes."""
+class _Resources:
+    """A store, which has all of an instance, and the bytes of its memory in the quota.
 
-    def __init__(self, quota: MemoryQuota) -> None:
+    Views of the memory keep it, so that edits may outlive their instance.
+    """
+
+    def __init__(self, store: int, quota: MemoryQuota) -> None:
+        self._store = store
+        self._delete = wasm_library().delete_store
         self._quota = quota
         self._num_bytes = 0
 
-    def set(self, num_bytes: int) -> None:
-        """Changes the number; raises ModuleFault if the quota has too little."""
+    def use_memory(self, num_bytes: int) -> None:
+        """Sets the number of bytes; raises ModuleFault if the quota has too little."""
         self._quota.change(num_bytes - self._num_bytes)
         self._num_bytes = num_bytes
 
-    def release(self) -> None:
-        """Returns all of them."""
-        self.set(0)
+    def view(self, place: int, size: int) -> NDArray[np.uint8]:
+        """Returns a view of bytes at an address of the store."""
+        memory: Any = (ctypes.c_uint8 * size).from_address(place)
+        memory.kept = self
+        return np.frombuffer(memory, np.uint8)
+
+    def __del__(self) -> None:
+        self._delete(self._store)
+        self.use_memory(0)
 
 
 class WasmInstance:
@@ -73,8 +85,11 @@ class WasmInstance:
         self._result = ctypes.c_uint32.from_buffer(self._values)
         self._trap = ctypes.c_void_p()
         self._trap_at = ctypes.addressof(self._trap)
-        self._memory_use = _MemoryUse(engine.quota)
-        weakref.finalize(self, self._memory_use.release)
+        store = self._library.new_store(engine.pointer, None, None)
+        self._resources = _Resources(store, engine.quota)
+        self._context = self._library.context_of(store)
+        limits = engine.limits
+        self._library.limit_store(store, limits.memory, limits.table_elements, 1, -1, 1)
         self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._row = self._tokens = self._room = 0
         self._start(linked, params, prompt, seed)
@@ -149,49 +164,34 @@ class WasmInstance:
     # Its start.
 
     def _start(self, linked: LinkedModule, params: bytes, prompt: Sequence[int], seed: int) -> None:
-        from wasmtime import Store, Trap, WasmtimeError
-
-        limits = self._limits
+        library, context, limits = self._library, self._context, self._limits
         self._step_ticks = self._engine.ticks(limits.step_seconds)
-        ticks = self._engine.ticks(limits.init_seconds)
-        self._store = Store(self._engine.engine)
-        self._store.set_limits(limits.memory, limits.table_elements, 1, -1, 1)
-        self._context = ctypes.addressof(self._store._context().contents)
-        self._library.set_fuel(self._context, limits.init_fuel)
-        self._library.set_deadline(self._context, ticks)
-        self._deadline = self._engine.ticker.epoch + ticks
-        self._engine.ticker.reach(self._deadline)
-        self._engine.host.running.instance = self
-        try:
-            instance = linked.pre.instantiate(self._store)
-        except (Trap, WasmtimeError) as error:
-            raise self._host_error() or ModuleFault(f"it cannot start: {_short(str(error))}") from None
-        finally:
-            self._engine.host.running.instance = None
-        exports = instance.exports(self._store)
-        self._exports = exports
-        self._memory = exports["memory"]._memory
-        self._memory_at = ctypes.addressof(self._memory)
-        self._base = self._library.memory_data(self._context, self._memory_at)
+        self._start_ticks = self._engine.ticks(limits.init_seconds)
+        self._deadline = 0
+        instance = (ctypes.c_uint8 * library.instance_bytes)()
+        instance_at = ctypes.addressof(instance)
+        # Its start function may run.
+        self._begin_call(limits.init_fuel, self._start_ticks)
+        self._end_call(library.instantiate(linked.pointer, context, instance_at, self._trap_at))
+        names = {name: library.export(context, instance_at, name) for name in linked.used}
+        self._exports = names
+        self._memory_at = names["memory"].place
+        self._base = library.memory_data(context, self._memory_at)
         self._refresh()
         if linked.initializes:
             self._start_call("_initialize")
-        step = exports["lp_step_logits" if self.needs_logits else "lp_step"]._func
-        self._step_function, self._step = step, ctypes.addressof(step)
-        given = self._placed(np.frombuffer(params, np.uint8))
-        tokens = self._placed(np.asarray(prompt, np.uint32).view(np.uint8))
-        vocab_size = self._engine.vocab_size
-        self._row = self._allocate(4 * vocab_size) if self.needs_logits else 0
-        self._room = 1
-        self._tokens = self._allocate(4 * self._room)
-        arguments = (given, len(params), tokens, len(prompt), vocab_size, seed)
+        self._step = names[linked.step].place
+        self._row_bytes = 4 * self._engine.vocab_size if self.needs_logits else 0
+        sizes = [-(-size // 16) * 16 for size in (len(params), 4 * len(prompt), TOKEN_BYTES, self._row_bytes)]
+        given = self._allocate(sum(sizes))
+        tokens = given + sizes[0]
+        self._tokens, self._room = tokens + sizes[1], TOKEN_BYTES // 4
+        self._row = self._tokens + sizes[2]
+        self.write(given, np.frombuffer(params, np.uint8))
+        self.write(tokens, np.asarray(prompt, np.uint32).view(np.uint8))
+        arguments = (given, len(params), tokens, len(prompt), self._engine.vocab_size, seed)
         if self._start_call("lp_init", *arguments):
             raise ModuleFault(f"lp_init returned {self._result.value}, which is not 0")
-
-    def _placed(self, content: NDArray[np.uint8]) -> int:
-        place = self._allocate(len(content))
-        self.write(place, content)
-        return place
 
     def _allocate(self, num_bytes: int) -> int:
         """Returns the place of new bytes from the module's `lp_alloc`, which the module leaves alone."""
@@ -200,35 +200,38 @@ class WasmInstance:
         return place
 
     def _start_call(self, name: str, *arguments: int) -> int:
-        function = self._exports[name]._func
         for place, value in enumerate(arguments):
             self._integers[2 * place] = value
-        limits = self._limits
-        fuel = limits.init_fuel if self.starting else limits.step_fuel
-        ticks = self._engine.ticks(limits.init_seconds if self.starting else limits.step_seconds)
-        self._call(ctypes.addressof(function), len(arguments), fuel, ticks)
+        fuel, ticks = self._limits.step_fuel, self._step_ticks
+        if self.starting:
+            fuel, ticks = self._limits.init_fuel, self._start_ticks
+        self._call(self._exports[name].place, len(arguments), fuel, ticks)
         return self._result.value
 
     # Calls.
 
     def _call(self, function: int, count: int, fuel: int, ticks: int) -> None:
-        library, context = self._library, self._context
-        library.set_fuel(context, fuel)
+        self._begin_call(fuel, ticks)
+        self._end_call(self._library.call(self._context, function, self._at, count or 1, self._trap_at))
+        if self._library.memory_size(self._context, self._memory_at) != self._size:
+            self._refresh()
+
+    def _begin_call(self, fuel: int, ticks: int) -> None:
+        self._library.set_fuel(self._context, fuel)
         epoch = self._engine.ticker.epoch
         if epoch + ticks > self._deadline:
             # For twice the time, so that most calls find enough of it left.
-            library.set_deadline(context, 2 * ticks)
+            self._library.set_deadline(self._context, 2 * ticks)
             self._deadline = epoch + 2 * ticks
             self._engine.ticker.reach(self._deadline)
         if self._uses_host:
             self._engine.host.running.instance = self
-        error = library.call(context, function, self._at, count or 1, self._trap_at)
+
+    def _end_call(self, error: int | None) -> None:
         if self._uses_host:
             self._engine.host.running.instance = None
         if error or self._trap.value:
             raise self._fault(error)
-        if library.memory_size(context, self._memory_at) != self._size:
-            self._refresh()
 
     def _fault(self, error: int | None) -> BaseException:
         code, message = None, ""
@@ -259,9 +262,9 @@ class WasmInstance:
     def _refresh(self) -> None:
         """Views the memory that the module has now: it never moves."""
         size = self._library.memory_size(self._context, self._memory_at)
-        self._memory_use.set(size)
+        self._resources.use_memory(size)
         self._size = size
-        self._bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self._base), np.uint8) if size else self._bytes
+        self._bytes = self._resources.view(self._base, size) if size else self._bytes
         self._words: NDArray[np.uint32] = self._bytes[: size // 4 * 4].view(np.uint32)
         self._floats: NDArray[np.float32] = self._words.view(np.float32)
         self._integers_in_memory = self._words.data

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,14 @@ class _ByteVector(ctypes.Structure):
     _fields_ = (("size", _SIZE), ("data", _POINTER))
 
 
+@dataclass(frozen=True)
+class Export:
+    """A function or a memory. extern: keeps the struct. place: its address."""
+
+    extern: Any
+    place: int
+
+
 class WasmLibrary:
     """Typed entry points of the shared library that the package `wasmtime` contains.
 
@@ -31,7 +40,8 @@ class WasmLibrary:
     """
 
     def __init__(self) -> None:
-        dll = importlib.import_module("wasmtime._bindings").dll
+        bindings = importlib.import_module("wasmtime._bindings")
+        dll = bindings.dll
         self.callback_type = ctypes.CFUNCTYPE(_POINTER, _POINTER, _POINTER, _POINTER, _SIZE)
         self.finalizer_type = ctypes.CFUNCTYPE(None, _POINTER)
 
@@ -39,6 +49,16 @@ class WasmLibrary:
             return ctypes.CFUNCTYPE(result, *arguments)((name, dll))
 
         self.call = entry("wasmtime_func_call_unchecked", _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER)
+        self.new_store = entry("wasmtime_store_new", _POINTER, _POINTER, _POINTER, _POINTER)
+        self.context_of = entry("wasmtime_store_context", _POINTER, _POINTER)
+        self.limit_store = entry("wasmtime_store_limiter", None, _POINTER, *[ctypes.c_int64] * 5)
+        self.delete_store = entry("wasmtime_store_delete", None, _POINTER)
+        self.instantiate = entry("wasmtime_instance_pre_instantiate", _POINTER, *[_POINTER] * 4)
+        self._export = entry(
+            "wasmtime_instance_export_get", ctypes.c_bool, _POINTER, _POINTER, ctypes.c_char_p, _SIZE, _POINTER
+        )
+        self._extern = bindings.wasmtime_extern_t
+        self.instance_bytes = ctypes.sizeof(bindings.wasmtime_instance_t)
         self.set_fuel = entry("wasmtime_context_set_fuel", _POINTER, _POINTER, _UINT64)
         self.get_fuel = entry("wasmtime_context_get_fuel", _POINTER, _POINTER, _POINTER)
         self.set_deadline = entry("wasmtime_context_set_epoch_deadline", None, _POINTER, _UINT64)
@@ -56,6 +76,13 @@ class WasmLibrary:
         self._error_message = entry("wasmtime_error_message", None, _POINTER, _POINTER)
         self._delete_error = entry("wasmtime_error_delete", None, _POINTER)
         self._delete_bytes = entry("wasm_byte_vec_delete", None, _POINTER)
+
+    def export(self, context: int, instance: int, name: str) -> Export:
+        """Returns an export that the instance has."""
+        found = self._extern()
+        text = name.encode()
+        self._export(context, instance, text, len(text), ctypes.addressof(found))
+        return Export(found, ctypes.addressof(found) + self._extern.of.offset)
 
     def new_trap(self) -> int:
         """Returns a trap for a host function to return."""

@@ -30,7 +30,7 @@ from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.platforms.host_memory import in_host_memory
 from fastdeploy_lp.request.trace import FAILED, SKIPPED
-from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
+from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -289,7 +289,10 @@ class LogitsProcessorChain:
 
     def reset(self, name: str) -> None:
         """Puts a quarantined processor back into service, with new state."""
-        self._faults.reset(name, [entry for _, entry in self._entries_of(name)])
+        entries = [entry for _, entry in self._entries_of(name)]
+        self._faults.reset(name, entries)
+        if not entries and name in self.stats:
+            self.stats[name].state = OK
         self.shadows.reset(name)
 
     def _bring(self, selection: Selection) -> None:

@@ -56,6 +56,10 @@ def processor_routes(engine: Engine, uploads: UploadStore | None = None) -> APIR
         """Returns a quarantined logits processor to service; for operators."""
         require_operator(request)
         cards = {info.name: info for info in engine.processors.describe()}
+        upload = None if uploads is None else uploads.find(name)
+        if upload is not None and name in {each.name for each in engine.processors.stats}:
+            await engine.reset_processor(name)
+            return upload_card(upload, engine.processors.stats_of(name))
         if name not in cards:
             known = ", ".join(cards) or "none"
             reason = f"no logits processor of the name {name!r} is declared; declared are {known}"

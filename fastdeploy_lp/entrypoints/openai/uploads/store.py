@@ -67,6 +67,10 @@ class UploadStore:
         """Returns an owner's uploads by name, the oldest first."""
         return self._uploads.get(owner or NO_KEY, {})
 
+    def find(self, name: str) -> Upload | None:
+        """Returns the upload of this name, whoever owns it; for operators."""
+        return next((own[name] for own in self._uploads.values() if name in own), None)
+
     def specs_of(self, owner: str) -> dict[str, str]:
         """Returns the SPECs of an owner's uploads by name."""
         return {name: each.spec for name, each in self.of(owner).items()}

@@ -183,6 +183,9 @@ def test_a_fault_of_an_upload_ends_its_request_alone(server: ServerProcess) -> N
             assert "executed `unreachable`" in failed.json()["error"]["message"]
             assert len(set(tokens(complete(bob, {good: {"penalty": 100}})))) == 6
         assert alice.get(f"{PATH}/{bad}").json()["counters"]["faults"] == 3
+        assert alice.post(f"{PATH}/{bad}/reset").status_code == 403
+        with client(server, OPERATOR) as operator:
+            assert operator.post(f"{PATH}/{bad}/reset").json()["state"] == "ok"
         metrics = httpx.get(server.metrics_url).text
         assert bad not in metrics
         assert 'logits_processor_faults_total{processor="(uploads)"} 3.0' in metrics

@@ -46,6 +46,8 @@ EXTRAS = {
     "paddleformers": ["paddleformers>=1.2,<1.3"],
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
+    # Processors in WebAssembly, and uploads. Another release may have another C interface.
+    "wasm": ["wasmtime>=50,<51"],
     # Spans of requests: `--otlp-traces-endpoint`.
     "otel": ["opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"],
     "dev": [
@@ -71,6 +73,7 @@ EXTRAS = {
         "types-PyYAML",
         "types-jsonschema",
         "types-tqdm",
+        "wasmtime>=50,<51",
     ],
 }
 
@@ -112,6 +115,7 @@ setup(
         "fastdeploy_lp": ["py.typed"],
         "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
+        "fastdeploy_lp.logits_processor.wasm": ["include/*"],
         "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", f"compiled/{build.library_name()}"],
     },
     install_requires=RUNTIME,

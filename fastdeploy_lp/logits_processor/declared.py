@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_REWIND_NAME = "max_rewind"
 
+BROUGHT = "upload"
+"""Source of a processor that a client has uploaded."""
+
 # Packages whose functions in a schema are not an author's code.
 _OURS = ("fastdeploy_lp", "pydantic", "pydantic_core")
 
@@ -79,9 +82,9 @@ class DeclaredProcessor:
     """One entry of the chain.
 
     name: its name in requests, metrics and errors. spec: the SPEC that it was loaded from. source: "builtin", "module",
-    "entry point" or "object". found: the class, or the plugin dict. mandatory: every request uses it, and no request
-    is served without it. claimed: flat arguments in the `Params` of declared processors; they do not belong to a
-    processor without `Params`.
+    "entry point", "object", "file" or "upload". found: the class, the plugin dict, or the module. mandatory: every
+    request uses it, and no request is served without it. claimed: flat arguments in the `Params` of declared
+    processors; they do not belong to a processor without `Params`.
     """
 
     name: str

@@ -25,6 +25,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
     secret: the names that do not exist for the client, or whose values came too late; those without imposed arguments
     leave the request alone.
     prepared: values of processors' `prepare`, by name.
+    brought: SPECs by name of its processors that its client has uploaded; `order` then has all names.
     """
 
     flat: dict[str, Any] = {}
@@ -36,6 +37,7 @@ class Selection(msgspec.Struct, omit_defaults=True):
     imposed: dict[str, dict[str, Any]] = {}
     secret: tuple[str, ...] = ()
     prepared: dict[str, Any] = {}
+    brought: dict[str, str] = {}
 
     def in_shadow(self) -> Selection:
         """Returns the same selection as the processors in shadow see it."""

@@ -105,8 +105,8 @@ class RequestPreparation:
         return [replace(each, selection=found) for each, found in zip(settled, selections, strict=True)]
 
     async def _selection(self, params: SamplingParams, client: str, inside: Run, imposed: Imposed) -> Selection:
-        authors = self._args_validator.without(imposed.secret).authors_of(params)
         try:
+            authors = self._args_validator.for_client(params, imposed).authors_of(params)
             if authors:
                 return await self._trials.selection(params, authors, client, imposed)
         except UnsendableError:

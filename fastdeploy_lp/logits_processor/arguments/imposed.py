@@ -18,7 +18,8 @@ class Imposed(msgspec.Struct, frozen=True):
     forced: arguments by name of processors that run whatever the request asks for. default: arguments by name of
     processors that run unless the request names processors or passes one of their arguments; one that draws also yields
     to the request's own. withheld: names of processors that the request cannot use. max_tokens: at most this many
-    tokens for each completion.
+    tokens for each completion. brought: SPECs by name of processors that exist for this client only, which has uploaded
+    them.
 
     Arguments are those of a validated `Selection`.
     """
@@ -27,6 +28,7 @@ class Imposed(msgspec.Struct, frozen=True):
     default: dict[str, dict[str, Any]] = {}
     withheld: tuple[str, ...] = ()
     max_tokens: int | None = None
+    brought: dict[str, str] = {}
 
     @property
     def secret(self) -> tuple[str, ...]:
@@ -64,6 +66,7 @@ def _with_imposed(order: Sequence[str], imposed: Sequence[str], declared: Sequen
     places: Mapping[str, int] = {name: place for place, name in enumerate(declared)}
     found = [name for name in order if name not in imposed]
     for name in imposed:
-        before = [place for place, other in enumerate(found) if places[other] < places[name]]
+        # What a client has brought comes before, so that it cannot undo what the operator imposes.
+        before = [place for place, other in enumerate(found) if places.get(other, -1) < places[name]]
         found.insert(before[-1] + 1 if before else 0, name)
     return tuple(found)

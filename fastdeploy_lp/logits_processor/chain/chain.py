@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.logits_processor.chain.brought import BroughtProcessors
 from fastdeploy_lp.logits_processor.chain.builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain.calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
@@ -25,12 +26,13 @@ from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.trace import FAILED, SKIPPED
-from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
+from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -65,10 +67,10 @@ class LogitsProcessorChain:
         self._policy = fd_config.structured_outputs_config
         self.stats = {name: ProcessorStats(name) for name in self._declared}
         self._limit = TimeLimit(self._policy.time_budget * BREAK_OFF_FACTOR)
-        self._first_calls = {name: FirstCalls(self._policy.first_calls) for name in self._declared}
+        self._first_calls: dict[str, FirstCalls] = {}
         # The client of each slot's request, to count faults by client.
         self._clients: dict[int, str] = {}
-        self._faults = ChainFaults(self._policy, self._declared, self._clients)
+        self._faults = ChainFaults(self._policy, self._clients)
         self.forced = ForcedTokens(self._faults)
         self.final = FinalStages(self._faults, self._blame, self._count)
         self._has_final = any(each.stage != LOGITS for each in declared)
@@ -85,7 +87,8 @@ class LogitsProcessorChain:
         own_names = [name for name in self._declared if name not in self._policy.shadow]
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
-        self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
+        self._brought = BroughtProcessors(self._declared, self._drop_unused)
+        self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry, self._bring)
         # This step: the actions of processors that did not fail.
         self._actions: dict[int, SlotActions] = {}
         # This step: the groups that take part.
@@ -125,9 +128,11 @@ class LogitsProcessorChain:
         order = self.builder.order_of(selection)
         group = self._groups.get(order)
         try:
+            self._bring(selection)
             if group is None:
                 group = self._groups.add(order, [self._new_entry(name) for name in order or ()])
-        except RuntimeError as error:  # a constructor that worked at the start and fails now
+        # A constructor that worked at the start and fails now, or an upload that is gone.
+        except (RuntimeError, LogitsProcessorSpecError) as error:
             self._refused[slot] = SlotFailure(str(error))
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
@@ -260,8 +265,26 @@ class LogitsProcessorChain:
 
     def reset(self, name: str) -> None:
         """Puts a quarantined processor back into service, with new state."""
-        self._faults.reset(name, [entry for _, entry in self._entries_of(name)])
+        entries = [entry for _, entry in self._entries_of(name)]
+        self._faults.reset(name, entries)
+        if not entries and name in self.stats:
+            self.stats[name].state = OK
         self.shadows.reset(name)
+
+    def _bring(self, selection: Selection) -> None:
+        """Declares the processors that a request brings; raises LogitsProcessorSpecError for one that is gone."""
+        for declared in self._brought.declare(selection.brought):
+            self.stats.setdefault(declared.name, ProcessorStats(declared.name))
+
+    def _drop_unused(self, names: Collection[str]) -> set[str]:
+        """Forgets those of these processors that no request uses; returns the others."""
+        used = self._groups.drop_unused(names)
+        for name in set(names) - used:
+            self.stats.pop(name, None)
+            self._first_calls.pop(name, None)
+            self._faults.forget(name)
+            self.builder.forget_processor(name)
+        return used
 
     def _entries_of(self, name: str) -> list[tuple[ChainGroup, ChainEntry]]:
         return [(group, entry) for group in self._groups.all for entry in group.entries if entry.name == name]
@@ -273,7 +296,7 @@ class LogitsProcessorChain:
             self._fd_config,
             stats,
             recorder=self._recorders.get(name),
-            first_calls=self._first_calls[name],
+            first_calls=self._first_calls.setdefault(name, FirstCalls(self._policy.first_calls)),
             # A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
             limit=None if declared.source == "builtin" else self._limit,
             in_service=stats.state != QUARANTINED,

@@ -111,7 +111,8 @@ class ChainEntry:
         # Before the next step.
         self._asked_seconds = 0.0
         # The memory of builtins is bounded by the slots.
-        watched = fd_config.structured_outputs_config.memory_budget > 0 and not self.is_builtin
+        bounded = self.is_builtin or declared.dialect.bounds_memory
+        watched = fd_config.structured_outputs_config.memory_budget > 0 and not bounded
         self._gauge = MemoryGauge() if watched else None
         # Of a device whose calls return before their work is done; its seconds of a step are known in the next one.
         self._watch = None if self.is_builtin else current_platform().watch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -62,11 +63,11 @@ class ChainFaults:
     clients: the client of each slot's request, kept current by the chain.
     """
 
-    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str], clients: Mapping[int, str]) -> None:
+    def __init__(self, policy: StructuredOutputsConfig, clients: Mapping[int, str]) -> None:
         self._policy = policy
         self._memory_budget = policy.memory_budget * MEBIBYTE
         self._clients = clients
-        self._since_reset = {name: _FaultCount() for name in names}
+        self._since_reset: defaultdict[str, _FaultCount] = defaultdict(_FaultCount)
         self.failures: dict[int, SlotFailure] = {}
         self.left_out: set[ChainEntry] = set()
 
@@ -140,6 +141,10 @@ class ChainFaults:
             # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
             with suppress(RuntimeError):
                 entry.rebuild()
+
+    def forget(self, name: str) -> None:
+        """Drops the count of a processor that is not declared any more."""
+        self._since_reset.pop(name, None)
 
     def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
         """Puts the processor of these entries back into service; if it cannot be built, it stays in quarantine."""

@@ -158,6 +158,13 @@ class ChainGroups:
         """Releases the claim of a finished request; does nothing for a request without a claim."""
         self._claims.pop(request_id, None)
 
+    def drop_unused(self, names: Collection[str]) -> set[str]:
+        """Drops the groups without requests that have one of these processors; returns the names still in use."""
+        unused = set(self._unused())
+        for order in [each for each in self._own if each in unused and not set(names).isdisjoint(each or ())]:
+            del self._own[order]
+        return {name for order in self._own for name in order or ()}.intersection(names)
+
     @property
     def all(self) -> list[ChainGroup]:
         """All groups."""

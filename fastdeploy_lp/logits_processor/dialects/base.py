@@ -46,6 +46,9 @@ class Dialect(ABC):
     may_draw: ClassVar[bool] = False
     """True if its processors may have the stage "draw"."""
 
+    bounds_memory: ClassVar[bool] = False
+    """True if the dialect itself bounds the memory of its processors, so that the chain need not watch it."""
+
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
         """Returns True if `found` is written in this dialect."""

@@ -35,13 +35,30 @@ class ShadowCounters(BaseModel):
     last_error: str | None
 
 
+class UploadCard(BaseModel):
+    """A client's upload. created: seconds since the epoch."""
+
+    sha256: str
+    bytes: int
+    created: int
+
+
+class ProcessorDeleted(BaseModel):
+    """Body of DELETE /v1/logits_processors/{name}."""
+
+    name: str
+    object: Literal["logits_processor.deleted"] = "logits_processor.deleted"
+    deleted: bool = True
+
+
 class ProcessorCard(BaseModel):
     """One declared logits processor; `parameters` is the JSON Schema of its arguments, `output` of the values that it
     emits, null if unknown.
 
     `always_in_shadow`: the operator runs it in shadow for every request that would use it. `mandatory`: no request can
     omit it, reorder it or run it in shadow. `stage`: `logits` before penalties and temperature, `filtered` after the
-    filters, `draw` for a processor that chooses the token.
+    filters, `draw` for a processor that chooses the token. `upload`: set for a processor that the client has uploaded,
+    whose `order` is -1: it has no place in the chain but the one in a request's list.
     """
 
     name: str
@@ -61,6 +78,7 @@ class ProcessorCard(BaseModel):
     always_in_shadow: bool
     mandatory: bool
     stage: Stage
+    upload: UploadCard | None = None
 
 
 class ProcessorList(BaseModel):

@@ -139,7 +139,8 @@ class StepTrace(ChainTrace, DrawWatcher):
 
     def filtered(self, slots: Sequence[int], rows: Int64s, logits: Tensor) -> None:
         """Copies the rows that the filters have produced."""
-        self._put(FILTERED, SAMPLING, slots, logits, rows, time.perf_counter() - self._began)
+        if slots:
+            self._put(FILTERED, SAMPLING, slots, logits, rows, time.perf_counter() - self._began)
         self.start_clock()
 
     def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:

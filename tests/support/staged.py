@@ -106,6 +106,8 @@ class Draws1(Rows):
             if args.fails_at == len(output):
                 raise RuntimeError("fails as asked")
         tokens = row_ops().draw(logits, plain_draws(uniforms), guard=False)
+        # Changes nothing: what a token may be is not decided by this copy.
+        logits.zero_()
         for row, args in enumerate(self.args):
             if args.chooses is not None and len(self.outputs[row]) == 2:
                 tokens[row] = args.chooses

@@ -168,7 +168,10 @@ def test_the_trace_shows_the_stages() -> None:
     engine.add(request("r", PROMPT, temperature=0.9, seed=1, top_k=4, **traced))
     engine.add(request("greedy", PROMPT, **traced))
     engine.finish_preparing()
-    steps = {step.request_id: step.trace[0] for step in engine.step().steps}
+    steps: dict[str, Any] = {}
+    while engine.has_work:
+        for step in engine.step().steps:
+            steps.setdefault(step.request_id, (step.trace or [None])[0])
     assert [(stage.name, stage.status) for stage in steps["r"]] == [
         ("raw", "ran"),
         ("LogitBiasLogitsProcessor", "ran"),
@@ -183,8 +186,32 @@ def test_the_trace_shows_the_stages() -> None:
         ("final", "ran"),
     ]
     assert len(steps["r"][2].numbers.token_ids) == 4
-    while engine.has_work:
-        engine.step()
+
+
+def test_in_shadow_a_stage_shows_its_effect_and_has_none(engine: EngineCore) -> None:
+    plain = tokens_of(engine).tokens
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("Leaves", {"without": plain[:1]}),
+        ("Draws1", {"draws": True}),
+        ("Draws1", {"fails_at": 0}),
+        ("LogitBiasLogitsProcessor", {"logit_bias": {plain[0]: -100.0}}),
+    ]
+    expected = [tokens_of(engine, args=args, processor=name).tokens for name, args in kinds]
+    assert expected[1] == plain
+    expected[2] = [None]  # type: ignore[list-item]
+    for (name, args), alone in zip(kinds, expected, strict=True):
+        # Beside a processor of the chain that edits the final distribution, the token is not compared.
+        for named in ({}, {"Also": {"without": []}}):
+            selection = Selection(named={name: args, **named}, shadow=(name,))
+            engine.add(asks(f"{name}{random.getrandbits(40)}", selection=selection))
+            engine.finish_preparing()
+            steps: list[Any] = []
+            while engine.has_work:
+                steps += engine.step().steps
+            assert [token for step in steps for token in step.token_ids] == plain
+            assert [step.error for step in steps if step.error] == []
+            first = (steps[0].shadows or [{}])[0]
+            assert first == ({} if named and alone[0] is not None else {name: alone[0]})
 
 
 ROOMY: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class MirostatLogitsProcessor(DrawingProcessor["_Control"]):
 
     Mirostat 2.0: Basu et al. 2021, Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity. The
     surprise is that in the distribution after temperature and filters. The bound begins at 2 n, and survives
-    preemption; after a fault of the processor, it begins again.
+    preemption and rewinds; after a fault of the processor, it begins again.
     """
 
     Params = MirostatParams
@@ -67,6 +67,9 @@ class MirostatLogitsProcessor(DrawingProcessor["_Control"]):
     def _build(self, request: SlotRequest) -> _Control | None:
         tau = request.args.get("mirostat_tau")
         return None if tau is None else _Control(tau, request.args.get("mirostat_eta", DEFAULT_ETA))
+
+    def _rewound(self, state: _Control, request: SlotRequest) -> _Control:  # noqa: ARG002 - bounds go by place
+        return state
 
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:  # noqa: ARG002 - every step differs
         outputs = share_inputs["output_token_ids"]

@@ -381,7 +381,7 @@ class LogitsProcessorChain:
         for group in self._live:
             for entry in group.entries:
                 # Entries that run after the filters are counted there.
-                if entry.stage == LOGITS or not self.final.works_in_step(entry):
+                if (entry.has_work or entry.actions.used) and not self.final.works_in_step(entry):
                     self._count(group, entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1

@@ -1,4 +1,4 @@
-"""The processors of a chain that run after the filters: first those that edit rows, then those that draw."""
+"""The processors of a chain that run after the filters: editing entries first, then drawing ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class FinalStages:
         self.ran: set[ChainEntry] = set()
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:
-        """Finds the step's rows after `update_state` of all entries; `slots` are those of the rows, ascending."""
+        """Finds the step's rows after `update_state` of all entries; `slots` belong to the rows, ascending."""
         self._groups = groups
         self._places, self.ran = [], set()
         for group in groups:
@@ -129,7 +129,9 @@ class FinalStages:
                 self._leave_out(place, trace)
                 continue
             rows = np.searchsorted(self.slots, place.slots)
-            part = logits if len(rows) == len(self.slots) else take_rows(logits, rows)
+            # An author's code may write to its rows, and its choice is compared with them afterwards.
+            shared = place.entry.is_builtin and len(rows) == len(self.slots)
+            part = logits if shared else take_rows(logits, rows)
             try:
                 tokens = place.entry.draw(part, uniforms[rows])
             except RowErrors as error:
@@ -144,7 +146,7 @@ class FinalStages:
             self._count(place.group, place.entry)
         return choices
 
-    def is_illegal(self, choice: Choice, place: int, token: int, vocab_size: int) -> None:
+    def report_illegal(self, choice: Choice, place: int, token: int, vocab_size: int) -> None:
         """Handles a chosen token that cannot be: out of the vocabulary, or of probability 0."""
         reason = f"draw chose token {token}, whose probability in the row is 0"
         if not 0 <= token < vocab_size:

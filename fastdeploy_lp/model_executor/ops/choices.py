@@ -27,7 +27,7 @@ WORD = 2.0**32
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """How each row is drawn; arrays [rows].
+    """Rules of the rows' draws; arrays [rows].
 
     flips, factors: uint32, two numbers that determine a word of 32 bits for each token; a factor of 0 draws the row by
     its uniform number. layers: int64, 0 for the exponential minimum, else rounds of the tournament, at most 32.

@@ -43,7 +43,7 @@ class FinalRows(DrawWatcher):
     def draw(self, logits: Tensor, draws: Draws, slots: Int64s, *, guard: bool) -> tuple[Draws, Tensor]:
         """Returns the parameters of the draw and the tokens int64 [rows]; row r of logits is slot `slots[r]`.
 
-        Edited rows replace those of logits [rows, vocab_size], and their parameters filter no more.
+        Edited rows replace the rows of logits [rows, vocab_size], and their parameters filter no more.
         """
         if self._trace is not None:
             self._trace.begin()
@@ -123,7 +123,7 @@ class FinalRows(DrawWatcher):
         for choice, rows in self._doubtful:
             chosen = next(read).astype(np.int64)
             for place in np.flatnonzero((chosen != tokens[rows]) & (tokens[rows] >= 0)).tolist():
-                self._stages.is_illegal(choice, place, int(chosen[place]), self._vocab_size)
+                self._stages.report_illegal(choice, place, int(chosen[place]), self._vocab_size)
 
 
 def unfiltered(draws: Draws, rows: Int64s) -> Draws:

@@ -86,7 +86,7 @@ async def streamed(
         async with waiting:
             try:
                 async for output in llm.chat(prompt, params):
-                    text += output.outputs[0].text
+                    text += output.outputs.text
                     found.chunks += 1
                     # A phrase of a prefix is in every longer one, too.
                     if folded and contains(text, folded):
@@ -116,7 +116,7 @@ async def leaks(args: argparse.Namespace) -> tuple[Leaks, list[str]]:
         (card,) = llm.logits_processors
         found.rewinds = card.stats.rewinds
     finally:
-        llm.shutdown()
+        await llm.shutdown()
     return found, phrases
 
 

@@ -194,15 +194,14 @@ class OutputText:
         self._utf8 = _Utf8("replace")
         # The token in which a character begins that is not complete yet.
         self._open: int | None = None
-        # Earlier tokens were read before, by a state that this one replaces.
         self._read = max(0, len(output) - MOST_TOKENS)
+        # A request that enters with output has only one token that was not searched, or that its phase begins with.
+        self._read_up_to(len(output) - 1)
 
     def read(self) -> int:
         """Reads new tokens; returns the number of last tokens from a phrase's beginning on, 0 without a phrase."""
         before = len(self._text)
-        while self._read < len(self.output):
-            self._append(self.output[self._read])
-            self._read += 1
+        self._read_up_to(len(self.output))
         start = self._phrases.first_start(self._text, before)
         if start is not None:
             return len(self.output) - self._owners[start]
@@ -210,6 +209,11 @@ class OutputText:
             self._text = self._text[-self._phrases.longest :]
             del self._owners[: -self._phrases.longest]
         return 0
+
+    def _read_up_to(self, end: int) -> None:
+        while self._read < end:
+            self._append(self.output[self._read])
+            self._read += 1
 
     def _append(self, token: int) -> None:
         text = self._texts(token)

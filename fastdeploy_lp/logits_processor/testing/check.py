@@ -64,7 +64,6 @@ CHECKS = (
     ),
     Check("slot-reuse", behaviour.slot_reuse, "forgets who was in a slot before", (*_SAME, "slot-number")),
     Check("preemption", behaviour.preemption, "goes on after a preemption", (*_SAME, "slot-number", "slot-reuse")),
-    Check("rewind", behaviour.rewind, "goes on after tokens were taken back", (*_SAME, "preemption")),
     Check("recovery", behaviour.recovery, "built anew, goes on with running requests", (*_SAME, "preemption")),
     Check(
         "every-token",
@@ -78,6 +77,7 @@ CHECKS = (
         "gives the same rows while requests come and go",
         (*_SAME, *_SINGLE, "row-isolation", "chunked-prefill"),
     ),
+    Check("rewind", behaviour.rewind, "goes on after tokens were taken back", (*_SAME, "preemption", "churn")),
     Check("actions", behaviour.actions, "acts on each request by itself", _SAME),
     Check("finished-requests", tensors.finished_requests, "keeps nothing of requests that have ended", _SOUND),
     Check("argmax-invariance", claims.argmax_invariance, "is_argmax_invariant() is true to what it does", _SOUND),

@@ -142,7 +142,7 @@ def test_processors_for_torch_pass_and_a_copy_is_advised_against() -> None:
     ("processor", "checks"),
     [
         (wrong.ReturnsACopy, ["in-place"]),
-        (wrong.RemembersWhoWasAway, ["rewind", "recovery"]),
+        (wrong.RemembersWhoWasAway, ["recovery", "rewind"]),
         (wrong.RemembersTheLongestOutput, ["rewind"]),
     ],
 )

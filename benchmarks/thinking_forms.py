@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.config import FDConfig
 
-TOGETHER = 500
+TOGETHER = 250
 Encode = Callable[[str], list[int]]
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "object", "properties": {"a": {"enum": [1, 22, 333]}}, "required": ["a"], "additionalProperties": False},
@@ -125,6 +125,7 @@ def run(llm: LLM, encode: Encode, count: int, parser: str, seed: int) -> Counter
             ends[end] += 1
             if end == "invalid":
                 print(f"invalid: {output.completions[0].text!r} for {json.dumps(schema)}", file=sys.stderr)
+        print(f"{parser}: {begin + len(part)} of {count}: {dict(ends)}", file=sys.stderr, flush=True)
     return ends
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from paddle import Tensor
 from support.grammars import TINY_EOS
+from support.rewinding import Rewinds
 from support.sequences import request
 from support.tiny import tiny_fd_config, write_tiny_checkpoint
 from tokenizers import Tokenizer
@@ -52,6 +53,13 @@ class EveryRow(_Wants):
 class UsersOnly(_Wants):
     only_with_args = True
     accepts_any_args = True
+    seen: ClassVar[list[tuple[str, int]]] = []
+
+
+class AfterFilters(UsersOnly):
+    """The same on the final distribution of rows that are drawn."""
+
+    stage = "filtered"
     seen: ClassVar[list[tuple[str, int]]] = []
 
 
@@ -145,8 +153,8 @@ class Fails(LogitsProcessor):
         return logits
 
 
-WANTING = {cls.__name__: cls for cls in (EveryRow, UsersOnly, Batched, OneEach)}
-ALL = [*WANTING.values(), Writes, Fails]
+WANTING = {cls.__name__: cls for cls in (EveryRow, UsersOnly, AfterFilters, Batched, OneEach)}
+ALL = [*WANTING.values(), Writes, Fails, Rewinds]
 SPECS = {spec_of(cls): cls for cls in ALL}
 
 
@@ -184,7 +192,10 @@ def asks(
     args = {"wants": True} if processor not in ("EveryRow", "Fails") else {}
     phases = {} if when is None else {processor: phase_of(when, "when", NO_PARTS)}
     selection = Selection(named=named | {processor: args}, when=phases, shadow=(processor,) if shadow else ())
-    return request(name, [1, 2, 3], selection=selection, **{"max_tokens": 24, "ignore_eos": True, **params})
+    # Processors after the filters see rows that are drawn.
+    sampling = {"temperature": 0.3, "seed": 5} if processor == "AfterFilters" else {}
+    params = {"max_tokens": 24, "ignore_eos": True, **sampling, **params}
+    return request(name, [1, 2, 3], selection=selection, **params)
 
 
 def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[SequenceStep]]:
@@ -267,7 +278,7 @@ def test_a_processor_sees_exactly_its_phase(
     seen = WANTING[processor].seen
     if way == "preempted":
         assert core.scheduler.num_preemptions
-    if processor in ("EveryRow", "UsersOnly"):
+    if issubclass(WANTING[processor], _Wants):
         assert sorted(seen) == sorted(expected)
     else:
         assert sorted(place for _, place in seen) == sorted(place for _, place in expected)
@@ -297,6 +308,17 @@ def test_a_fault_ends_only_requests_in_the_phase(engine: Callable[..., EngineCor
     assert len(tokens_of(steps["before"])) == 12
     assert sum(len(step.token_ids) for step in steps["within"]) == 6
     assert "Fails failed" in str(steps["within"][-1].error)
+
+
+def test_a_marker_that_is_taken_back_begins_no_phase(engine: Callable[..., EngineCore], tokenizer: Tokenizer) -> None:
+    write = tokenizer.encode("ab</t>", add_special_tokens=False).ids
+    kept, taken = (asks(name, "UsersOnly", {"after": "</t>"}, write) for name in ("kept", "taken"))
+    named = {**(taken.selection.named or {}), "Rewinds": {"forbids": [write[2:]]}}
+    taken.selection = Selection(named=named, when=taken.selection.when)
+    steps = run(engine(), kept, taken)
+    assert tokens_of(steps["kept"]) == [*write, *[WANTED] * (24 - len(write))]
+    assert len(tokens_of(steps["taken"])) == 24
+    assert WANTED not in tokens_of(steps["taken"])
 
 
 def test_a_shadow_is_tried_in_its_phase_only(engine: Callable[..., EngineCore], tokenizer: Tokenizer) -> None:

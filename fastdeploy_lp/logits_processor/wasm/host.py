@@ -49,7 +49,7 @@ class HostFunctions:
         self._callbacks: list[Any] = []
 
     def linker(self, engine: Engine) -> Linker:
-        """Returns a linker with the functions, which live as long as this object."""
+        """Returns a linker with the functions; this object keeps them alive."""
         from wasmtime import FuncType, Linker, ValType
 
         library, linker = wasm_library(), Linker(engine)

@@ -1,4 +1,4 @@
-"""Hostile WebAssembly modules in processes of their own: no crash, no escape, no growth of memory.
+"""Hostile WebAssembly modules in separate processes: no crash, no escape, no growth of memory.
 
 `python benchmarks/wasm_fuzz.py --modules 100000` prints a line for each process and the sum; its status is 1 after a
 crash, a changed row of another request, or growth. tests/logits_processor/wasm/test_fuzz.py runs a few in the suite.

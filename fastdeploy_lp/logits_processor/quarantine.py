@@ -25,7 +25,7 @@ class Quarantine(msgspec.Struct):
         )
 
     def apply_to(self, stats: MutableMapping[str, ProcessorStats]) -> None:
-        """Marks the processors in new counters by name, and adds counters for those that clients have uploaded."""
+        """Marks the processors in new counters by name, and adds counters for uploaded ones."""
         for name, reason in self.chain.items():
             found = stats.setdefault(name, ProcessorStats(name))
             found.state, found.last_error = QUARANTINED, reason

@@ -53,7 +53,7 @@ class ProcessorStates:
 
     @property
     def stats(self) -> list[ProcessorStats]:
-        """Counters in chain order, then those of uploaded processors."""
+        """Counters in chain order, then the counters of uploaded processors."""
         return list(self._stats.values())
 
     @property
@@ -118,7 +118,7 @@ class ProcessorStates:
     def used_by(self, selection: Selection) -> list[str]:
         """Returns the names of the processors that a request uses, mandatory ones included, in chain order.
 
-        Those that its client has uploaded are the first.
+        Uploaded processors are the first.
         """
         declared = [processor.name for processor in self._declared if processor.is_used_by(selection)]
         return [*selection.brought, *declared]
@@ -147,7 +147,7 @@ class ProcessorStatesOfAll(ProcessorStates):
 
     @property
     def stats(self) -> list[ProcessorStats]:
-        """Counters in chain order, then those of uploaded processors."""
+        """Counters in chain order, then the counters of uploaded processors."""
         by_name: dict[str, list[ProcessorStats]] = {}
         for part in self._parts:
             for each in part.stats:

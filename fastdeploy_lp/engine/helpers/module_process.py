@@ -1,6 +1,6 @@
 """`python -m fastdeploy_lp.engine.helpers.module_process SECONDS`: compiles one uploaded module, and ends.
 
-The module comes from a client; a fault of the compiler affects only this process. `ModuleCheck` starts it.
+A client made the module; a fault of the compiler affects only this process. `ModuleCheck` starts it.
 """
 
 from __future__ import annotations

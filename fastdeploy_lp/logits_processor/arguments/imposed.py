@@ -66,7 +66,7 @@ def _with_imposed(order: Sequence[str], imposed: Sequence[str], declared: Sequen
     places: Mapping[str, int] = {name: place for place, name in enumerate(declared)}
     found = [name for name in order if name not in imposed]
     for name in imposed:
-        # What a client has brought comes before, so that it cannot undo what the operator imposes.
+        # Uploads run before, so that they cannot undo an imposed processor.
         before = [place for place, other in enumerate(found) if places.get(other, -1) < places[name]]
         found.insert(before[-1] + 1 if before else 0, name)
     return tuple(found)

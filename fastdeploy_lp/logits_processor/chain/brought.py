@@ -12,8 +12,8 @@ from fastdeploy_lp.logits_processor.registry import MAX_BROUGHT, load_brought
 class BroughtProcessors:
     """Declares processors when a request brings them, and forgets the least recently used of more than MAX_BROUGHT.
 
-    declared: of the chain, which this class changes. drop_unused: forgets those of the named processors that no request
-    uses, and returns the others.
+    declared: of the chain, which this class changes. drop_unused: forgets the named processors that are not in use, and
+    returns the others.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class WasmProcessor(PerRequestProcessor):
         super().update_state(share_inputs)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Steps each instance, then edits the rows; raises RowErrors for those that failed."""
+        """Steps each instance, then edits the rows; raises RowErrors for failed ones."""
         view = writable_view(logits)
         shared = view is not None and view.dtype == np.float32
         rows = view if view is not None and shared else logits.astype("float32").numpy()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault, WasmError
 from fastdeploy_lp.logits_processor.wasm.host import HostFunctions
 from fastdeploy_lp.logits_processor.wasm.interface import REQUIRED, STEPS, require_interface
-from fastdeploy_lp.logits_processor.wasm.limits import MAX_INSTANCES, TICK_SECONDS, WasmLimits
+from fastdeploy_lp.logits_processor.wasm.limits import MAX_INSTANCES, MEBIBYTE, TICK_SECONDS, WasmLimits
 from fastdeploy_lp.logits_processor.wasm.module import WasmModule
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from fastdeploy_lp.model_tokenizer import ModelTokenizer
 
-MAX_COMPILED = 128
-"""Compiled modules that are kept for later requests."""
+MAX_COMPILED_BYTES = 32 * MEBIBYTE
+"""Bytes of the modules that are kept compiled for later requests; machine code takes a few times as much."""
+
+_READ_VOCABULARY = frozenset({"token_bytes", "vocabulary"})
 
 # Features whose results may differ between machines or runs, or that no compiler needs yet for this purpose.
 _OFF = (
@@ -113,16 +115,18 @@ class LinkedModule:
     """A compiled module with its imports; each request gets an instance of it.
 
     pointer: of wasmtime's object. step: name of its step. needs_logits: the step reads the row. used: names of the
-    exports that the server uses. initializes: it has constructors to run first. uses_host: it imports functions.
+    exports that the server uses. initializes: it has constructors to run first. num_bytes: of the module. uses_host: it
+    imports functions.
     """
 
-    def __init__(self, linked: InstancePre, exports: frozenset[str], *, uses_host: bool) -> None:
+    def __init__(self, linked: InstancePre, exports: frozenset[str], *, num_bytes: int, uses_host: bool) -> None:
         self._linked = linked
         self.pointer = ctypes.addressof(linked.ptr().contents)
         (self.step,) = STEPS.keys() & exports
         self.needs_logits = self.step == "lp_step_logits"
         self.initializes = "_initialize" in exports
         self.used = ("memory", *REQUIRED, self.step, *(("_initialize",) if self.initializes else ()))
+        self.num_bytes = num_bytes
         self.uses_host = uses_host
 
 
@@ -156,7 +160,7 @@ class WasmEngine:
         made = self._link(module)
         with self._lock:
             self._linked[module.sha256] = made
-            if len(self._linked) > MAX_COMPILED:
+            while sum(each.num_bytes for each in self._linked.values()) > MAX_COMPILED_BYTES and len(self._linked) > 1:
                 self._linked.popitem(last=False)
         return made
 
@@ -176,7 +180,11 @@ class WasmEngine:
             linked = self._linker.instantiate_pre(compiled)
         except WasmtimeError as error:
             raise WasmError(f"cannot be linked: {_first_line(error)}") from None
-        return LinkedModule(linked, exports, uses_host=bool(compiled.imports))
+        names = {each.name for each in compiled.imports}
+        if not names.isdisjoint(_READ_VOCABULARY):
+            # Takes tens of milliseconds once, which no step should wait for.
+            self.host.read_vocabulary()
+        return LinkedModule(linked, exports, num_bytes=len(module.content), uses_host=bool(names))
 
 
 def _config(limits: WasmLimits) -> Config:

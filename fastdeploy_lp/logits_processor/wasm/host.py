@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CALL_FUEL = 20_000
 """Fuel of each call: it takes about as long as this many instructions."""
 
-BYTE_FUEL = 200
+BYTE_FUEL = 2000
 """Fuel for each byte or token that is converted."""
 
 MAX_CONVERTED = 64 * 1024
@@ -47,8 +47,13 @@ class HostFunctions:
         self.running = threading.local()
         self._callbacks: list[Any] = []
 
+    def read_vocabulary(self) -> None:
+        """Reads the bytes of all tokens, unless there is no tokenizer; without it, their first use does."""
+        if self._tokenizer is not None:
+            _ = self._all_bytes
+
     def linker(self, engine: Engine) -> Linker:
-        """Returns a linker with the functions, which live as long as this object."""
+        """Returns a linker with the functions; this object keeps them alive."""
         from wasmtime import FuncType, Linker, ValType
 
         library, linker = wasm_library(), Linker(engine)

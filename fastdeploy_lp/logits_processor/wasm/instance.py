@@ -91,6 +91,8 @@ class WasmInstance:
         limits = engine.limits
         self._library.limit_store(store, limits.memory, limits.table_elements, 1, -1, 1)
         self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._size = 0
+        self._memory_at: int | None = None
         self._row = self._tokens = self._room = 0
         self._start(linked, params, prompt, seed)
         self.starting = False
@@ -261,6 +263,8 @@ class WasmInstance:
 
     def _refresh(self) -> None:
         """Views the memory that the module has now: it never moves."""
+        if self._memory_at is None:
+            raise ModuleFault("its start function calls the server; lp_init may")
         size = self._library.memory_size(self._context, self._memory_at)
         self._resources.use_memory(size)
         self._size = size

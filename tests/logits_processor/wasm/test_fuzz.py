@@ -1,4 +1,4 @@
-"""Hostile modules in a process of their own; benchmarks/wasm_fuzz.py runs 100,000."""
+"""Hostile modules in a separate process; benchmarks/wasm_fuzz.py runs 100,000."""
 
 from __future__ import annotations
 

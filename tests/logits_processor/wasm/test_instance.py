@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.wasm import NO_REPEATS, TOP_GAP, VOCAB_SIZE, started, wat, words
 
+from fastdeploy_lp.logits_processor.testing.loading import standalone_model
 from fastdeploy_lp.logits_processor.wasm.edits import StepEdits, put_edits
 from fastdeploy_lp.logits_processor.wasm.engine import WasmEngine, wasm_engine
 from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault, ModuleRefusal
@@ -140,6 +141,59 @@ def test_a_module_may_refuse_its_parameters() -> None:
         started(content)
     with pytest.raises(ModuleFault, match="lp_init returned 3"):
         started(wat(init="(i32.const 3)"))
+
+
+def test_a_start_function_may_not_call_the_server() -> None:
+    imports = '(import "fastdeploy_lp" "fail" (func $fail (param i32 i32)))'
+    start = "(start $begin) (func $begin (call $fail (i32.const 400) (i32.const 3)))"
+    with pytest.raises(ModuleFault, match="its start function calls the server"):
+        started(wat(imports=imports, more=start))
+    with pytest.raises(ModuleFault, match="executed `unreachable`"):
+        started(wat(more="(start $begin) (func $begin (unreachable))"))
+
+
+TOKENIZER = """
+  (import "fastdeploy_lp" "tokenize" (func $tokenize (param i32 i32 i32 i32) (result i32)))
+  (import "fastdeploy_lp" "detokenize" (func $detokenize (param i32 i32 i32 i32) (result i32)))
+  (import "fastdeploy_lp" "token_bytes" (func $token_bytes (param i32 i32 i32) (result i32)))
+  (import "fastdeploy_lp" "vocabulary" (func $vocabulary (param i32 i32 i32) (result i32)))"""
+
+
+def agree(*checks: tuple[str, int]) -> str:
+    """Traps unless every expression has its value."""
+    each = (f"(if (i32.ne {text} (i32.const {value})) (then (unreachable)))" for text, value in checks)
+    return "".join([*each, "(i32.const 0)"])
+
+
+AGREES = agree(
+    ("(call $tokenize (i32.const 400) (i32.const 2) (i32.const 500) (i32.const 1))", 2),
+    ("(i32.load (i32.const 500))", 0),
+    ("(call $tokenize (i32.const 400) (i32.const 2) (i32.const 500) (i32.const 2))", 2),
+    ("(call $detokenize (i32.const 500) (i32.const 2) (i32.const 600) (i32.const 9))", 2),
+    ("(i32.load16_u (i32.const 600))", 0x6968),
+    ("(call $token_bytes (i32.load (i32.const 504)) (i32.const 700) (i32.const 1))", 1),
+    ("(i32.load8_u (i32.const 700))", 0x69),
+    ("(call $vocabulary (i32.const 1000) (i32.const 3000) (i32.const 4000))", 256),
+    ("(i32.load (i32.const 2024))", 256),
+)
+
+
+def test_the_servers_functions_know_the_tokenizer_and_are_paid_in_fuel() -> None:
+    with standalone_model(256) as config:
+        engine = WasmEngine(WasmLimits(step_fuel=200_000), 256, config.tokenizer)
+        data = '(data (i32.const 400) "hi")'
+        started(wat(init=AGREES, imports=TOKENIZER, more=data), engine=engine)
+        dear = "(call $tokenize (i32.const 400) (i32.const 101) (i32.const 500) (i32.const 0))"
+        with pytest.raises(ModuleFault, match="out of fuel: a step may use 200000 units"):
+            started(wat(dear, imports=TOKENIZER), engine=engine).step(())
+        beyond = "(call $token_bytes (i32.const 256) (i32.const 0) (i32.const 9))"
+        with pytest.raises(ModuleFault, match="token_bytes: 256 is beyond the vocabulary of 256"):
+            started(wat(beyond, imports=TOKENIZER), engine=engine).step(())
+        outside = "(call $tokenize (i32.const 400) (i32.const 2) (i32.const 65534) (i32.const 9))"
+        with pytest.raises(ModuleFault, match="outside its memory"):
+            started(wat(outside, imports=TOKENIZER, more=data), engine=engine).step(())
+    with pytest.raises(ModuleFault, match="this server has no tokenizer"):
+        started(wat(dear.replace("101", "1"), imports=TOKENIZER)).step(())
 
 
 def test_the_clock_bounds_what_fuel_does_not() -> None:

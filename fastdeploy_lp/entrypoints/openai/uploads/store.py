@@ -68,7 +68,7 @@ class UploadStore:
         return self._uploads.get(owner or NO_KEY, {})
 
     def find(self, name: str) -> Upload | None:
-        """Returns the upload of this name, whoever owns it; for operators."""
+        """Returns the upload of this name of any owner; for operators."""
         return next((own[name] for own in self._uploads.values() if name in own), None)
 
     def specs_of(self, owner: str) -> dict[str, str]:

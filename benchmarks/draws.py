@@ -131,7 +131,7 @@ def area(marked: Sequence[float], others: Sequence[float]) -> float:
 
 def written(llm: LLM, encode: Callable[[str], list[int]], way: str, count: int, tokens: int) -> Texts:
     """Returns texts of the default model at temperature 1."""
-    named = {"Entropy": {}} | ({} if way == PLAIN else {way: ARGUMENTS[way]})
+    named: dict[str, dict[str, Any]] = {"Entropy": {}} | ({} if way == PLAIN else {way: ARGUMENTS[way]})
     params = [
         SamplingParams(
             temperature=1.0, max_tokens=tokens, seed=seed, ignore_eos=True, logprobs=0, logits_processors=named
@@ -141,17 +141,18 @@ def written(llm: LLM, encode: Callable[[str], list[int]], way: str, count: int, 
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts(count)]
     outputs = [answer.outputs for answer in llm.chat(chats, params, use_tqdm=False)]
     surprises = [
-        [-place[token].logprob for token, place in zip(each.token_ids, each.logprobs, strict=True)] for each in outputs
+        [-place[token].logprob for token, place in zip(each.token_ids, each.logprobs or (), strict=True)]
+        for each in outputs
     ]
-    entropies = [each.logits_processors_outputs["Entropy"] for each in outputs]
+    entropies = [(each.logits_processors_outputs or {})["Entropy"] for each in outputs]
     return Texts([encode(each.text) for each in outputs], surprises, entropies)
 
 
 def quality(args: argparse.Namespace) -> list[Quality]:
     """Returns detection and perplexity of each way to draw."""
     encode = Tokenizer(resolve_model(args.model).directory).encode_phrase
-    processors = [Entropy, *ARGUMENTS]
-    sizes = {"max_num_seqs": 32, "max_model_len": 512}
+    processors: list[str | type] = [Entropy, *ARGUMENTS]
+    sizes: dict[str, Any] = {"max_num_seqs": 32, "max_model_len": 512}
     with LLM(model=args.model, quantization=args.quantization, logits_processors=processors, **sizes) as llm:
         texts = {way: written(llm, encode, way, args.texts, args.tokens) for way in (PLAIN, *ARGUMENTS)}
     plain = texts[PLAIN]

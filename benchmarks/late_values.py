@@ -137,7 +137,7 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
                 before = after
     finally:
         await streams.stop()
-        llm.shutdown()
+        await llm.shutdown()
     return ratios
 
 

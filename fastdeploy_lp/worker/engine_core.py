@@ -142,15 +142,15 @@ class EngineCore:
     def _taken(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterator[SequenceStep]:
         """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
         sequence, slot = chunk.sequence, chunk.sequence.slot
-        *earlier, last = [token, *result.further.get(slot, ())]
+        run = [] if token is None else [token, *result.further.get(slot, ())]
         # The result's failures and completed slots are those of the last tokens.
-        begun = replace(result, completed=frozenset()) if earlier and slot in result.completed else result
-        for each in earlier:
+        begun = replace(result, completed=frozenset()) if len(run) > 1 and slot in result.completed else result
+        for each in run[:-1]:
             self.blocks.share_computed(sequence)
             yield self._advance(sequence, each, begun)
             if not self._was_right(chunk):
                 return
-        yield from self._take(chunk, last, result)
+        yield from self._take(chunk, run[-1] if run else None, result)
 
     def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterable[SequenceStep]:
         """Returns the steps of a chunk's sequence: its new token, its vector or its failure; none for no end."""

@@ -40,7 +40,7 @@ struct Weigher {
 
     Doubles operator()(Doubles logits) const { return weight_of((logits - max) * inverse_temperature, least); }
 
-    // Logits up to this one have the weight 0: rounded down, since a float near the greatest logit may be far from the next one.
+    // Logits up to this one have the weight 0: rounded down, since floats of the size of a large logit are far apart.
     float weightless() const { return -float_from(-(max + (kNothingBelow - 0.1) / inverse_temperature)); }
 
     // Weights of `count` logits; `to` has room for a multiple of kWide.

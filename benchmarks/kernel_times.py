@@ -143,7 +143,7 @@ def torch_logprobs(_torch: Any, logits: Any) -> Any:
 
 
 def torch_top_p(torch: Any, logits: Any) -> Any:
-    """Sorts, as most servers do without a kernel of their own."""
+    """Sorts the row, as frameworks without a sampling kernel do."""
     shares, tokens = logits.softmax(-1).sort(dim=-1, descending=True)
     shares[shares.cumsum(-1) - shares > 0.9] = 0.0
     return tokens.gather(-1, torch.multinomial(shares, 1))

@@ -1,4 +1,4 @@
-"""What kernels run on: a device's launches and its memory."""
+"""The interface of a device on which kernels run: launches and memory."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def call(function: str, *arguments: Any) -> None:
         return
     name = ctypes.c_char_p()
     driver.cuGetErrorName(status, ctypes.byref(name))
-    raise CudaError(f"{function} failed: {(name.value or b'unknown error').decode()} ({status})")
+    # `platforms/cuda_errors.py` reads the status.
+    raise CudaError(f"{function} failed with CUDA status {status}: {(name.value or b'unknown error').decode()}")
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def _driver() -> ctypes.CDLL:
         raise CudaError(f"NVIDIA's driver is missing: {error}") from error
     status = driver.cuInit(0)
     if status != 0:
-        raise CudaError(f"NVIDIA's driver finds no usable device: cuInit failed ({status})")
+        raise CudaError(f"NVIDIA's driver finds no usable device: cuInit failed with CUDA status {status}")
     return driver
 
 

@@ -12,7 +12,7 @@ from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 PACKAGE = "nvidia-cuda-nvrtc-cu12"
 # The releases of one major version of CUDA run each other's code; the newest is tried first.
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
-# Where NVIDIA's packages have their libraries: those for CUDA 12, and those for CUDA 13.
+# Namespaces of NVIDIA's packages for CUDA 12 and CUDA 13; the library is in their folder `lib`.
 PACKAGE_DIRECTORIES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
 # No product and sum become one instruction unless the source says so: results have the CPU's bits.
 OPTIONS = ("--std=c++17", "--fmad=false")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parent / "kernels"
-# What the compiled operators for the CPU include as well.
+# Included by the compiled operators for the CPU, too.
 SHARED = Path(__file__).parents[1] / "csrc" / "rows" / "row_math.h"
 _KERNEL = re.compile(r"^FDLP_KERNEL (\w+)\(", re.MULTILINE)
 

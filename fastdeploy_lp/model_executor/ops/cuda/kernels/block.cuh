@@ -1,4 +1,4 @@
-// What the threads of a block compute together: sums, prefixes, and walks over a row. One block works on one row.
+// Operations of all threads of a block: sums, prefixes, and walks over a row. One block works on one row.
 //
 // All functions contain barriers, so every thread of the block must call them. A block has whole warps, 32 at most.
 #pragma once

@@ -141,6 +141,14 @@ class Platform(ABC):
         """Returns the attention backend of models that Paddle's operators compute: "paddle", "block", or a class."""
         return "paddle"
 
+    def get_row_ops(self) -> str:
+        """Returns the operators on rows of logits: "compiled" (on the CPU), "kernels" (CUDA), or a class.
+
+        A class is a subclass of `fastdeploy_lp.model_executor.ops.row_ops:RowOps`. Paddle's own operators compute where
+        those are unavailable.
+        """
+        return "compiled"
+
     def get_communicator_class(self) -> str | None:
         """Returns the communicator class of ranks that share a model; None if models cannot be shared.
 

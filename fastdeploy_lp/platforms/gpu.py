@@ -200,6 +200,10 @@ class GpuPlatform(Platform):
         """Returns the backend on Paddle's own operator."""
         return "block"
 
+    def get_row_ops(self) -> str:
+        """Returns the operators on CUDA kernels."""
+        return "kernels"
+
     def kv_cache_dtype(self, quantization: str | None) -> str:  # noqa: ARG002
         """Returns the type of the activations, in which the operator stores keys and values."""
         return self.model_dtype

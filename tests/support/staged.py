@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor import LogitsProcessor
 from fastdeploy_lp.logits_processor.vllm_v1 import AdapterLogitsProcessor
-from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
 
 def plain_draws(uniforms: NDArray[np.float32]) -> Draws:

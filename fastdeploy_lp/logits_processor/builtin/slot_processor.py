@@ -29,7 +29,7 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
 
     def __init__(self, fd_config: FDConfig, edits: RowEdits | None = None) -> None:
         # Imported here: the API process reads Params from these modules and does not need Paddle.
-        from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
+        from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
         self._eos_token_ids = fd_config.model_config.eos_token_ids
         self._edits: RowEdits = row_ops() if edits is None else edits

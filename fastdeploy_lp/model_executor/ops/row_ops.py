@@ -6,10 +6,13 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from paddle import Tensor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -186,6 +189,11 @@ class RowOps(RowEdits):
     None of them reads device data. The result of a draw is the same, bit for bit, with every implementation: weights
     are rounded to whole numbers, so that sums do not depend on their order.
     """
+
+    @classmethod
+    def open(cls) -> RowOps | None:
+        """Returns operators for this process; None, with the reason in the log, if they are unavailable here."""
+        return cls()
 
     @abstractmethod
     def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:

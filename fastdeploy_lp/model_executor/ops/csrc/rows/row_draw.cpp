@@ -69,8 +69,6 @@ void keep_top_p(const Weigher& weigher, Scratch& gathered, double mass) {
 constexpr int kDepths = 3;
 constexpr double kDepth[kDepths] = {4.0, 10.0, -kNothingBelow};
 
-float bound_at(double depth, const Filters& filters, float max) { return static_cast<float>(max - depth * filters.temperature); }
-
 // Total weight of the tokens whose logit is at least each of `bounds`, which are descending.
 std::array<double, kDepths> weights_from(const Weigher& weigher, const float* row, int64_t size, const std::array<float, kDepths>& bounds) {
     Doubles lanes[kDepths] = {};
@@ -93,7 +91,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
 void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
     const Weigher weigher = weigher_of(filters, max);
     std::array<float, kDepths> bounds;
-    for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters, max);
+    for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters.temperature, max);
     if (filters.top_k > 0) {
         for (float bound : bounds) {
             gather(weigher, row, size, bound, into);
@@ -150,7 +148,7 @@ void filter_row(const Filters& filters, const float* row, int64_t size, float* t
         if (filters.ranks()) {
             select(filters, row, size, scan.max, kept);
         } else {
-            gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters, scan.max), kept);
+            gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters.temperature, scan.max), kept);
         }
         last = least_kept(kept, scan.max);
         size_t at = kept.count - 1;

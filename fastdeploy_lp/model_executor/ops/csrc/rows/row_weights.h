@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "rows/row_math.h"
 #include "rows/row_scan.h"
 
 namespace fdlp {
@@ -14,8 +15,10 @@ namespace fdlp {
 typedef double Doubles __attribute__((vector_size(kWide * sizeof(double))));
 typedef int64_t Longs __attribute__((vector_size(kWide * sizeof(int64_t))));
 
-constexpr double kOne = 4294967296.0;    // the weight of the most likely token
-constexpr double kNothingBelow = -22.2;  // exp of this is less than one step
+template <>
+struct BitsOf<Doubles> {
+    typedef Longs Type;
+};
 
 inline Doubles widen(const float* from) {
     HalfFloats loaded;
@@ -29,57 +32,16 @@ inline bool any(Longs mask) {
     return joined != 0;
 }
 
-// exp of numbers that are at most 0, to the last bit or so of a double; 0 or less than exp(-700) below -700.
-inline Doubles exp_of_negative(Doubles x) {
-    const Doubles floor = Doubles{} - 700.0;
-    x = x > floor ? x : floor;
-    // Adding this rounds to a whole number and leaves it in the lowest bits.
-    constexpr double kRound = 6755399441055744.0;
-    const Doubles shifted = x * 1.4426950408889634074 + kRound;
-    const Doubles n = shifted - kRound;
-    const Doubles r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
-    // Taylor's series to degree 13: |r| is at most ln(2)/2, the next term below 2^-59.
-    Doubles p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
-    const double magic = kRound;
-    int64_t magic_bits;
-    std::memcpy(&magic_bits, &magic, sizeof(magic_bits));
-    Longs bits;
-    std::memcpy(&bits, &shifted, sizeof(bits));
-    const Longs power = (bits - magic_bits + 1023) << 52;
-    Doubles scale;
-    std::memcpy(&scale, &power, sizeof(scale));
-    return p * scale;
-}
-
 // Converts a row's logits to weights; weights below `least` count as 0, which is min-p.
 struct Weigher {
     double max;
     double inverse_temperature;
     double least;
 
-    Doubles operator()(Doubles logits) const {
-        Doubles x = (logits - max) * inverse_temperature;
-        const Doubles scaled = exp_of_negative(x) * kOne;
-        constexpr double kRound = 4503599627370496.0;
-        Doubles whole = (scaled + kRound) - kRound;
-        whole = whole > scaled ? whole - 1.0 : whole;
-        return whole >= Doubles{} + least ? whole : Doubles{};
-    }
+    Doubles operator()(Doubles logits) const { return weight_of((logits - max) * inverse_temperature, least); }
 
-    // Logits up to this one have the weight 0.
-    float weightless() const { return static_cast<float>(max + (kNothingBelow - 0.1) / inverse_temperature); }
+    // Logits up to this one have the weight 0: rounded down, since floats of the size of a large logit are far apart.
+    float weightless() const { return -float_from(-(max + (kNothingBelow - 0.1) / inverse_temperature)); }
 
     // Weights of `count` logits; `to` has room for a multiple of kWide.
     void weigh(const float* logits, int64_t count, double* to) const {

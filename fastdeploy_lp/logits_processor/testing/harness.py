@@ -232,9 +232,14 @@ class ProcessorHarness:
         self._totals |= {slot: ActionTotals(rewindable=len(each.output)) for slot, each in self.requests.items()}
         self.slots.set_active(self.active)
         if self.entry.needs_update:
-            stop_flags = np.ones_like(self.slots["stop_flags"])
-            stop_flags[self.seen] = False
-            self._run("update_state", self.entry.update_state, self.slots, stop_flags)
+            self._run("update_state", self.entry.update_state, self.slots, self.stop_flags)
+
+    @property
+    def stop_flags(self) -> NDArray[np.bool_]:
+        """Stop flags [S, 1] of this step as the processor sees them."""
+        flags: NDArray[np.bool_] = np.ones_like(self.slots["stop_flags"])
+        flags[self.seen] = False
+        return flags
 
     @property
     def seen(self) -> list[int]:

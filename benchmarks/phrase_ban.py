@@ -50,13 +50,19 @@ def prompts(count: int) -> list[Any]:
 
 
 def phrases_of(texts: Sequence[str], count: int, seed: int = 0) -> list[str]:
-    """Returns the commonest words and pairs of words of the texts that are not everywhere, in random casing."""
+    """Returns the commonest words and pairs of words of the texts that are not everywhere, in random casing.
+
+    Texts of a model with random weights have few words: then pieces of three to six characters as well.
+    """
     found: Counter[str] = Counter()
     for text in texts:
         words = re.findall(r"\w+", text.lower())
         found.update({word for word in words if len(word) > 5})
         found.update({f"{one} {other}" for one, other in pairwise(words) if len(one + other) > 7})
     source = random.Random(seed)
+    if len(found) < count:
+        starts = ((text, source.randrange(len(text) - 5)) for text in texts for _ in range(8) if len(text) > 5)
+        found.update(text[start : start + source.randint(3, 6)].lower() for text, start in starts)
     chosen = [phrase for phrase, times in found.most_common() if times <= max(2, len(texts) // 8)][:count]
     return ["".join(source.choice((str.upper, str.lower))(each) for each in phrase) for phrase in chosen]
 
@@ -106,7 +112,8 @@ async def streamed(
 
 async def leaks(args: argparse.Namespace) -> tuple[Leaks, list[str]]:
     """Returns the leaks of many answers, and the phrases."""
-    llm = AsyncLLM(args.model, logits_processors=[NAME], max_num_seqs=ROWS, quantization=args.quantization)
+    quantization = args.quantization or None
+    llm = AsyncLLM(args.model, logits_processors=[NAME], max_num_seqs=ROWS, quantization=quantization)
     try:
         await llm.start()
         _, plain = await streamed(llm, args.sample, (), args)
@@ -127,7 +134,8 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
     settings = {"temperature": 0, "max_tokens": args.cost_tokens, "ignore_eos": True}
     ways = {"without": {}, "with": {NAME: {"banned_phrases": never}}}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    with LLM(model=args.model, logits_processors=[NAME], max_num_seqs=ROWS, quantization=args.quantization) as llm:
+    quantization = args.quantization or None
+    with LLM(model=args.model, logits_processors=[NAME], max_num_seqs=ROWS, quantization=quantization) as llm:
         for _ in range(args.repeats + 1):
             for way, processors in ways.items():
                 params = SamplingParams(logits_processors=processors, **settings)
@@ -162,7 +170,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a few answers")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--quantization", default="w8a8")
+    parser.add_argument("--quantization", default="w8a8", help='"" for none (default: w8a8)')
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--max-tokens", type=int, default=32, help="of each streamed answer (default: 32)")
     parser.add_argument("--outputs", type=int, help="streamed answers (default: 2000)")

@@ -96,7 +96,7 @@ def test_special_tokens_count_where_the_text_has_them(texts: TokenTexts) -> None
 def test_the_beginning_of_a_character_counts_as_the_beginning(texts: TokenTexts) -> None:
     tokens = [ord("x"), *"🙂".encode(), ord("b")]
     assert OutputText(tokens, PhraseSet(["🙂B"]), texts).read() == 5
-    assert OutputText([256, *tokens], PhraseSet([" ab"]), texts).read() == 7
+    assert OutputText([ord("x"), 256], PhraseSet([" ab"]), texts).read() == 1
 
 
 def test_text_that_was_searched_is_not_searched_again(texts: TokenTexts) -> None:

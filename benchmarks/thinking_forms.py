@@ -50,7 +50,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 class WritesFirst(LogitsProcessor):
-    """Writes the tokens `write` at the beginning of an output; afterwards the model goes on."""
+    """Writes the tokens `write` at the beginning of an output; the model continues it."""
 
     only_with_args = True
 

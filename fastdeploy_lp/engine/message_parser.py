@@ -94,7 +94,7 @@ class MessageParser:
 class MessageParsers:
     """The parsers that a server is configured with; raises ValueError for an unknown parser.
 
-    `parts` are the parts of an output that they tell apart, for phases.
+    `parts` are the parts of an output that they separate, for phases.
     """
 
     def __init__(self, config: ChatConfig, chat_template: str | None) -> None:

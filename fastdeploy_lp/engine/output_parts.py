@@ -1,4 +1,4 @@
-"""Parts of an output that the configured parsers tell apart, as sections of phases."""
+"""Parts of an output that the configured parsers separate, as sections of phases."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class PhasePosition:
         self._index, self._pending = self.section.then, b""
 
     def _pushed(self, piece: bytes) -> bytes | None:
-        """Takes bytes; returns those that belong to the next section, None if the section has not ended."""
+        """Takes bytes; returns the rest after the end of the section, None if the section has not ended."""
         section = self.section
         if not section.until:
             return None

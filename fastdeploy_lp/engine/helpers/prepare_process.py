@@ -38,7 +38,7 @@ class PrepareCall(msgspec.Struct, tag=True):
 
 
 class CancelCall(msgspec.Struct, tag=True):
-    """Cancels a call whose value nobody waits for any more; the process answers with `Cancelled`."""
+    """Cancels a call whose request has ended; the process answers with `Cancelled`."""
 
     number: int
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,10 +35,17 @@ NICENESS = 10
 ANSWER_SECONDS = 2 * BLOCKED_SECONDS
 # Processes in which a call may run before it fails: calls of others may end them.
 ATTEMPTS = 3
+# A processor whose calls have blocked as many processes in this time is called no more until one of them is that old:
+# a new process takes seconds of a core.
+MAX_BLOCKED, BLOCKED_MEMORY_SECONDS = 3, 60.0
 
 
 class PreparationFailedError(RuntimeError):
-    """A call of `prepare` has no value; the message is the reason."""
+    """A call of `prepare` has no value; the message is the reason. `blocked`: it has blocked the event loop."""
+
+    def __init__(self, message: str, *, blocked: bool = False) -> None:
+        super().__init__(message)
+        self.blocked = blocked
 
 
 class _ProcessEndedError(RuntimeError):
@@ -99,7 +108,7 @@ class _Calls:
         for number, found in self._waiting.items():
             if not found.done():
                 reason = f"it blocked its event loop for more than {BLOCKED_SECONDS:g} s; await, or use a thread"
-                found.set_exception(PreparationFailedError(reason) if number == blocked else error)
+                found.set_exception(PreparationFailedError(reason, blocked=True) if number == blocked else error)
         await self._process.end()
 
     def _settle(self, reply: Prepared) -> None:
@@ -124,6 +133,8 @@ class Preparer:
         self._most = most
         self._numbers = itertools.count()
         self._num_calls = 0
+        # By processor, when its latest calls blocked a process, oldest first.
+        self._blocked: dict[str, deque[float]] = {}
         self._calls: _Calls | None = None
         self._starting: asyncio.Task[_Calls] | None = None
         # Cancellations in flight, and others that must not be collected.
@@ -147,9 +158,16 @@ class Preparer:
         """
         if self._num_calls >= self._most:
             raise QueueFullError(f"{self._num_calls} requests wait for their processors' values; try again later")
+        blocked = self._blocked.setdefault(processor, deque(maxlen=MAX_BLOCKED))
+        if len(blocked) == MAX_BLOCKED and time.monotonic() - blocked[0] < BLOCKED_MEMORY_SECONDS:
+            raise PreparationFailedError(f"{MAX_BLOCKED} calls have blocked the event loop lately; try again later")
         self._num_calls += 1
         try:
             return msgspec.msgpack.decode(await self._content(processor, request))
+        except PreparationFailedError as error:
+            if error.blocked:
+                blocked.append(time.monotonic())
+            raise
         finally:
             self._num_calls -= 1
 

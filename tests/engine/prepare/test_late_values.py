@@ -13,7 +13,8 @@ import pytest
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError, QueueFullError, RequestFailedError
-from fastdeploy_lp.engine.helpers.preparer import Preparer
+from fastdeploy_lp.engine.helpers import preparer
+from fastdeploy_lp.engine.helpers.preparer import MAX_BLOCKED, Preparer
 from fastdeploy_lp.engine.helpers.trials import start_of
 from fastdeploy_lp.engine.prepare.input_processor import Prompt
 from fastdeploy_lp.engine.prepare.late_values import LateValues
@@ -102,6 +103,23 @@ def test_a_call_that_blocks_the_event_loop_fails_alone() -> None:
             with pytest.raises(RequestFailedError, match="blocked its event loop for more than 1 s"):
                 await blocks
             assert found(await holds, "Holds")["token"] == 301
+
+    run(scenario)
+
+
+def test_a_processor_that_keeps_blocking_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new process costs seconds of a core; other processors are still called."""
+    # On a busy machine the processes take long to start.
+    monkeypatch.setattr(preparer, "BLOCKED_MEMORY_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        async with late_values() as values:
+            for _ in range(MAX_BLOCKED):
+                with pytest.raises(RequestFailedError, match="blocked its event loop"):
+                    await values.add(asks("Holds", how="blocks"), PROMPT)
+            with pytest.raises(RequestFailedError, match="3 calls have blocked the event loop lately"):
+                await values.add(asks("Holds"), PROMPT)
+            assert found(await values.add(asks("LooksUp"), PROMPT), "LooksUp")["token"] == 301
 
     run(scenario)
 

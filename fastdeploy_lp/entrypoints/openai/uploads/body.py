@@ -59,7 +59,8 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, bytes]:
         raise InvalidRequestError("module", f"no base64: {error}") from None
     if len(content) > MAX_UPLOAD_BYTES:
         raise InvalidRequestError("module", f"{len(content)} bytes; at most {MAX_UPLOAD_BYTES} are allowed")
-    about = request.model_dump(include={"parameters", "description", "max_rewind"}, exclude_none=True)
+    given = {name: getattr(request, name) for name in ("parameters", "description", "max_rewind")}
+    about = {name: value for name, value in given.items() if value is not None}
     try:
         content = require_wasm(content)
         if about:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class WasmDialect(Dialect):
 
     def class_of(self, found: Any) -> type:
         """Returns a class with the module's name and description."""
-        return type(found.name, (), {"__doc__": found.description})
+        return type(found.name, (), {"__doc__": found.description, "max_rewind": found.max_rewind})
 
 
 class WasmRow:
@@ -97,6 +97,10 @@ class WasmRow:
         self._instance = instance
         self._seen = 0
         self.before: NDArray[np.float32] | None = None
+
+    def use_rewindable(self, rewindable: Callable[[], int]) -> None:
+        """Sets the function that returns how many tokens can be taken back in this step."""
+        self._instance.rewindable = rewindable
 
     def step(self, output: Sequence[int], row: NDArray[np.float32]) -> StepEdits:
         """Returns the edits of a step after these output tokens."""
@@ -120,7 +124,7 @@ class WasmRow:
         """Steps as a processor of one row does; for calls whose row serves no request."""
         host = row.numpy().astype(np.float32).reshape(1, -1)
         edits = self.step(output, host[0])
-        _pass_on(edits, actions.finish, actions.emit)
+        _pass_on(edits, actions.finish, actions.emit, actions.rewind)
         for fault in put_edits(host, [(0, edits)]).values():
             raise fault
         return to_device(host[0]).astype(row.dtype)
@@ -163,11 +167,14 @@ class WasmProcessor(PerRequestProcessor):
                 if own.behind:
                     own.behind = False
                     _replay(instance, prompt, output, rows[row])
+                if self._module.max_rewind:
+                    instance.use_rewindable(partial(self.actions.rewindable, slot))
                 known = self._edits.get(row)
                 made = instance.step(output, rows[row]) if known is None else instance.step_again(known, rows[row])
                 self._edits[row] = made
-                if made.finish is not None or made.emits:
-                    _pass_on(made, partial(self.actions.finish, slot), partial(self.actions.emit, slot))
+                if made.acts:
+                    verbs = (self.actions.finish, self.actions.emit, self.actions.rewind)
+                    _pass_on(made, *(partial(verb, slot) for verb in verbs))
                 if made is not NOTHING:
                     edits.append((row, made))
             except BaseException as error:  # noqa: BLE001 - an alarm may interrupt it
@@ -195,11 +202,13 @@ def _replay(instance: WasmRow, _prompt: Sequence[int], output: Sequence[int], li
         instance.step(output[:count], np.zeros_like(like))
 
 
-def _pass_on(edits: StepEdits, finish: Any, emit: Any) -> None:
+def _pass_on(edits: StepEdits, finish: Any, emit: Any, rewind: Any) -> None:
     if edits.finish is not None:
         finish(edits.finish)
     for value in edits.emits:
         emit(value)
+    if edits.rewind is not None:
+        rewind(*edits.rewind)
 
 
 __all__ = ["ModuleFault", "WasmDialect", "WasmProcessor"]

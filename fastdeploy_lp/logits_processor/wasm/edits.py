@@ -45,8 +45,8 @@ class StepEdits:
     """Edits in the order in which they are made, as views of the module's memory, and its actions.
 
     row: logits that replace the row, float32 [vocab_size]. tokens, values: uint32 and float32 [n], added to the row.
-    allowed: uint32 [words], a bit for each token, the lowest first; tokens without a bit get -inf. finish, emits: see
-    `Actions`.
+    allowed: uint32 [words], a bit for each token, the lowest first; tokens without a bit get -inf. finish, emits,
+    rewind (number of tokens, and banned ones): see `Actions`.
     """
 
     row: NDArray[np.float32] | None = None
@@ -55,6 +55,12 @@ class StepEdits:
     allowed: NDArray[np.uint32] | None = None
     finish: str | None = None
     emits: tuple[Any, ...] = ()
+    rewind: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def acts(self) -> bool:
+        """True if it has actions."""
+        return self.finish is not None or bool(self.emits) or self.rewind is not None
 
     def require_valid_biases(self, vocab_size: int) -> None:
         """Raises ModuleFault for a token beyond the vocabulary, and for a bias of NaN or positive infinity."""
@@ -69,9 +75,7 @@ class StepEdits:
 
 def read_edits(memory: ModuleMemory, place: int, vocab_size: int) -> StepEdits:
     """Returns the edits of the struct `lp_edits` at this place; raises ModuleFault for an invalid one."""
-    count, tokens, values, allowed, row, finish, length, emits, num_emits, *rest = memory.integers(place, EDITS_WORDS)
-    if any(rest):
-        raise ModuleFault("reserved words of lp_edits are not 0")
+    count, tokens, values, allowed, row, finish, length, emits, num_emits, *rewind = memory.integers(place, EDITS_WORDS)
     edits = StepEdits()
     if count:
         if count > vocab_size:
@@ -88,6 +92,11 @@ def read_edits(memory: ModuleMemory, place: int, vocab_size: int) -> StepEdits:
             raise ModuleFault(f"{num_emits} values to emit in one step; at most {MAX_EMITS} are allowed")
         texts = memory.integers(emits, 2 * num_emits)
         edits.emits = tuple(_value(_text(memory, *pair)) for pair in zip(texts[::2], texts[1::2], strict=True))
+    taken_back, banned, num_banned = rewind
+    if taken_back:
+        if num_banned > vocab_size:
+            raise ModuleFault(f"{num_banned} banned tokens; the vocabulary has {vocab_size}")
+        edits.rewind = taken_back, memory.integers(banned, num_banned)
     return edits
 
 

@@ -63,6 +63,7 @@ class HostFunctions:
             "detokenize": self._detokenize,
             "token_bytes": self._token_bytes,
             "vocabulary": self._vocabulary,
+            "rewindable": self._rewindable,
             "abort": self._abort,
         }
         for (module, name), (arguments, results) in HOST.items():
@@ -134,6 +135,10 @@ class HostFunctions:
         if capacity >= len(content):
             instance.write(offsets, begins.view(np.uint8))
         return _put(instance, content, out, capacity)
+
+    def _rewindable(self, instance: WasmInstance) -> int:
+        instance.charge(CALL_FUEL)
+        return instance.rewindable()
 
     @cached_property
     def _all_bytes(self) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,7 @@ class WasmInstance:
         self._library = wasm_library()
         self.needs_logits = linked.needs_logits
         self.host_error: BaseException | None = None
+        self.rewindable: Callable[[], int] = lambda: 0
         self._uses_host = linked.uses_host
         self.starting = True
         self._values = (ctypes.c_uint8 * (RAW_BYTES * MAX_ARGUMENTS))()

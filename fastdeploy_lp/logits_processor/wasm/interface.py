@@ -28,6 +28,7 @@ HOST = {
     (IMPORTS, "detokenize"): ((I32, I32, I32, I32), (I32,)),
     (IMPORTS, "token_bytes"): ((I32, I32, I32), (I32,)),
     (IMPORTS, "vocabulary"): ((I32, I32, I32), (I32,)),
+    (IMPORTS, "rewindable"): ((), (I32,)),
     # AssemblyScript's programs report their own errors by it.
     ("env", "abort"): ((I32, I32, I32, I32), ()),
 }

@@ -15,11 +15,13 @@ from pydantic import BaseModel
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
 from fastdeploy_lp.logits_processor.wasm.limits import MAX_MODULE_BYTES
 from fastdeploy_lp.logits_processor.wasm.schema import model_of
+from fastdeploy_lp.request.limits import MAX_REWIND
 
 SUFFIX = ".wasm"
 MAGIC = b"\0asm\x01\0\0\0"
 SECTION = "logits_processor"
-"""Custom section with a JSON object: `description`, and `parameters`, the JSON Schema of a request's arguments."""
+"""Custom section with a JSON object: `description`; `parameters`, the JSON Schema of a request's arguments; and
+`max_rewind`, the most tokens that it takes back at once."""
 
 MAX_DESCRIPTION = 2000
 
@@ -68,16 +70,24 @@ class WasmModule:
             found = json.loads(self.section)
         except (ValueError, RecursionError):
             raise WasmError(f"its section {SECTION} is no JSON") from None
-        if not isinstance(found, dict) or not found.keys() <= {"description", "parameters"}:
-            raise WasmError(f"its section {SECTION} must be an object with description and parameters")
+        if not isinstance(found, dict) or not found.keys() <= {"description", "parameters", "max_rewind"}:
+            raise WasmError(f"its section {SECTION} must be an object with description, parameters and max_rewind")
         if not isinstance(found.get("description", ""), str):
             raise WasmError(f"its section {SECTION}: description must be text")
+        most = found.get("max_rewind", 0)
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_REWIND:
+            raise WasmError(f"its section {SECTION}: max_rewind must be an integer from 0 to {MAX_REWIND}")
         return found
 
     @property
     def description(self) -> str:
         """Its description of itself, empty if it has none."""
         return str(self.about.get("description", ""))[:MAX_DESCRIPTION]
+
+    @property
+    def max_rewind(self) -> int:
+        """The most tokens that it takes back at once, 0 if it declares none."""
+        return int(self.about.get("max_rewind", 0))
 
     @cached_property
     def params_model(self) -> type[BaseModel] | None:

@@ -98,6 +98,30 @@ def test_a_module_ends_its_request_and_emits_values(tmp_path: Path) -> None:
     assert steps[-1].stop_reason == {"processor": "acts", "reason": "enough"}
 
 
+REWINDS = """
+  (if (i32.eqz (local.get 1)) (then (return (i32.const 0))))
+  (if (i32.ne (i32.load (local.get 0)) (i32.const {token})) (then (return (i32.const 0))))
+  (if (i32.eqz (call $rewindable)) (then (unreachable)))
+  (i32.store (i32.const 200) (i32.const {token}))"""
+
+
+def test_a_module_takes_tokens_back(tmp_path: Path) -> None:
+    imports = '(import "fastdeploy_lp" "rewindable" (func $rewindable (result i32)))'
+    plain = [token for step in steps_of(engine_with(tmp_path), [PLAIN])["plain"] for token in step.token_ids]
+    step = REWINDS.format(token=plain[1]) + words(0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 200, 1)
+    engine = engine_with(tmp_path, rewinds=wat(step, imports=imports, about={"max_rewind": 2}))
+    steps = steps_of(engine, [naming("rewinds")])["r"]
+    assert steps[-1].error is None
+    tokens = [token for each in steps for token in each.token_ids]
+    assert len(tokens) == len(plain) == 6
+    assert tokens[0] == plain[0]
+    assert plain[1] not in tokens[1:]
+    assert engine.runner.chain.stats["rewinds"].rewinds > 0
+    undeclared = engine_with(tmp_path, more=(), rewinds=wat(words(0, 0, 0, 0, 0, 0, 0, 0, 0, 1)))
+    failed = steps_of(undeclared, [naming("rewinds")])["r"]
+    assert "declares no max_rewind" in str(failed[-1].error)
+
+
 def test_a_module_sees_each_token_once_although_its_step_runs_again(tmp_path: Path) -> None:
     """Another processor fails, so that the logits of the step are computed again."""
     alone = run_to_end(engine_with(tmp_path, good=NO_REPEATS.read_bytes()), [naming("good", "good", penalty=50)])

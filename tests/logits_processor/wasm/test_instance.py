@@ -88,7 +88,7 @@ BAD_STEPS = {
     "edits not aligned": ("(i32.const 66)", "no multiple of 4"),
     "too many biases": (words(VOCAB_SIZE + 1, 200, 300), "65 biases; the vocabulary has 64 tokens"),
     "biases outside": (words(4, 65528, 300), "outside its memory"),
-    "reserved": (words(0, 0, 0, 0, 0, 0, 0, 0, 0, 1), "reserved words of lp_edits are not 0"),
+    "too many banned": (words(0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 200, 65), "65 banned tokens; the vocabulary has 64"),
     "long reason": (words(0, 0, 0, 0, 0, 64, 1 << 20), "a text of 1048576 bytes"),
     "reason that is no text": (f"(i32.store (i32.const 400) (i32.const 255)) {words(0, 0, 0, 0, 0, 400, 1)}", "UTF-8"),
     "too many values": (words(0, 0, 0, 0, 0, 0, 0, 200, 65), "65 values to emit"),

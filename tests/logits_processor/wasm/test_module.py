@@ -72,6 +72,13 @@ def test_a_declared_module_has_the_files_name_and_its_own_description(tmp_path: 
     assert other.name == "other"
 
 
+@pytest.mark.parametrize("most", [-1, 1025, True, "2"])
+def test_a_module_takes_back_a_bounded_number_of_tokens(most: Any, tmp_path: Path) -> None:
+    with pytest.raises(LogitsProcessorSpecError, match="max_rewind must be an integer from 0 to 1024"):
+        declared(wat(about={"max_rewind": most}), tmp_path)
+    assert declared(wat(about={"max_rewind": 3}), tmp_path).max_rewind == 3
+
+
 def test_a_schema_may_lie_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"parameters": {"properties": {"y": {"type": "boolean"}}}}))
     assert declared(wat(), tmp_path).argument_names == {"y"}

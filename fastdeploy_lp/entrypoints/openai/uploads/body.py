@@ -16,6 +16,7 @@ from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.entrypoints.openai.uploads.store import LABEL, MAX_UPLOAD_BYTES
 from fastdeploy_lp.logits_processor.wasm.errors import WasmError
 from fastdeploy_lp.logits_processor.wasm.module import SECTION, WasmModule, require_wasm, with_section
+from fastdeploy_lp.request.limits import MAX_REWIND
 
 FORM = "multipart/form-data"
 MAX_DESCRIPTION = 2000
@@ -25,7 +26,8 @@ class UploadRequest(BaseModel):
     """Body of POST /v1/logits_processors.
 
     name: the beginning of the name that requests use. module: WebAssembly in base64. parameters: JSON Schema of a
-    request's arguments, unless the module declares one itself.
+    request's arguments. max_rewind: the most tokens that it takes back at once. These and the description are for a
+    module that says nothing about itself.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -34,6 +36,7 @@ class UploadRequest(BaseModel):
     module: str
     parameters: dict[str, Any] | None = None
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    max_rewind: Annotated[int, Field(ge=0, le=MAX_REWIND)] | None = None
 
 
 def read_upload(content_type: str, body: bytes) -> tuple[str, bytes]:
@@ -56,7 +59,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, bytes]:
         raise InvalidRequestError("module", f"no base64: {error}") from None
     if len(content) > MAX_UPLOAD_BYTES:
         raise InvalidRequestError("module", f"{len(content)} bytes; at most {MAX_UPLOAD_BYTES} are allowed")
-    given = {"parameters": request.parameters, "description": request.description}
+    given = {name: getattr(request, name) for name in ("parameters", "description", "max_rewind")}
     about = {name: value for name, value in given.items() if value is not None}
     try:
         content = require_wasm(content)
@@ -93,6 +96,6 @@ def _field(name: str, content: bytes) -> Any:
     try:
         if name == "module":
             return base64.b64encode(content).decode()
-        return json.loads(content) if name == "parameters" else content.decode()
+        return json.loads(content) if name in ("parameters", "max_rewind") else content.decode()
     except ValueError as error:
         raise InvalidRequestError(name, f"cannot be read: {error}") from None

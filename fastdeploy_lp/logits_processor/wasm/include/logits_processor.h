@@ -39,6 +39,8 @@ typedef struct {
  * row: vocab_size logits that replace the row.
  * finish, finish_length: the reason with which the request ends before this step's token.
  * emits, num_emits: JSON values for the client, sent with this step's token.
+ * rewind: the last output tokens that are taken back, without this step's token; the tokens of banned, num_banned cannot
+ * be sampled there. Declare "max_rewind" in LP_ABOUT.
  */
 typedef struct {
     uint32_t num_biases;
@@ -50,7 +52,9 @@ typedef struct {
     uint32_t finish_length;
     const lp_text* emits;
     uint32_t num_emits;
-    uint32_t reserved[3];
+    uint32_t rewind;
+    const uint32_t* banned;
+    uint32_t num_banned;
 } lp_edits;
 
 _Static_assert(sizeof(void*) != 4 || sizeof(lp_edits) == 48, "lp_edits has 12 words");
@@ -92,6 +96,9 @@ LP_IMPORT("token_bytes") uint32_t lp_token_bytes(uint32_t token, char* out, uint
 /* Bytes of all tokens, one after the other; token t has offsets[t] to offsets[t + 1]. Both are written, or
  * neither. `offsets` has vocab_size + 1 numbers. */
 LP_IMPORT("vocabulary") uint32_t lp_vocabulary(uint32_t* offsets, char* out, uint32_t capacity);
+
+/* The number of output tokens that can be taken back now. */
+LP_IMPORT("rewindable") uint32_t lp_rewindable(void);
 
 /* Memory. Nothing is freed: an instance serves one request, and its memory goes with it. */
 

@@ -137,7 +137,8 @@ def test_parameters_are_checked_by_the_schema_and_by_the_module(server: ServerPr
 def test_a_form_uploads_a_file_with_its_schema(server: ServerProcess) -> None:
     with client(server, ALICE) as alice:
         schema = {"properties": {"x": {"type": "integer", "minimum": 1}}}
-        fields = {"name": "formed", "parameters": json.dumps(schema), "description": "By a form."}
+        about = {"parameters": json.dumps(schema), "description": "By a form.", "max_rewind": "2"}
+        fields = {"name": "formed", **about}
         card = alice.post(PATH, data=fields, files={"module": ("m.wasm", wat(), "application/wasm")}).json()
         assert card["description"] == "By a form."
         assert complete(alice, {card["name"]: {"x": 0}}).status_code == 400

@@ -128,9 +128,10 @@ def test_built_on_first_use_and_found_in_the_cache_ever_after(installation: Inst
     assert runs(installation.bin) == 1
 
 
-def test_processes_that_start_together_all_get_the_operators(installation: Installation) -> None:
+def test_processes_that_start_together_compile_once(installation: Installation) -> None:
     together = [installation.start() for _ in range(3)]
     assert [installation.result(process).path for process in together] == [installation.cached] * 3
+    assert runs(installation.bin) == 1
     assert [path.name for path in installation.cached.parent.iterdir()] == [library_name()]
 
 

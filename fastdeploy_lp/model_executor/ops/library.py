@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastdeploy_lp.checkpoint.cache import cache_root
@@ -90,11 +93,26 @@ def _packaged_for_others() -> str:
 
 
 def _build() -> Path:
+    directory = make_own(_cache_directory())
     logger.info("compiling the operators for this processor, a minute or two%s", _packaged_for_others())
     began = time.monotonic()
-    path = require_own(compile_library(make_own(_cache_directory())))
+    with _one_at_a_time(directory):
+        # Processes that start together, such as ranks, compile once: the others wait.
+        path = _find() or require_own(compile_library(directory))
     logger.info("compiled the operators for this processor in %.0f s: %s", time.monotonic() - began, path)
     return path
+
+
+@contextmanager
+def _one_at_a_time(directory: Path) -> Iterator[None]:
+    """Runs the block in one process at a time, if the file system has locks; a lock ends with its process."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _cache_directory() -> Path:

@@ -6,8 +6,8 @@
 
 Both engines answer each batch of prompts in turns. Every answer must have the same tokens in both; of each batch the
 fastest turn counts. Answers end where the model ends them, at the latest after `--max-tokens`. `ratio` compares whole
-requests, `after` only the time from a request's first token to its last one, so without its prompt. `idle` is the share
-of a step's time that finding drafts takes, in an engine inside this process.
+requests, `after` what their tokens take after the first ones: the same requests for one token are subtracted. `idle` is
+the share of a step's time that finding drafts takes, in an engine inside this process.
 
 On a machine with other work, `--processor-time` compares seconds of processor time of all processes instead; run it
 with OMP_NUM_THREADS=1, since threads that wait for each other take processor time, too.
@@ -48,11 +48,10 @@ TICK = 1e-3
 
 @dataclass(frozen=True)
 class Run:
-    """Answers of one engine to a batch of prompts: seconds of all, and from the first token of each to its last one."""
+    """Answers of one engine to a batch of prompts."""
 
     tokens: list[list[int]]
     seconds: float
-    after_first: float
     drafted: DraftedTokens
 
 
@@ -97,42 +96,38 @@ def processor_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def run(llm: LLM, batch: Sequence[Prompt], args: argparse.Namespace) -> Run:
-    """Answers a batch of prompts."""
+def run(llm: LLM, batch: Sequence[Prompt], args: argparse.Namespace, max_tokens: int) -> Run:
+    """Answers a batch of prompts with at most this many tokens each."""
     clock = processor_seconds if args.processor_time else time.perf_counter
-    params = [SamplingParams(temperature=0, max_tokens=args.max_tokens, **each.params) for each in batch]
+    params = [SamplingParams(temperature=0, max_tokens=max_tokens, **each.params) for each in batch]
     conversations = [[{"role": "user", "content": each.text}] for each in batch]
     began = clock()
     outputs = llm.chat(conversations, params, use_tqdm=False)
     seconds = clock() - began
-    times = [output.metrics for output in outputs if output.metrics is not None]
-    return Run(
-        [list(output.outputs.token_ids) for output in outputs],
-        seconds,
-        sum(
-            each.finished_time - each.first_token_time for each in times if each.finished_time and each.first_token_time
-        ),
-        sum((output.drafted for output in outputs), NO_DRAFTS),
-    )
+    tokens = [list(output.outputs.token_ids) for output in outputs]
+    return Run(tokens, seconds, sum((output.drafted for output in outputs), NO_DRAFTS))
 
 
 def compared(engines: Sequence[LLM], task: Task, count: int, args: argparse.Namespace) -> Comparison:
     """Runs a task on both engines in turns, the second one of which drafts; prompts repeat until they fill a batch."""
     prompts = list(islice(cycle(task.prompts), max(count, len(task.prompts) // count * count)))
     best: list[list[Run]] = [[], []]
-    after = [0.0, 0.0]
+    firsts = [0.0, 0.0]
     same = True
     for first in range(0, len(prompts), count):
         runs: list[list[Run]] = [[], []]
+        batch = prompts[first : first + count]
         for _ in range(args.turns):
             for place, engine in enumerate(engines):
-                runs[place].append(run(engine, prompts[first : first + count], args))
+                runs[place].append(run(engine, batch, args, args.max_tokens))
         same = same and all(one.tokens == runs[0][0].tokens for each in runs for one in each)
         for place, each in enumerate(runs):
             best[place].append(min(each, key=lambda one: one.seconds))
-            after[place] += min(one.after_first for one in each)
+            firsts[place] += min(run(engines[place], batch, args, 1).seconds for _ in range(args.turns))
     tokens = sum(len(answer) for one in best[0] for answer in one.tokens)
-    plain, drafted = (tokens / max(sum(one.seconds for one in each), TICK) for each in best)
+    seconds = [max(sum(one.seconds for one in each), TICK) for each in best]
+    after = [max(whole - first, TICK) for whole, first in zip(seconds, firsts, strict=True)]
+    plain, drafted = (tokens / each for each in seconds)
     counts = sum((one.drafted for one in best[1]), NO_DRAFTS)
     return Comparison(
         task.name,
@@ -140,7 +135,7 @@ def compared(engines: Sequence[LLM], task: Task, count: int, args: argparse.Name
         round(plain, 1),
         round(drafted, 1),
         round(drafted / plain, 2),
-        round(after[0] / max(after[1], TICK), 2),
+        round(after[0] / after[1], 2),
         round(counts.accepted / max(counts.verified, 1), 2),
         task.musts.get(count),
         same,

@@ -60,4 +60,4 @@ class MasksAhead:
                 self.known = row + 1
 
     def fail(self, error: BaseException) -> None:
-        """Does nothing: the sequence goes on without the masks that are missing."""
+        """Does nothing: the sequence continues without the missing masks."""

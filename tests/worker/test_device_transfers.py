@@ -242,7 +242,8 @@ def test_with_every_sampling_feature_a_step_waits_for_its_one_read_alone(
     config = replace(config, model_config=replace(config.model_config, directory=directory))
     engine = EngineCore(config, chain_of(["LogitBiasLogitsProcessor", "PhraseBanLogitsProcessor"], config))
     found = reads_of_steps(engine, with_each_feature(requests))
-    assert [step for step in found if step[0] != int(step[1])] == []
+    # A step that holds its tokens back, since a banned phrase may begin with them, reads and reports nothing.
+    assert [step for step in found if not int(step[1]) <= step[0] <= 1] == []
     assert len(found) >= 3 * requests // batch
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from paddle import Tensor
 from support.gpu_semantics import UNSET, gpu_semantics
 
-from fastdeploy_lp.logits_processor.chain.chain import put_rows
+from fastdeploy_lp.logits_processor.chain.rows import put_rows
+from fastdeploy_lp.model_executor.ops.choices import KeyedRows, PaddleChoices
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws, TokenLists
 from fastdeploy_lp.platforms import device_rows, host_memory
@@ -53,6 +54,22 @@ def test_a_row_without_a_token_is_found(filters: list[tuple[float, float, int, f
     assert found.tolist() == expected.tolist()
     assert found[:rows].tolist() == [-1] * rows
     assert (found[rows:] >= 0).all()
+
+
+def test_processors_that_choose_find_a_row_without_a_token() -> None:
+    logits = np.concatenate([np.full((1, VOCAB_SIZE), -np.inf, np.float32), random_rows(2)])
+    keyed = KeyedRows(np.array([3, 5, 7], np.uint32), np.array([0, 9, 11], np.uint32), np.array([0, 0, 4]))
+    uniforms, waits = np.full(3, 0.4, np.float32), list[str]()
+    with gpu_semantics(waits.append):
+        for rows in (slice(0, 3), slice(0, 1)):
+            tensor = paddle.to_tensor(logits[rows])
+            of_rows = KeyedRows(keyed.flips[rows], keyed.factors[rows], keyed.layers[rows])
+            by_key = PaddleChoices().keyed(tensor, of_rows, uniforms[rows])
+            below, _ = PaddleChoices().below_surprise(tensor, np.full(len(tensor), 4.0), uniforms[rows])
+            for tokens in (by_key.numpy().tolist(), below.numpy().tolist()):
+                assert tokens[0] == -1
+                assert min(tokens[1:], default=0) >= 0
+    assert waits == []
 
 
 def test_a_row_with_one_very_low_token_is_none_without_a_token() -> None:
@@ -143,7 +160,7 @@ def test_whole_rows_are_written_without_an_index_of_every_element(edit: str, mon
 
     monkeypatch.setattr(Tensor, "index_put_", watched)
     monkeypatch.setattr(host_memory, "in_host_memory", lambda _: False)
-    monkeypatch.setattr("fastdeploy_lp.logits_processor.chain.chain.in_host_memory", lambda _: False)
+    monkeypatch.setattr("fastdeploy_lp.logits_processor.chain.rows.in_host_memory", lambda _: False)
     EDITS[edit](PaddleRowOps(), paddle.to_tensor(random_rows(4)))
     assert by_row == []
 

@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.compiled_rows import is_plain
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
-from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE
+from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE, can_be_drawn_from, cumsum
 from fastdeploy_lp.model_executor.ops.row_ops import Floats, Int64s
 from fastdeploy_lp.model_executor.ops.row_signatures import addresses
 from fastdeploy_lp.platforms import to_device
@@ -98,7 +98,7 @@ def _below_the_greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns each logit less the row's greatest, float64, and True for each row that can be drawn from."""
     wide = logits.astype("float64")
     highest = wide.max(axis=-1, keepdim=True)
-    return wide - highest, paddle.isfinite(highest).squeeze(1)
+    return wide - highest, can_be_drawn_from(highest).squeeze(1)
 
 
 def _weights(below: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _weights(below: Tensor) -> Tensor:
 
 def _drawn(weights: Tensor, uniform: Tensor) -> Tensor:
     """Returns the first token, by id, at which the weights reach `uniform` [rows, 1] of their sum."""
-    cumulated = paddle.cumsum(weights, axis=-1)
+    cumulated = cumsum(weights)
     return (cumulated < uniform * cumulated[:, -1:]).astype("int64").sum(axis=-1)
 
 
@@ -146,7 +146,7 @@ def _by_tournament(inside: Tensor, weights: Tensor, words: Tensor, layers: Int64
         after = shares * (1.0 + bits - (shares * bits).sum(axis=-1, keepdim=True))
         shares = paddle.where(rounds > layer, after, shares)
     of_head = _drawn(shares, target / mass)
-    cumulated = paddle.cumsum(tail, axis=-1)
+    cumulated = cumsum(tail)
     of_tail = (cumulated < target - mass).astype("int64").sum(axis=-1)
     return paddle.where((target > mass).squeeze(1), of_tail, of_head)
 

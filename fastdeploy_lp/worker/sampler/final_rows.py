@@ -15,6 +15,7 @@ from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.final_stages import Choice, FinalStages
 from fastdeploy_lp.logits_processor.chain.rows import put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.trace import ChainTrace
+from fastdeploy_lp.model_executor.ops.paddle_edits import can_be_drawn_from
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device, writable_view
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
@@ -156,5 +157,5 @@ def _legal_or(drawn: Tensor, chosen: Tensor, logits: Tensor) -> Tensor:
     """Returns the chosen tokens int64 [rows] where they have a finite logit, otherwise and for -1 the drawn ones."""
     size = logits.shape[-1]
     own = paddle.take_along_axis(logits, chosen.clip(0, size - 1).unsqueeze(1), axis=1).squeeze(1)
-    legal = (chosen >= 0) & (chosen < size) & (own > -np.inf) & (drawn >= 0)
+    legal = (chosen >= 0) & (chosen < size) & can_be_drawn_from(own) & (drawn >= 0)
     return paddle.where(legal, chosen, drawn)

@@ -44,7 +44,7 @@ class Actions(ABC):
 
     @abstractmethod
     def rewind(self, slot: int, count: int, ban: Iterable[int] = ()) -> None:
-        """Takes back the last `count` output tokens; the request goes on from there, without this step's token.
+        """Takes back the last `count` output tokens; the request continues there, without this step's token.
 
         At that place, the token ids of `ban` cannot be sampled, nor those of earlier rewinds to it with the same tokens
         before it. Of several calls for one request, the one with the greatest `count` counts; equal ones add up. It

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.tiny import write_tiny_checkpoint
 
 from benchmarks.thinking_forms import SCHEMAS, WritesFirst, arguments, requests, run, spelled, verdict
 from fastdeploy_lp import LLM
@@ -40,11 +41,12 @@ def test_the_requests_depend_on_the_seed_alone() -> None:
     assert arguments([]).requests == 10_000
 
 
-def test_no_answer_is_invalid(tiny_checkpoint: Path) -> None:
+def test_no_answer_is_invalid(tmp_path: Path) -> None:
     """A reduced run."""
-    encode = partial(model_tokenizer(str(tiny_checkpoint)).encode, add_special_tokens=False)
-    options = {"reasoning_parser": "qwen3", "max_num_seqs": 16, "max_model_len": 512}
-    with LLM(str(tiny_checkpoint), logits_processors=[WritesFirst], **options) as llm:
+    model = str(write_tiny_checkpoint(tmp_path, context=512))
+    encode = partial(model_tokenizer(model).encode, add_special_tokens=False)
+    options = {"reasoning_parser": "qwen3", "max_num_seqs": 16}
+    with LLM(model, logits_processors=[WritesFirst], **options) as llm:
         ends = run(llm, encode, 48, "qwen3", 7)
     assert ends["invalid"] == 0
     assert ends["valid"] > 30

@@ -268,13 +268,14 @@ def test_a_processor_sees_exactly_its_phase(
         )
     scripts = {each.request_id: (each.selection.named or {})["Writes"]["write"] for each in requests}
     found = {name: tokens_of(steps) for name, steps in run(core, *requests).items()}
-    expected = []
+    expected, drawn = [], processor == "AfterFilters"
     for name, tokens in found.items():
         of = inside(phases[name], tokens, tokenizer)
         for place, (token, is_inside) in enumerate(zip(tokens, of, strict=True)):
             expected += [(name, place)] if is_inside else []
             if place >= len(scripts[name]):
-                assert (token == WANTED) == is_inside, (name, place, phases[name])
+                # Where rows are drawn, the model may choose the token by itself; `seen` tells these apart.
+                assert (token == WANTED) == is_inside or (drawn and not is_inside), (name, place, phases[name])
     seen = WANTING[processor].seen
     if way == "preempted":
         assert core.scheduler.num_preemptions

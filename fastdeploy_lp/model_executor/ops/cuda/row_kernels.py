@@ -48,11 +48,13 @@ class RowKernels:
 
     def draw(self, logits: Logits, draws: Draws, tokens: int) -> None:
         """Writes the tokens, int64 [rows]."""
-        self._of_rows("fdlp_draw_rows", logits, *self._draws(draws, draws.uniform), c_void_p(tokens))
+        operands, _held = self._upload(draws.temperature, draws.min_p, draws.top_k, draws.top_p, draws.uniform)
+        self._of_rows("fdlp_draw_rows", logits, *operands, c_void_p(tokens))
 
     def filter(self, logits: Logits, draws: Draws, filtered: int) -> None:
         """Writes logits of the same shape."""
-        self._of_rows("fdlp_filter_rows", logits, *self._draws(draws), c_void_p(filtered))
+        operands, _held = self._upload(draws.temperature, draws.min_p, draws.top_k, draws.top_p)
+        self._of_rows("fdlp_filter_rows", logits, *operands, c_void_p(filtered))
 
     def logprobs(
         self, logits: Logits, chosen: int, count: int, *, normalize: bool, values: int, tokens: int, ranks: int
@@ -137,9 +139,6 @@ class RowKernels:
         """Copies rows to consecutive ones at an address."""
         operands, _held = self._upload(rows)
         self._of_parts("fdlp_copy_rows", logits, len(rows), *operands, c_void_p(into))
-
-    def _draws(self, draws: Draws, *more: Floats) -> tuple[c_void_p, ...]:
-        return self._last.of(_as_they_are, 0, draws.temperature, draws.min_p, draws.top_k, draws.top_p, *more)
 
     def _of_rows(self, kernel: str, logits: Logits, *arguments: Any) -> None:
         """Launches a block for each row."""

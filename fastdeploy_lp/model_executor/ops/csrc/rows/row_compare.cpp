@@ -23,6 +23,24 @@ static_assert(kFloatLanes == kLanes, "one vector");
 // Logits further below the greatest do not count; without a limit, -inf times a weight of 0 would be NaN.
 constexpr float kLowestFloat = -87.0f;
 
+// a * b + c, rounded once. Spelled out: a compiler makes one instruction of a product and a sum only if no branch is between them.
+Floats fused(Floats a, Floats b, Floats c) {
+    Floats sum;
+#if defined(__AVX512F__)
+    sum = (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 halves[3][2];
+    std::memcpy(halves[0], &a, sizeof a);
+    std::memcpy(halves[1], &b, sizeof b);
+    std::memcpy(halves[2], &c, sizeof c);
+    for (int i = 0; i < 2; ++i) halves[0][i] = _mm256_fmadd_ps(halves[0][i], halves[1][i], halves[2][i]);
+    std::memcpy(&sum, halves[0], sizeof sum);
+#else
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] = std::fma(a[lane], b[lane], c[lane]);
+#endif
+    return sum;
+}
+
 // Moves the lanes of a strip, added in order, to the sum of the row.
 void drain(Floats& lanes, double& total) {
     double sum = 0.0;
@@ -43,7 +61,7 @@ Distribution weigh(const float* row, int64_t size, float max, float* to) {
             const Floats below = maximum(load_first(row + at, count) - max, splat(kLowestFloat));
             const Floats weights = select(lane_numbers < count, exp_up_to_87(below), Floats{});
             sums += weights;
-            products = multiply_add(weights, below, products);
+            products = fused(weights, below, products);
             store_first(to + at, weights, count);
         }
         at = end;
@@ -53,7 +71,7 @@ Distribution weigh(const float* row, int64_t size, float max, float* to) {
     return {max + log_of(sum), log_of(sum) - product / sum, 1.0 / sum};
 }
 
-// Sum of |one * ratio - other|. With a factor for each of them, a compiler may round either product.
+// Sum of |one * ratio - other|.
 double sum_of_differences(const float* one, float ratio, const float* other, int64_t size) {
     double sum = 0.0;
     Floats lanes = {};
@@ -61,7 +79,7 @@ double sum_of_differences(const float* one, float ratio, const float* other, int
         const int64_t end = std::min(at + kStrip, size);
         for (; at < end; at += kLanes) {
             const int count = static_cast<int>(std::min<int64_t>(kLanes, end - at));
-            const Floats difference = load_first(one + at, count) * ratio - load_first(other + at, count);
+            const Floats difference = fused(load_first(one + at, count), splat(ratio), -load_first(other + at, count));
             lanes += maximum(difference, -difference);
         }
         at = end;

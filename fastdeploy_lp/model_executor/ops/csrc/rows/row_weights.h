@@ -40,8 +40,11 @@ struct Weigher {
 
     Doubles operator()(Doubles logits) const { return weight_of((logits - max) * inverse_temperature, least); }
 
-    // Logits up to this one have the weight 0: rounded down, since floats of the size of a large logit are far apart.
-    float weightless() const { return -float_from(-(max + (kNothingBelow - 0.1) / inverse_temperature)); }
+    // Logits up to this one have the weight 0. It is below the greatest one, even if no float or double is near that.
+    float weightless() const {
+        const float bound = -float_from(-(max + (kNothingBelow - 0.1) / inverse_temperature));
+        return bound < max ? bound : std::nextafterf(static_cast<float>(max), kMinusInfinity);
+    }
 
     // Weights of `count` logits; `to` has room for a multiple of kWide.
     void weigh(const float* logits, int64_t count, double* to) const {

@@ -134,6 +134,8 @@ def test_the_program_runs_with_the_modules_beside_it(folder: Path) -> None:
         "second",
         "BanTokens",
         "Greeting",
+        "SurpriseLimit",
+        "Opposite",
         "OnlyToken",
         "TargetToken",
         "NoImmediateRepeat",

@@ -189,7 +189,7 @@ async def _fine(cls: Any, request: Any) -> Any: ...
         ({"prepare": classmethod(_fine), "prepare_timeout": True}, "prepare_timeout must be more than 0"),
         ({"prepare": classmethod(_fine), "prepare_late": "wait"}, "prepare_late must be one of fail, skip, hold"),
     ],
-    ids=str,
+    ids=["no class method", "not async", "zero", "bool", "unknown"],
 )
 def test_a_wrong_declaration_is_reported_before_the_start(members: dict[str, Any], reason: str) -> None:
     def init(self: Any, fd_config: Any) -> None: ...

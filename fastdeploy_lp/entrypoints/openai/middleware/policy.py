@@ -9,7 +9,7 @@ from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 
 
 class PolicyMiddleware:
-    """Records the rule of the current policy; behind authentication, which records the client's key."""
+    """Records the rule of the current policy; runs after authentication, which records the client's key."""
 
     def __init__(self, app: ASGIApp, policies: Policies) -> None:
         self._app = app

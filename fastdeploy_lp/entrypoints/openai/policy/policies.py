@@ -44,7 +44,7 @@ class Policies:
         self.current = self._read()
 
     def reload_soon(self) -> None:
-        """Begins to read the file again, unless that is going on."""
+        """Begins to read the file again, unless it is being read."""
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.get_running_loop().create_task(self.reload())
 

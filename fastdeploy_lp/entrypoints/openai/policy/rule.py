@@ -22,7 +22,7 @@ class RuleVariant:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the operator imposes on a client's requests. by: the field whose hash selects among the variants."""
+    """The operator's part of a client's requests. by: the field whose hash selects among the variants."""
 
     name: str = ""
     imposed: Imposed = NOTHING_IMPOSED

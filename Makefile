@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/csrc/,*.* */*.*) benchmarks/native/*.cpp)
+CPP := $(wildcard $(addprefix fastdeploy_lp/model_executor/ops/,csrc/*.* csrc/*/*.* cuda/kernels/*.cu*) benchmarks/native/*.cpp tests/support/*.h)
 # Pip names packages, never where they come from: that is the environment's business.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # On a terminal pip's steps share one line; elsewhere pip says nothing unless it fails, and errors are always shown.
@@ -26,7 +26,7 @@ endif
 # Tests start hundreds of processes, each of which would compile every file that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: other-python help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check audit clean
+.PHONY: other-python help serve test test-long test-clients test-ray test-paddleformers test-browser screenshots lint types bench-smoke docs gpu-check gpu-check-kernels audit clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
@@ -153,6 +153,10 @@ docs: $(VENV)/docs.done ## build the documentation's site into build/site
 
 gpu-check: ## check a GPU: golden tokens, chain against the CPU, waits of a step, speed
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
+
+# Paddle is not needed: any Python with numpy, msgspec and nvidia-cuda-nvrtc-cu12 runs the program.
+gpu-check-kernels: ## check the CUDA kernels on a GPU: the CPU's bits on random rows, and times
+	$(BIN)/python benchmarks/gpu_check_kernels.py $(GPU_CHECK_ARGS)
 
 clean: ## remove the environment and caches of tools
 	rm -rf $(VENV) tests/clients/node/node_modules tests/entrypoints/playground/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -39,13 +39,16 @@ RUNTIME = [
 EXTRAS = {
     "cpu": ["paddlepaddle>=3.3.1,<3.4"],
     # Found on PaddlePaddle's own package index; the public one stops at 2.6.2.
-    "gpu": ["nvidia-ml-py>=12.535", "paddlepaddle-gpu>=3.3.1,<3.4"],
+    # NVIDIA's compiler for the kernels of the sampler: Paddle's build for CUDA 12 pins a release of it.
+    "gpu": ["nvidia-cuda-nvrtc-cu12>=12.4", "nvidia-ml-py>=12.535", "paddlepaddle-gpu>=3.3.1,<3.4"],
     # Replicas on a cluster: `serve run configs/ray-serve.yaml`.
     "ray": ["ray[serve]>=2.50"],
     # Model families beyond our own: `--model-impl`. Another release has other classes.
     "paddleformers": ["paddleformers>=1.2,<1.3"],
     # For processors written for torch: vLLM's, or Hugging Face's.
     "torch": ["torch>=2.4"],
+    # Processors in WebAssembly, and uploads. Another release may have another C interface.
+    "wasm": ["wasmtime>=50,<51"],
     # Spans of requests: `--otlp-traces-endpoint`.
     "otel": ["opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"],
     "dev": [
@@ -56,6 +59,8 @@ EXTRAS = {
         "jsonschema>=4.23",
         "kubernetes-validate>=1.37",
         "mypy>=1.15",
+        # Compiles the CUDA kernels without a GPU; this release knows all that tests compile for.
+        "nvidia-cuda-nvrtc-cu12>=12.9",
         "openai>=2",
         "opentelemetry-exporter-otlp-proto-http>=1.30",
         "opentelemetry-sdk>=1.30",
@@ -71,6 +76,7 @@ EXTRAS = {
         "types-PyYAML",
         "types-jsonschema",
         "types-tqdm",
+        "wasmtime>=50,<51",
     ],
 }
 
@@ -84,6 +90,7 @@ def load_ops_build() -> ModuleType:
 
 
 build = load_ops_build()
+PACKAGED = f"compiled/{build.library_name()}"
 
 
 def compile_ops() -> None:
@@ -112,7 +119,8 @@ setup(
         "fastdeploy_lp": ["py.typed"],
         "fastdeploy_lp.entrypoints.playground": ["static/*"],
         "fastdeploy_lp.entrypoints.scaffold": ["templates/*/*"],
-        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", f"compiled/{build.library_name()}"],
+        "fastdeploy_lp.logits_processor.wasm": ["include/*"],
+        "fastdeploy_lp.model_executor.ops": ["csrc/*", "csrc/*/*", "cuda/kernels/*", PACKAGED],
     },
     install_requires=RUNTIME,
     extras_require=EXTRAS,

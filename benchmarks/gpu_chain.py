@@ -10,8 +10,8 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness
-from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Penalties
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
 STEPS, ROWS, VOCAB = 4, 7, 1500
 # By builtin, arguments with which it has an effect.

@@ -52,12 +52,11 @@ def chain(_model: str, _cases: Path, folder: Path) -> None:
 
 
 def audit(model: str, _cases: Path, folder: Path) -> None:
-    """A trace of steps in which sequences generate, with and without a processor and random draws."""
+    """A trace of steps in which sequences generate, with and without a processor and random draws.
+
+    First one sequence alone, drawn by top-p: operators may treat a single row in another way.
+    """
     engine = _engine(model, 8, ["LogitBiasLogitsProcessor"])
-    for index in range(8):
-        engine.add(_random_request(index, AUDITED_STEPS + 8))
-    for _ in range(4):  # the prompts, and whatever happens only once
-        engine.step()
     targets = [profiler.ProfilerTarget.CPU]
     if paddle.is_compiled_with_cuda():
         targets.append(profiler.ProfilerTarget.GPU)
@@ -67,9 +66,14 @@ def audit(model: str, _cases: Path, folder: Path) -> None:
         # The functions that Paddle calls for a read, to compare with the calls of a step.
         with profiler.RecordEvent(READ):
             some_tensor.numpy()
-        for index in range(AUDITED_STEPS):
-            with profiler.RecordEvent(f"{STEP} {index}"):
+        for entering in ([1], [0, *range(2, 8)]):
+            for index in entering:
+                engine.add(_random_request(index, 2 * AUDITED_STEPS + 16))
+            for _ in range(4):  # the prompts, and whatever happens only once
                 engine.step()
+            for index in range(AUDITED_STEPS):
+                with profiler.RecordEvent(f"{STEP} {index}"):
+                    engine.step()
 
 
 def speed(model: str, _cases: Path, folder: Path) -> None:

@@ -33,6 +33,7 @@ def main() -> int:
         ("trace_cost.py", "--smoke"),
         ("engine.py", "--smoke"),
         ("quality.py", "--smoke"),
+        ("draws.py", "--smoke"),
         ("json_schemas.py", "--smoke"),
         ("scheduler.py", "--steps", "20"),
         ("compare.py", "--smoke"),

@@ -31,7 +31,7 @@ def render_svg(points: Sequence[tuple[str, int, float, float]]) -> str:
         'stroke-dasharray="4 4"/>',
         f'<text x="{LEFT - 6}" y="{height(1) + 4:.1f}" text-anchor="end">1.0</text>',
         f'<text x="{LEFT - 6}" y="{TOP + 4}" text-anchor="end">{most:.1f}</text>',
-        f'<text x="{LEFT}" y="20">tokens per second, with drafts over without</text>',
+        f'<text x="{LEFT}" y="20">tokens per second after the first one, with drafts over without</text>',
         f'<text x="{LEFT}" y="{floor + 18}">0 %</text>',
         f'<text x="{end}" y="{floor + 18}" text-anchor="end">100 %</text>',
         f'<text x="{(LEFT + end) / 2}" y="{floor + 36}" text-anchor="middle">draft tokens that were right</text>',

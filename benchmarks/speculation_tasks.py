@@ -47,6 +47,8 @@ CHATS = (
 # Of a context of about 1,000 tokens.
 CONTEXT_LETTERS = 4000
 ANSWER_TOKENS = 128
+LONG = "1,000 tokens"
+"""In names of tasks whose prompts take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,13 @@ def tasks() -> list[Task]:
     context = (DATA / "quality" / "prose.txt").read_text()[:CONTEXT_LETTERS]
     return [
         Task("quote", tuple(Prompt(quote + text) for text in TEXTS), copying),
-        Task("quote, 1,000 tokens", tuple(Prompt(f"{context}\n\n{quote}{text}") for text in TEXTS), copying),
+        Task(f"quote, {LONG}", tuple(Prompt(f"{context}\n\n{quote}{text}") for text in TEXTS), copying),
         Task("edit", tuple(_edit(code) for code in CODES), copying),
         Task("extract", tuple(_extract(*person) for person in PEOPLE), copying),
         Task("schema", tuple(_schemas()), keys),
         Task("function call", tuple(_calls()), keys),
         Task("chat", tuple(Prompt(text) for text in CHATS), free),
-        Task("chat, 1,000 tokens", tuple(Prompt(f"{context}\n\n{text}") for text in CHATS), free),
+        Task(f"chat, {LONG}", tuple(Prompt(f"{context}\n\n{text}") for text in CHATS), free),
     ]
 
 

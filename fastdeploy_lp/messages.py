@@ -10,6 +10,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.request.outputs import ProcessorStop
+from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.pooling_params import PoolingParams
 from fastdeploy_lp.request.sampling_params import SettledParams
 from fastdeploy_lp.stats import ProcessorStats, SchedulerStats
@@ -34,9 +35,9 @@ class WorkerStart(msgspec.Struct, tag=True):
 class AddRequest(msgspec.Struct, tag=True):
     """Runs one sequence: `max_tokens` and `seed` of `params` are settled, `selection` is validated.
 
-    grammar: the grammar of the output, which is known to compile; None for any output. client: the API key or address
-    of the sender, "" without one. pooling: set for a prompt to pool; nothing is sampled then, and `params`, `selection`
-    and `grammar` are the defaults.
+    grammar: the grammar of the output, which is known to compile; None for any output. phase: the part of the output
+    that it is for, None for all of it. client: the API key or address of the sender, "" without one. pooling: set for
+    a prompt to pool; nothing is sampled then, and `params`, `selection` and `grammar` are the defaults.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class AddRequest(msgspec.Struct, tag=True):
     grammar: str | None = None
     client: str = ""
     pooling: PoolingParams | None = None
+    phase: Phase | None = None
 
 
 class AbortRequests(msgspec.Struct, tag=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,46 @@ _CONFIG_METHODS = frozenset(
 
 class TokenizerFilesError(ValueError):
     """The model's directory has no tokenizer, or a damaged one."""
+
+
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+WORD_START = "▁"
+
+
+class TokenBytes:
+    """Reads token bytes from the vocabulary: byte-level BPE, or SentencePiece with byte fallback.
+
+    `special` are the ids of special tokens, which texts usually leave out.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers.decoders import ByteLevel
+
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token: each.content for token, each in added.items()}
+        self.special = frozenset(token for token, each in added.items() if each.special)
+        self._byte_of = _byte_level_alphabet() if isinstance(tokenizer.decoder, ByteLevel) else None
+
+    def __call__(self, token_id: int) -> bytes:
+        """Returns the token's bytes, b"" for an unknown id, and the text of special tokens."""
+        if token_id in self._added:
+            text: str = self._added[token_id]
+            return text.encode()
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_of is not None:
+            return bytes(self._byte_of[character] for character in piece if character in self._byte_of)
+        single = BYTE_TOKEN.fullmatch(piece)
+        return bytes([int(single[1], 16)]) if single else str(piece).replace(WORD_START, " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Returns the byte of each character: printable Latin-1 as itself, other bytes as characters from U+0100 on."""
+    printable = set(chain(range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100)))
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 class Encoding(dict[str, Any]):
@@ -110,6 +152,15 @@ class ModelTokenizer:
         decoder = self.backend_tokenizer.decoder
         text: str = decoder.decode(list(tokens)) if decoder is not None else " ".join(tokens)
         return text
+
+    def vocabulary_bytes(self, size: int) -> list[bytes]:
+        """Bytes of the tokens 0 to `size` - 1, b"" for ids without a token; special tokens have their text."""
+        return list(map(self.token_bytes, range(size)))
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Returns the bytes of a token when called with its id."""
+        return TokenBytes(self.backend_tokenizer)
 
     # Text to ids and back.
 

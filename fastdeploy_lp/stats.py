@@ -36,7 +36,8 @@ class ProcessorStats(msgspec.Struct):
     seconds: time spent in its `update_state` and `apply`. rows: rows it was used on, summed over steps. requests:
     requests that used it. faults: steps in which it failed. slow_steps: steps in which it took longer than its time
     budget. skipped_greedy: steps in which it was left out because every row was greedy. finishes: requests that it
-    ended. emitted: values that it sent to clients. state: "ok" or "quarantined". shadow: its counters in shadow.
+    ended. emitted: values that it sent to clients. rewinds: times that it took tokens back. state: "ok" or
+    "quarantined". shadow: its counters in shadow.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ProcessorStats(msgspec.Struct):
     last_error: str | None = None
     finishes: int = 0
     emitted: int = 0
+    rewinds: int = 0
     shadow: ShadowStats = msgspec.field(default_factory=ShadowStats)
 
     @property

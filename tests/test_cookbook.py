@@ -33,25 +33,25 @@ def words_of(command: str) -> list[str]:
     return shlex.split(command.replace("\\\n", ""))
 
 
-def module() -> tuple[str, str]:
-    """Name and contents of the page's file."""
-    (found,) = re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
-    return found
+def modules() -> dict[str, str]:
+    """Contents of the page's files by name."""
+    return dict(re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
 def recipe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """What the page's first command starts, and behind its processors the one of the last recipe."""
+    """What the page's first command starts, and behind its processors those of the page's files."""
     folder = tmp_path_factory.mktemp("cookbook")
-    name, contents = module()
-    (folder / name).write_text(contents)
+    for name, contents in modules().items():
+        (folder / name).write_text(contents)
     (command,) = blocks("bash", INTRODUCTION)
     words = words_of(command)
     assert words[:6] == [".venv/bin/fastdeploy-lp", "serve", "--model", "smollm2-135m", "--quantization", "w8a16"]
     declared = words[words.index("--logits-processors") :]
     (own,) = blocks("bash", RECIPES["Steer with a processor of your own"])
     path = f"{folder}:{server_environment()['PYTHONPATH']}"
-    with ServerProcess(*words[4:6], *declared, words_of(own)[-1], env={"PYTHONPATH": path}) as running:
+    (added,) = re.findall(r"add `(\S+)` to the server's processors", DOCUMENT)
+    with ServerProcess(*words[4:6], *declared, added, words_of(own)[-1], env={"PYTHONPATH": path}) as running:
         yield running
 
 
@@ -101,6 +101,14 @@ def test_names_of_competitors_are_banned(run: Callable[[str], str], ask: Callabl
     assert not any(name in banned for name in names)
 
 
+def test_names_of_competitors_are_replaced(run: Callable[[str], str], ask: Callable[..., str]) -> None:
+    names = ("samsung", "apple", "google", "huawei")
+    assert any(name in ask("Name three makers of smartphones.").lower() for name in names)
+    replaced = run("Replace the names of competitors").lower()
+    assert len(replaced) > 40
+    assert not any(name in replaced for name in names)
+
+
 def test_the_answer_is_json_of_the_schema(run: Callable[[str], str]) -> None:
     found = re.fullmatch(r"(.{0,20}) (\d+)", run("Force JSON"))
     assert found is not None
@@ -118,6 +126,42 @@ def test_thinking_ends_when_its_budget_is_used_up(
     assert found is not None
     body = {"prompt": found.group(1), "add_special_tokens": False}
     assert httpx.post(f"{recipe_server.url}/tokenize", json=body).json()["count"] <= 24
+
+
+def test_json_comes_after_thinking(run: Callable[[str], str]) -> None:
+    assert 0 <= int(run("JSON after thinking")) <= 99
+
+
+def test_the_answer_ends_with_its_sentence(
+    run: Callable[[str], str], ask: Callable[..., str], recipe_server: ServerProcess
+) -> None:
+    plain, cut = ask("Explain how rain forms."), run("End with a whole sentence after N tokens")
+    assert plain.startswith(cut)
+    assert cut.endswith(".")
+    body = {"prompt": cut, "add_special_tokens": False}
+    assert 30 <= httpx.post(f"{recipe_server.url}/tokenize", json=body).json()["count"] < 100
+
+
+def test_moderation_stops_the_stream(run: Callable[[str], str]) -> None:
+    found = re.fullmatch(r"(.*cat)s? \[moderation: cat\]", run("Moderation that stops a stream"), flags=re.DOTALL)
+    assert found is not None
+    assert "dog" not in found.group(1)
+
+
+def test_each_tenant_has_its_rules(
+    run: Callable[[str], str], shared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = RECIPES["Give each tenant its own rules"]
+    (rules,), (command,) = blocks("yaml", section), blocks("bash", section)
+    (tmp_path / "policy.yaml").write_text(rules)
+    words = words_of(command)
+    options = words[words.index("--logits-processors") : words.index("--policy")]
+    with ServerProcess(*options, "--policy", str(tmp_path / "policy.yaml"), "--quantization", "w8a16") as tenants:
+        monkeypatch.setitem(shared, "SERVER", tenants.url)
+        first, second = run("Give each tenant its own rules").splitlines()
+    assert first.startswith("tenant-a: ")
+    assert "Paris" not in first
+    assert second == "tenant-b: 'The capital of France'"
 
 
 def test_answers_are_shorter_and_end_with_a_sentence(run: Callable[[str], str], ask: Callable[..., str]) -> None:
@@ -207,8 +251,8 @@ def test_the_pages_own_processor_leaves_the_letter_out(run: Callable[[str], str]
 
 
 def test_the_pages_own_processor_keeps_the_contract(tmp_path: Path) -> None:
-    name, contents = module()
-    (tmp_path / name).write_text(contents)
+    for name, contents in modules().items():
+        (tmp_path / name).write_text(contents)
     (printed,) = re.findall(r"`fastdeploy-lp (check \S+)`", DOCUMENT)
     program = "import sys; from fastdeploy_lp.entrypoints.cli import main; main(sys.argv[1:])"
     environment = server_environment()

@@ -104,7 +104,7 @@ def run_bash(command: str, server: ServerProcess) -> str:
 
 @pytest.mark.parametrize(
     ("page", "files", "parts", "shell"),
-    [(CONTRACT, 7, 7, 2), (GUIDE, 3, 5, 1), (FROM_VLLM, 2, 3, 3)],
+    [(CONTRACT, 10, 10, 2), (GUIDE, 3, 5, 1), (FROM_VLLM, 2, 3, 3)],
 )
 def test_no_block_of_code_is_left_out_of_these_tests(page: str, files: int, parts: int, shell: int) -> None:
     assert len(modules(page)) == files
@@ -134,12 +134,14 @@ def test_the_program_runs_with_the_modules_beside_it(folder: Path) -> None:
         "second",
         "BanTokens",
         "Greeting",
+        "SurpriseLimit",
+        "Opposite",
         "OnlyToken",
         "TargetToken",
         "NoImmediateRepeat",
         "scale",
     ]
-    names += ["temperature", "ForcedSequenceLogitsProcessor"]
+    names += ["temperature", "ForcedSequenceLogitsProcessor", "NoDigits", "LookedUp"]
     listed = [line.split()[:2] for line in done.stdout.splitlines() if re.match(r"\d+ ", line)]
     assert listed == [[str(order), name] for order, name in enumerate(names)]
 

@@ -31,6 +31,7 @@ EXPLAINED = {
     "Guided decoding": "[guided-decoding.md](guided-decoding.md#bounds)",
     "Processes": "[reliability.md](reliability.md#the-worker), [replicas.md](replicas.md) and "
     "[parallel.md](parallel.md)",
+    "GPU": "[gpu.md](gpu.md#when-it-fails)",
     "HTTP server": "[server.md](server.md), [responses.md](responses.md#stored-responses), "
     "[reliability.md](reliability.md#clients) and "
     "[limits.md](limits.md#heads-bodies-and-connections)",

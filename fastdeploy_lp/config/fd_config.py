@@ -86,8 +86,10 @@ class SchedulerConfig:
     )
     max_num_batched_tokens: int = option(
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        given=Given(type="int | None", default=None, settle=lambda given: given or DEFAULT_MAX_NUM_BATCHED_TOKENS),
         group="Scheduling",
-        help="tokens that one step computes: one a running request, the rest for prompts, cut as needed",
+        help="tokens that one step computes: one a running request, the rest for prompts, cut as needed (default: "
+        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}; on a GPU 4096)",
         check=at_least(1),
     )
     max_waiting_requests: int = option(
@@ -172,7 +174,8 @@ class ParallelConfig:
 class DeviceConfig:
     """Which classes run the model, each named "module:Class"; None asks the platform for its own.
 
-    platform: the name of the platform that has settled the configuration; None before it has.
+    platform: the name of the platform that has settled the configuration; None before it has. cuda_graphs,
+    pinned_memory: False does without, to find the cause of a failure; a CPU has neither.
     """
 
     platform: str | None = None
@@ -180,6 +183,12 @@ class DeviceConfig:
     model_runner_class: str | None = None
     attention_backend: str | None = None
     communicator_class: str | None = None
+    cuda_graphs: bool = option(
+        True, group="GPU", help="record generation as CUDA graphs; without them each operator is started by the host"
+    )
+    pinned_memory: bool = option(
+        True, group="GPU", help="copy to the GPU from pinned memory; without it the host waits for each copy"
+    )
 
 
 @dataclass(frozen=True)

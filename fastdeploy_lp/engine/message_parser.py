@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_lp.config import ChatConfig
+from fastdeploy_lp.engine.output_parts import output_parts
 from fastdeploy_lp.engine.reasoning_parsers import ReasoningParser, find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import ToolCallDelta, ToolParser, find_tool_parser, tool_parser_for
 from fastdeploy_lp.engine.tool_parsers.base import ParsedText
 from fastdeploy_lp.guided_decoding.grammar import Tagged, calls_only, free_text_with, with_whitespace
 from fastdeploy_lp.request.guided_decoding import Whitespace
+from fastdeploy_lp.request.phase import Parts
 
 
 @dataclass
@@ -90,12 +92,16 @@ class MessageParser:
 
 
 class MessageParsers:
-    """The parsers that a server is configured with; raises ValueError for an unknown parser."""
+    """The parsers that a server is configured with; raises ValueError for an unknown parser.
+
+    `parts` are the parts of an output that they separate, for phases.
+    """
 
     def __init__(self, config: ChatConfig, chat_template: str | None) -> None:
         named = find_tool_parser(config.tool_call_parser) if config.tool_call_parser is not None else None
         self._tools = (named or tool_parser_for(chat_template)) if config.enable_auto_tool_choice else None
         self._reasoning = find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None
+        self.parts: Parts = output_parts(self._reasoning, self._tools)
 
     @property
     def reads_tools(self) -> bool:

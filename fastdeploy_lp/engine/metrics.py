@@ -184,6 +184,7 @@ class SchedulerCollector(Collector):
         "skipped_greedy": "Steps in which a logits processor was left out because every row was greedy",
         "finishes": "Sequences that a logits processor ended",
         "emitted": "Values that a logits processor sent to clients",
+        "rewinds": "Times that a logits processor took tokens of a sequence back",
     }
 
     SHADOW_COUNTERS: ClassVar[dict[str, str]] = {

@@ -41,6 +41,9 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
 Progress: TypeAlias = bool | Callable[..., Any]
 
 
+SETTLED_AT_ONCE = 16
+
+
 class LLM:
     """A model in a separate worker process, for batches of prompts.
 
@@ -270,7 +273,12 @@ class LLM:
             return self._loop.run(self._generate_all, requests, progress, raise_on_error)
 
     async def _settle_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Settled]:
-        return [await self._engine.settle(each, prompt) for prompt, each in zip(prompts, params, strict=True)]
+        pairs, settled = list(zip(prompts, params, strict=True)), list[Settled]()
+        # Several at a time: a processor may take long to prepare a request.
+        for begin in range(0, len(pairs), SETTLED_AT_ONCE):
+            part = pairs[begin : begin + SETTLED_AT_ONCE]
+            settled += await _all_or_none([self._engine.settle(each, prompt) for prompt, each in part])
+        return settled
 
     async def _generate_all(
         self, requests: Sequence[EngineRequest], progress: Any, raise_on_error: bool

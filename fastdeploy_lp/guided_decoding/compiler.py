@@ -36,6 +36,11 @@ class GrammarMatcher:
         """True if nothing can follow."""
         return bool(self._matcher.is_stopped())
 
+    def copy(self) -> GrammarMatcher:
+        """Returns a matcher at the same place of the text, which takes other tokens from there."""
+        ends = self._other_ends if self._end is None else (self._end, *self._other_ends)
+        return type(self)(self._matcher.deep_copy(), ends)
+
     def consume(self, token_ids: list[int]) -> None:
         """Take tokens, of which none is an end of sequence; raises GrammarError at one that is not allowed."""
         self._matcher.consume_tokens(token_ids)
@@ -49,7 +54,7 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._require_sound()
-        if self._end is not None and self._other_ends and _is_set(bits, self._end):
+        if self._end is not None and self._other_ends and allows(bits, self._end):
             for token in self._other_ends:
                 bits[token // WORD_BITS] |= _bit(token)
 
@@ -129,7 +134,8 @@ def words_for(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def _is_set(bits: NDArray[np.int32], token: int) -> bool:
+def allows(bits: NDArray[np.int32], token: int) -> bool:
+    """Returns True if a mask allows the token."""
     return bool(bits[token // WORD_BITS] & _bit(token))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher
 
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams, Whitespace
+from fastdeploy_lp.request.phase import Phase
 
 # The library's options. A blank, or a line break with an indent: small models repeat whitespace while they may.
 WHITESPACE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -80,10 +82,46 @@ TAG_KEYS = ("triggers", "structures")
 
 @dataclass(frozen=True)
 class Grammar:
-    """Grammar of an output in the library's syntax; `field` is the request's field that has it, for errors."""
+    """Grammar of an output in the library's syntax; `field` is the request's field that has it, for errors.
+
+    phase: the part of the output that has the form, None for all of it. The grammar of a part that a marker ends has
+    this marker at its end.
+    """
 
     text: str
     field: str
+    phase: Phase | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All grammars that the worker compiles for the request."""
+        opening = None if self.phase is None else self.phase.opening
+        return (self.text,) if opening is None else (self.text, opened_by(self.text, opening))
+
+    def within(self, phase: Phase) -> Grammar:
+        """Returns the grammar of an output that has this form in one phase."""
+        return Grammar(closed_by(self.text, phase.closing) if phase.closing else self.text, self.field, phase)
+
+
+def closed_by(text: str, marker: str) -> str:
+    """Returns the grammar of a form that a marker follows, from the grammar of the form."""
+    return _around(text, f"start: @form {quoted(marker)}")
+
+
+@lru_cache(maxsize=64)
+def opened_by(text: str, marker: str) -> str:
+    """Returns the grammar of a form, or of a marker instead of it, which a little whitespace may precede."""
+    # A token may hold the marker and the text after it.
+    opening = f"opening: SPACE? {quoted(marker)} REST?\nSPACE: /[ \\t\\r\\n]{{1,8}}/\nREST: /(.|\\n)+/"
+    return _around(text, f"start: opening | @form\n{opening}")
+
+
+def _around(text: str, top: str) -> str:
+    """Returns the grammar `top` with the grammar of a form in the place of `@form`."""
+    # The library writes grammars as JSON, or as plain Lark.
+    grammars = json.loads(text)["grammars"] if text.lstrip().startswith("{") else [{"lark_grammar": text}]
+    form, *others = grammars
+    return json.dumps({"grammars": [{"lark_grammar": top}, {**form, "name": "form"}, *others]})
 
 
 def grammar_of(params: GuidedDecodingParams, *, whitespace: str = "bounded") -> Grammar:

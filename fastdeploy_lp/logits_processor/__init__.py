@@ -9,6 +9,7 @@ from fastdeploy_lp.logits_processor.chain.chain import LogitsProcessorChain
 from fastdeploy_lp.logits_processor.chain.faults import ChainAbortedError, SlotFailure
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, RequestArgsError
+from fastdeploy_lp.logits_processor.late_values import PrepareRequest
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.registry import BUILTIN, load_processors
 from fastdeploy_lp.logits_processor.selection import Selection
@@ -22,6 +23,7 @@ __all__ = [
     "LogitsProcessor",
     "LogitsProcessorChain",
     "LogitsProcessorSpecError",
+    "PrepareRequest",
     "ProcessorArgs",
     "ProcessorStats",
     "RequestArgsError",

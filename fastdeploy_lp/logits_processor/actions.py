@@ -1,10 +1,12 @@
-"""Verbs of logits processors: to end a request, and to send a value to its client."""
+"""Verbs of logits processors: to end a request, to send a value to its client, and to take tokens back."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,25 @@ class Actions(ABC):
         1 MiB, fails this request.
         """
 
+    @abstractmethod
+    def rewind(self, slot: int, count: int, ban: Iterable[int] = ()) -> None:
+        """Takes back the last `count` output tokens; the request continues there, without this step's token.
+
+        At that place, the token ids of `ban` cannot be sampled, nor those of earlier rewinds to it with the same tokens
+        before it. Of several calls for one request, the one with the greatest `count` counts; equal ones add up. It
+        precedes `finish`, and this step's values are dropped. The class must declare `max_rewind`. More tokens than
+        `rewindable` returns, less than one, or an id that is not in the vocabulary, fail this request, as does more
+        than 1,000 rewinds.
+        """
+
+    @abstractmethod
+    def rewindable(self, slot: int) -> int:
+        """Returns how many of the last output tokens can be taken back now.
+
+        At most `max_rewind`, and none that the client may have received. After a rewind it is less by the tokens that
+        were taken back, and grows again with the output.
+        """
+
 
 class OutsideActions(Actions):
     """Verbs of a processor that no chain runs, as in its constructor."""
@@ -52,13 +73,21 @@ class OutsideActions(Actions):
         """Raises ValueError."""
         raise outside()
 
+    def rewind(self, slot: int, count: int, ban: Iterable[int] = ()) -> None:  # noqa: ARG002 - contract
+        """Raises ValueError."""
+        raise outside()
+
+    def rewindable(self, slot: int) -> int:  # noqa: ARG002 - contract
+        """Raises ValueError."""
+        raise outside()
+
 
 OUTSIDE = OutsideActions()
 
 
 def outside() -> ValueError:
     """Returns the error of a call at another time."""
-    return ValueError("actions: finish and emit are valid only inside a processor's update_state and apply")
+    return ValueError("actions: the verbs are valid only inside a processor's update_state and apply")
 
 
 class RowActions(Actions):
@@ -80,6 +109,14 @@ class RowActions(Actions):
         """See `Actions.emit`; `slot` is a row."""
         self._actions.emit(self._slot_of(slot), value)
 
+    def rewind(self, slot: int, count: int, ban: Iterable[int] = ()) -> None:
+        """See `Actions.rewind`; `slot` is a row."""
+        self._actions.rewind(self._slot_of(slot), count, ban)
+
+    def rewindable(self, slot: int) -> int:
+        """See `Actions.rewindable`; `slot` is a row."""
+        return self._actions.rewindable(self._slot_of(slot))
+
     def _slot_of(self, row: int) -> int:
         active = np.flatnonzero(~self._stop_flags[:, 0])
         if not 0 <= row < len(active):
@@ -93,6 +130,8 @@ class RequestActions:
     def __init__(self) -> None:
         self._finish: list[str] = []
         self._values: list[Any] = []
+        self._rewinds: list[tuple[int, Iterable[int]]] = []
+        self._rewindable: Callable[[], int] = lambda: 0
         self._open = False
 
     def finish(self, reason: str) -> None:
@@ -105,10 +144,26 @@ class RequestActions:
         self._require_open()
         self._values.append(value)
 
+    def rewind(self, count: int, ban: Iterable[int] = ()) -> None:
+        """Takes back the last `count` output tokens; see `Actions.rewind`."""
+        self._require_open()
+        self._rewinds.append((count, ban))
+
+    @property
+    def rewindable(self) -> int:
+        """Number of the last output tokens that can be taken back now; see `Actions.rewindable`."""
+        self._require_open()
+        return self._rewindable()
+
+    def of(self, actions: Actions, slot: int) -> RequestActions:
+        """Returns itself, for a call in which `actions` has the verbs of the request's slot."""
+        self._rewindable = partial(actions.rewindable, slot)
+        return self
+
     def __enter__(self) -> RequestActions:
         """Begins a call."""
-        if self._finish or self._values:
-            self._finish, self._values = [], []
+        if self._finish or self._values or self._rewinds:
+            self._finish, self._values, self._rewinds = [], [], []
         self._open = True
         return self
 
@@ -122,6 +177,8 @@ class RequestActions:
             actions.finish(slot, reason)
         for value in self._values:
             actions.emit(slot, value)
+        for count, ban in self._rewinds:
+            actions.rewind(slot, count, ban)
 
     def _require_open(self) -> None:
         if not self._open:

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.actions import OUTSIDE, Actions, give_actions
+from fastdeploy_lp.logits_processor.late_values import FAIL, PrepareRequest
+from fastdeploy_lp.logits_processor.stages import DRAW, LOGITS
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
@@ -44,8 +48,34 @@ class LogitsProcessor(ABC):
     """True if a row with a finite logit and no NaN always still has a finite logit and no NaN afterwards. The guard
     checks the rows that other processors worked on."""
 
+    stage: ClassVar[str] = LOGITS
+    """When it runs. "logits": `apply` edits the model's logits, before penalties and temperature. "filtered": `apply`
+    edits the distribution that the token is drawn from. "draw": `draw` chooses the token, and there is no `apply`.
+
+    In the stages "filtered" and "draw" the rows are those of its own requests with a temperature above 0: other slots
+    appear stopped. A row holds logits divided by the temperature, float32, and -inf for each token that guided
+    decoding, a ban or a filter rules out; its softmax is the distribution. What `apply` writes in place of such a -inf
+    is dropped.
+    """
+
+    max_rewind: ClassVar[int] = 0
+    """The most output tokens that it takes back at once (`actions.rewind`), up to 1,024; 0 if it takes none back. The
+    server sends the last tokens of the requests that it works on, as many as this, only when others follow."""
+    prepare_timeout: ClassVar[float] = 1.0
+    """Seconds that `prepare` may take, unless `prepare_late` is "hold"."""
+
+    prepare_late: ClassVar[str] = FAIL
+    """What happens without a value in time: "fail", the request ends with an error; "skip", it runs without the
+    processor, unless that is mandatory or forced; "hold", it waits for the value as long as it lives."""
+
     actions: Actions = OUTSIDE
-    """Its verbs, finish and emit, valid in `update_state` and `apply`; the chain sets them after the constructor."""
+    """Its verbs, valid in `update_state`, `apply` and `draw`; the chain sets them after the constructor."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets a class of the stage "draw" do without `apply`."""
+        super().__init_subclass__(**kwargs)
+        if cls.stage == DRAW and getattr(cls.apply, "__isabstractmethod__", False):
+            cls.apply = _no_edit  # type: ignore[method-assign]
 
     @abstractmethod
     def __init__(self, fd_config: FDConfig) -> None:
@@ -62,6 +92,16 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the changed logits [rows, vocab_size]; changing them in place is cheapest."""
+
+    def draw(self, logits: Tensor, uniforms: NDArray[np.float32]) -> Tensor:
+        """Returns a token for each row, int64 [rows]; only for the stage "draw".
+
+        logits: float32 [rows, vocab_size] as in the stage "filtered", not to be changed. uniforms: [rows] in (0, 1],
+        from each request's seed and the token's position, so that a draw that uses them does not depend on the batch.
+        A token out of the vocabulary, or whose logit is -inf, is a fault of the processor for that request. Like
+        `apply`, it must not depend on other rows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method draw")
 
     def is_argmax_invariant(self) -> bool:
         """Returns True if no row's most likely token can ever change; it is then skipped when all rows are greedy."""
@@ -85,9 +125,32 @@ class LogitsProcessor(ABC):
         """Sets `actions`; the chain calls it once. A class that uses this name for something else keeps its own."""
         give_actions(self, actions)
 
+    @classmethod
+    def rewind_for(cls, args: Mapping[str, Any]) -> int:  # noqa: ARG003 - for subclasses
+        """Returns the most tokens that it takes back at once from a request with these arguments, up to `max_rewind`.
+
+        Fewer tokens reach the client sooner. Called in the worker when the request takes a slot.
+        """
+        return cls.max_rewind
+
+    @classmethod
+    async def prepare(cls, request: PrepareRequest) -> Any:  # noqa: ARG003 - most need no value
+        """Returns a value for a request, which reaches the processor as its argument `prepared`.
+
+        Runs once for each prompt of a request that uses the processor, in a process beside the server, whose event loop
+        all calls share: a call that blocks it for a second is ended, and fails. The request decodes once the value is
+        there. The value is what msgpack can represent, of at most 128 KiB. An error counts as no value in time.
+        """
+        return None
+
     @classmethod  # noqa: B027 - most refuse nothing
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raises ValueError for a request that this processor cannot serve; runs in a separate process.
 
         `sampling_params.extra_args` holds the arguments that this processor will see, None if there are none.
         """
+
+
+def _no_edit(self: LogitsProcessor, logits: Tensor) -> Tensor:  # noqa: ARG001 - a method
+    """Returns the logits unchanged: a processor that draws edits none."""
+    return logits

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -15,6 +16,8 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.code_names import names_in_code
 from fastdeploy_lp.logits_processor.dialects import Dialect
 from fastdeploy_lp.logits_processor.errors import contained, described
+from fastdeploy_lp.logits_processor.late_values import LateValue
+from fastdeploy_lp.logits_processor.stages import DRAW, Stage, stage_of
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from fastdeploy_lp.logits_processor.selection import Selection
     from fastdeploy_lp.request.sampling_params import SamplingParams
 
+
+MAX_REWIND_NAME = "max_rewind"
+
+BROUGHT = "upload"
+"""Source of a processor that a client has uploaded."""
 
 # Packages whose functions in a schema are not an author's code.
 _OURS = ("fastdeploy_lp", "pydantic", "pydantic_core")
@@ -74,9 +82,9 @@ class DeclaredProcessor:
     """One entry of the chain.
 
     name: its name in requests, metrics and errors. spec: the SPEC that it was loaded from. source: "builtin", "module",
-    "entry point" or "object". found: the class, or the plugin dict. mandatory: every request uses it, and no request
-    is served without it. claimed: flat arguments in the `Params` of declared processors; they do not belong to a
-    processor without `Params`.
+    "entry point", "object", "file" or "upload". found: the class, the plugin dict, or the module. mandatory: every
+    request uses it, and no request is served without it. claimed: flat arguments in the `Params` of declared
+    processors; they do not belong to a processor without `Params`.
     """
 
     name: str
@@ -102,6 +110,29 @@ class DeclaredProcessor:
         """Pydantic model of the values that it emits, None if it declares none."""
         found = getattr(self.dialect.class_of(self.found), "Output", None)
         return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+    @cached_property
+    def stage(self) -> Stage:
+        """When it runs in a step: "logits", "filtered" or "draw"."""
+        return stage_of(self.dialect.class_of(self.found))
+
+    @cached_property
+    def max_rewind(self) -> int:
+        """The most tokens that it may take back at once; 0 for none."""
+        return int(getattr(self.dialect.class_of(self.found), MAX_REWIND_NAME, 0))
+
+    def rewind_for(self, args: Mapping[str, Any]) -> int:
+        """Returns the most tokens that it may take back at once from a request with these arguments.
+
+        Raises the errors of its class.
+        """
+        ask = getattr(self.dialect.class_of(self.found), "rewind_for", None)
+        return self.max_rewind if ask is None else max(0, min(index(ask(args)), self.max_rewind))
+
+    @cached_property
+    def late_value(self) -> LateValue | None:
+        """Bounds of its `prepare`, None if it has none."""
+        return self.dialect.late_value(self.found)
 
     @cached_property
     def argument_names(self) -> frozenset[str]:
@@ -174,6 +205,12 @@ class DeclaredProcessor:
     def is_used_by(self, selection: Selection) -> bool:
         """Returns True if the processor is mandatory, or the request is meant for it."""
         return self.mandatory or self.is_meant_for(selection)
+
+    def draws_for(self, selection: Selection) -> bool:
+        """Returns True if the processor chooses the tokens of a request with a temperature above 0."""
+        if self.stage != DRAW or self.leaves_alone(selection):
+            return False
+        return self.is_meant_for(selection) or not getattr(self.found, "only_with_args", False)
 
     def leaves_alone(self, selection: Selection) -> bool:
         """Returns True if the processor must not see the request.

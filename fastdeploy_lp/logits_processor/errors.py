@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 
+from fastdeploy_lp.platforms import DeviceFailure, current_platform
+
 
 class LogitsProcessorSpecError(ValueError):
     """A SPEC that does not lead to a logits processor; the message says what to write instead."""
@@ -28,6 +30,31 @@ MAX_TEXT = 2000
 
 class EscapedError(Exception):
     """A processor raised an exception that would have ended the process: SystemExit, a cancellation, a panic."""
+
+
+class DeviceMemoryError(Exception):
+    """The device had too little memory for a processor's call, which need not be the processor's doing."""
+
+
+class DeviceLostError(BaseException):
+    """The device failed and no call of this process reaches it any more.
+
+    CUDA reports such an error in whatever call comes next. So it is no Exception: nothing that handles a processor's
+    faults takes it for one, and the worker ends.
+    """
+
+
+def without_device_failures(error: Exception) -> Exception:
+    """Returns the exception of a call, or a DeviceMemoryError if it reports that the device's memory is full.
+
+    Raises DeviceLostError if it reports that the device is lost.
+    """
+    failure = current_platform().failure_of(error)
+    if failure is DeviceFailure.LOST:
+        raise DeviceLostError(f"the device is lost: {described(error)}") from error
+    if failure is DeviceFailure.OUT_OF_MEMORY:
+        return DeviceMemoryError(f"the device's memory is full: {described(error)}")
+    return error
 
 
 def contained(error: BaseException) -> Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, MutableMapping
 
 import msgspec
 
@@ -24,10 +24,11 @@ class Quarantine(msgspec.Struct):
             {each.name: each.shadow.last_error or "" for each in listed if each.shadow.state == QUARANTINED},
         )
 
-    def apply_to(self, stats: Mapping[str, ProcessorStats]) -> None:
-        """Marks the processors in new counters by name."""
+    def apply_to(self, stats: MutableMapping[str, ProcessorStats]) -> None:
+        """Marks the processors in new counters by name, and adds counters for uploaded ones."""
         for name, reason in self.chain.items():
-            stats[name].state, stats[name].last_error = QUARANTINED, reason
+            found = stats.setdefault(name, ProcessorStats(name))
+            found.state, found.last_error = QUARANTINED, reason
         for name, reason in self.shadow.items():
             stats[name].shadow.state, stats[name].shadow.last_error = QUARANTINED, reason
 

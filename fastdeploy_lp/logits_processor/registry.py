@@ -6,13 +6,19 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.declared import BROUGHT, MAX_REWIND_NAME, DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects import DIALECTS, Dialect
 from fastdeploy_lp.logits_processor.dialects.plugin_dict import CLASS
+from fastdeploy_lp.logits_processor.dialects.wasm import WasmDialect
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.stages import require_stage
 from fastdeploy_lp.logits_processor.vllm_compat import stand_ins_are_installed
+from fastdeploy_lp.logits_processor.wasm.errors import WasmError
+from fastdeploy_lp.logits_processor.wasm.module import SUFFIX, WasmModule
 from fastdeploy_lp.platforms.quiet_paddle import quiet_paddle
 from fastdeploy_lp.plugins import (
     PLUGINS_VARIABLE,
@@ -24,6 +30,7 @@ from fastdeploy_lp.plugins import (
     installed_plugins,
     load,
 )
+from fastdeploy_lp.request.limits import MAX_REWIND
 from fastdeploy_lp.request.suggestion import did_you_mean
 
 # Modules of `builtin/`, with the prefixes of "LogitsProcessor" in the names of their classes.
@@ -36,6 +43,9 @@ _BUILTIN_MODULES = {
     "multiple_choice": ("MultipleChoice",),
     "classification": ("ClassProbabilities",),
     "watermark": ("Watermark",),
+    "keyed_draws": ("GumbelWatermark", "SynthIDWatermark"),
+    "mirostat": ("Mirostat",),
+    "phrase_ban": ("PhraseBan",),
     "bans": ("AllowedTokens", "BadWords", "MinTokens"),
     "penalties": ("RepetitionPenalty", "PresencePenalty", "FrequencyPenalty"),
     "repetitions": ("NoRepeatNGram", "DRY"),
@@ -46,6 +56,10 @@ BUILTIN: dict[str, str] = {
     for module, names in _BUILTIN_MODULES.items()
     for name in names
 }
+
+
+MAX_BROUGHT = 256
+"""Uploaded processors that a process keeps loaded."""
 
 
 def load_processors(
@@ -102,6 +116,17 @@ def load_processor(spec: str, found: object = None) -> DeclaredProcessor:
     return _declare(spec, {} if found is None else {spec: found}, plugins)
 
 
+@lru_cache(maxsize=MAX_BROUGHT)
+def load_brought(spec: str) -> DeclaredProcessor:
+    """Returns a processor that a client has uploaded, from its SPEC, whose path has a digest of its content.
+
+    The file is known to be valid. Raises LogitsProcessorSpecError if it is gone.
+    """
+    alias, target = _split_alias(spec)
+    module = _read_module(target, spec)
+    return DeclaredProcessor(alias or module.name, spec, BROUGHT, module, WasmDialect())
+
+
 def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plugin]) -> DeclaredProcessor:
     alias, target = _split_alias(spec)
     if spec in objects:
@@ -110,6 +135,8 @@ def _declare(spec: str, objects: Mapping[str, object], plugins: Mapping[str, Plu
         source, found = "builtin", _load_path(BUILTIN[target], spec)
     elif target in plugins:
         source, found = "entry point", _load_plugin(plugins[target], spec)
+    elif target.endswith(SUFFIX):
+        source, found = "file", _read_module(target, spec)
     else:
         source, found = "module", _load_path(_require_path(target, spec, plugins), spec)
     dialect = find_dialect(found, spec)
@@ -122,6 +149,8 @@ def find_dialect(found: object, spec: str) -> Dialect:
     dialect = next((dialect for dialect in DIALECTS if dialect.recognizes(found)), None)
     if dialect is not None:
         dialect.check(found, spec)
+        require_stage(dialect.class_of(found), spec, may_draw=dialect.may_draw)
+        _check_max_rewind(dialect.class_of(found), spec)
         return dialect
     if not isinstance(found, type):
         raise LogitsProcessorSpecError(spec, f"is no class but {type(found).__name__}; name the class itself")
@@ -131,6 +160,13 @@ def find_dialect(found: object, spec: str) -> Dialect:
         "or from the class of that name in fastdeploy_lp.logits_processor.vllm_mrv2 or .vllm_v1; a class without a "
         "base is called (input_ids, scores) or (prompt_ids, output_ids, logits), by these names",
     )
+
+
+def _check_max_rewind(cls: object, spec: str) -> None:
+    declared = getattr(cls, MAX_REWIND_NAME, 0)
+    if type(declared) is not int or not 0 <= declared <= MAX_REWIND:
+        problem = f"has the {MAX_REWIND_NAME} {declared!r}"
+        raise LogitsProcessorSpecError(spec, f"{problem}; it must be an integer of the class, 0 to {MAX_REWIND}")
 
 
 def _split_alias(spec: str) -> tuple[str | None, str]:
@@ -189,6 +225,13 @@ def _no_colon(target: str, names: list[str]) -> str:
         module_path, _, class_name = target.rpartition(".")
         guess = f"; for a class of your own write {module_path}:{class_name}"
     return f"is no name known here and has no colon (module.path:ClassName){guess}; names are {', '.join(names)}"
+
+
+def _read_module(path: str, spec: str) -> WasmModule:
+    try:
+        return WasmModule.read(Path(path))
+    except WasmError as error:
+        raise LogitsProcessorSpecError(spec, str(error)) from None
 
 
 def _load_path(path: str, spec: str) -> object:

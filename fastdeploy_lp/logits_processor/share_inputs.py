@@ -17,15 +17,18 @@ from fastdeploy_lp.request.sampling_params import SAMPLING_FIELDS, SamplingParam
 
 
 class SlotSequence(Protocol):
-    """A sequence as its slot shows it; `output_token_ids` is the list that grows by a token a step."""
+    """A sequence as its slot shows it; `output_token_ids` is the list that grows by a token a step.
+
+    After a rewind it is to processors another request: with another list, and another `entry_id`.
+    """
 
     @property
     def slot(self) -> int:
         """Index of its slot."""
 
     @property
-    def request_id(self) -> str:
-        """Unique id."""
+    def entry_id(self) -> str:
+        """Unique id of the request, and of its rewinds."""
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -34,6 +37,10 @@ class SlotSequence(Protocol):
     @property
     def output_token_ids(self) -> list[int]:
         """Tokens generated so far."""
+
+    @property
+    def dropped_draws(self) -> int:
+        """Number of tokens that were sampled and are not in the output."""
 
     @property
     def selection(self) -> Selection:
@@ -99,10 +106,12 @@ ARRAY_FIELDS = (
         host=True,
         device=True,
     ),
+    # Of the first output token, so that no number that was drawn for a dropped token is drawn again.
+    ArrayField("draw_offset", "int64", 0, lambda s: len(s.prompt_token_ids) + s.dropped_draws, host=True),
     *(_sampling_array(name, slot) for name, field in SAMPLING_FIELDS.items() if (slot := field.declared.slot)),
 )
 LIST_FIELDS = (
-    ListField("req_ids", str, lambda s: s.request_id),
+    ListField("req_ids", str, lambda s: s.entry_id),
     # A processor's view contains only its own arguments.
     ListField("logits_processors_args", ProcessorArgs, lambda s: s.selection.all_args),
     ListField("sampling_params", lambda: None, lambda s: s.params),

@@ -167,7 +167,7 @@ def apply_rows(
     for row, processor in list(rows.items()):
         try:
             part = logits[row]
-            with own:
+            with own.of(actions, row):
                 made = require_same_kind(processor(part), part)
             logits[row] = made
             own.pass_on(actions, row)

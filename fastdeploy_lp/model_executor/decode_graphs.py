@@ -52,7 +52,7 @@ class DecodeGraphs:
         compute: from a pass to the hidden states [rows, hidden_size] that it asks for. capture: `Platform.capture`.
         """
         buckets = []
-        # Largest first: the smaller ones reuse its memory.
+        # Largest first: the device keeps all recordings in one pool, where the smaller ones fit into its memory.
         for size in reversed(sizes):
             batch = attention.decode_batch(size)
             bucket = None if batch is None else _record(batch, compute, capture)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fastdeploy_lp.platforms.base import Platform
+from fastdeploy_lp.platforms.base import DeviceFailure, DeviceWatch, Platform
 from fastdeploy_lp.platforms.cpu import CpuPlatform
+from fastdeploy_lp.platforms.device_rows import write_rows
 from fastdeploy_lp.platforms.gpu import GpuPlatform
 from fastdeploy_lp.platforms.host_memory import in_host_memory, writable_view
 from fastdeploy_lp.platforms.selection import current_platform, find_platform, platform_of
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CpuPlatform",
+    "DeviceFailure",
+    "DeviceWatch",
     "GpuPlatform",
     "Platform",
     "current_platform",
@@ -25,6 +28,7 @@ __all__ = [
     "platform_of",
     "to_device",
     "writable_view",
+    "write_rows",
 ]
 
 

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
+
+from fastdeploy_lp.config.fd_config import DEFAULT_MAX_NUM_BATCHED_TOKENS
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
+
+
+class DeviceFailure(enum.Enum):
+    """Kind of a device's own failure, which any code may meet.
+
+    OUT_OF_MEMORY: a call found too little memory; others may work. LOST: no further call of this process works.
+    """
+
+    OUT_OF_MEMORY = "out of memory"
+    LOST = "lost"
+
+
+class DeviceWatch(Protocol):
+    """Measures the device's time between pairs of `start` and `stop`, without a wait."""
+
+    def start(self) -> None:
+        """Notes the place in the device's queue."""
+
+    def stop(self) -> None:
+        """Notes the place in the device's queue, after `start`."""
+
+    def take(self) -> float:
+        """Returns the seconds of the pairs that the device has passed since the last call."""
 
 
 class Platform(ABC):
@@ -43,6 +70,12 @@ class Platform(ABC):
     default_block_size: int = 16
     """Default number of tokens in a block of the KV cache."""
 
+    default_max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    """Default number of tokens that a step computes."""
+
+    def configure(self, fd_config: FDConfig) -> None:  # noqa: B027 - most platforms have no options
+        """Reads this process's options; called once in each process of a worker, before anything is on the device."""
+
     @classmethod
     def is_supported(cls) -> bool:
         """Returns True if this machine and this installation can serve on it."""
@@ -61,6 +94,10 @@ class Platform(ABC):
     def device_of_rank(self, rank: int) -> str:  # noqa: ARG002
         """Returns Paddle's name of the device of this rank of a shared model."""
         return self.device_type
+
+    def communication_environment(self, rank: int) -> dict[str, str]:  # noqa: ARG002 - for overrides
+        """Returns environment variables in which Paddle's distributed runtime finds the device of this rank."""
+        return {}
 
     @abstractmethod
     def worker_environment(self) -> dict[str, str]:
@@ -104,6 +141,14 @@ class Platform(ABC):
         """Returns the attention backend of models that Paddle's operators compute: "paddle", "block", or a class."""
         return "paddle"
 
+    def get_row_ops(self) -> str:
+        """Returns the operators on rows of logits: "compiled" (on the CPU), "kernels" (CUDA), or a class.
+
+        A class is a subclass of `fastdeploy_lp.model_executor.ops.row_ops:RowOps`. Paddle's own operators compute where
+        those are unavailable.
+        """
+        return "compiled"
+
     def get_communicator_class(self) -> str | None:
         """Returns the communicator class of ranks that share a model; None if models cannot be shared.
 
@@ -131,6 +176,22 @@ class Platform(ABC):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:  # noqa: ARG002
         """Returns a cheaper replay of the device work of `run`, in the same memory; None if unsupported."""
+        return None
+
+    def torch_device(self) -> str:
+        """Returns torch's name of the device, for processors written for torch."""
+        return "cpu"
+
+    def torch_stream(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which torch queues its work behind Paddle's, and Paddle behind torch's."""
+        return contextlib.nullcontext()
+
+    def watch(self) -> DeviceWatch | None:
+        """Returns a watch of the device's time; None if calls return when their work is done."""
+        return None
+
+    def failure_of(self, error: BaseException) -> DeviceFailure | None:  # noqa: ARG002 - for overrides
+        """Returns the device's failure that an exception reports; None if the code that raised it is at fault."""
         return None
 
     def kv_cache_dtype(self, quantization: str | None) -> str:

@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
-import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy_lp.checkpoint.config_field import positive_int
-from fastdeploy_lp.platforms.base import Platform
+from fastdeploy_lp.platforms.base import DeviceFailure, DeviceWatch, Platform
+from fastdeploy_lp.platforms.cuda_build import CUDA_BUILD, cuda_build_is_installed, missing_libraries
+from fastdeploy_lp.platforms.cuda_errors import cuda_failure
+from fastdeploy_lp.platforms.cuda_limits import require_context, require_devices, require_weight_only
+from fastdeploy_lp.platforms.nvidia_driver import (
+    DEVICES_VARIABLE,
+    NVML_MISSING,
+    Capability,
+    compute_capabilities,
+    device_count,
+    device_free_memory,
+    visible_devices,
+)
+from fastdeploy_lp.platforms.pinned_ring import Bytes, Fence, PinnedRing
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -23,69 +35,17 @@ if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
 
 
-ALIGNMENT = 64
-
-
-class Copies(Protocol):
-    """The device's queue of copies."""
-
-    def copy(self, target: Any, source: NDArray[np.uint8]) -> None:
-        """Queues a copy of `source`, whose contents must not change until a later fence has been waited for."""
-
-    def fence(self) -> Callable[[], object]:
-        """Returns a function that waits until the copies queued so far are done."""
-
-
-class PinnedRing:
-    """Two halves of `memory` uint8 [bytes], one of which is filled while copies read from the other.
-
-    A half is refilled after the copies from it are done. Since a step ends with a read that depends on them, they are
-    long done when the ring wraps around, and the wait takes no time.
-    """
-
-    def __init__(self, memory: NDArray[np.uint8], copies: Copies) -> None:
-        self._half = len(memory) // 2
-        self._memory = memory
-        self._copies = copies
-        self._fences: list[Callable[[], object] | None] = [None, None]
-        self._current, self._used = 0, 0
-
-    def write(self, target: Any, host: NDArray[Any]) -> bool:
-        """Queues a copy of the array to the target; returns False, and copies nothing, if it exceeds a half."""
-        size = host.nbytes
-        if size > self._half:
-            return False
-        if self._used + size > self._half:
-            self._turn()
-        start = self._current * self._half + self._used
-        source = self._memory[start : start + size]
-        source[:] = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-        self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        self._copies.copy(target, source)
-        return True
-
-    def _turn(self) -> None:
-        self._fences[self._current] = self._copies.fence()
-        self._current, self._used = 1 - self._current, 0
-        fence, self._fences[self._current] = self._fences[self._current], None
-        if fence is not None:
-            fence()
-
-
-DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-CUDA_BUILD = "paddlepaddle-gpu"
-NVML_PACKAGE = "nvidia-ml-py"
-NVML_MISSING = f"the package {NVML_PACKAGE} is not installed; the extra fastdeploy-lp[gpu] has it"
 BLOCK_SIZES = (32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
-# Several times the bytes that a step sends to the device.
-PINNED_BYTES = 8 << 20
-
 ENVIRONMENT = {
     # CUDA graphs retain the memory that they captured; only this allocator supports that.
     "FLAGS_allocator_strategy": "auto_growth",
     # The operator's variant for grouped heads supports only some group sizes; the plain one supports all.
     "FLAGS_use_xqa_optim": "0",
+    # CUDA records no graph on its default stream.
+    "FLAGS_use_default_stream": "0",
+    # NVML counts devices in this order, CUDA by default from the fastest one on.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 
 
@@ -100,16 +60,32 @@ class GpuPlatform(Platform):
     weight_only_int8 = True
     distributed_backend = "nccl"
     default_block_size = 64
+    # A step of a few hundred tokens leaves most of a GPU idle.
+    default_max_num_batched_tokens = 4096
+
+    def __init__(self) -> None:
+        self._pins_memory = True
+
+    def configure(self, fd_config: FDConfig) -> None:
+        """See the interface."""
+        self._pins_memory = fd_config.device_config.pinned_memory
 
     @classmethod
     def is_supported(cls) -> bool:
         """Returns True if a CUDA build of Paddle is installed and the driver reports a device; imports no Paddle."""
-        return cls.what_is_missing() is None
+        return cls._why_not_supported() is None
 
     @classmethod
     def what_is_missing(cls) -> str | None:
-        """Returns the reason why this machine or installation cannot serve on it; None if it can."""
-        if not _cuda_build_is_installed():
+        """Returns the reason why this machine or installation cannot serve on it; None if it can.
+
+        Missing libraries are a reason, but with a device no reason to serve on the CPU.
+        """
+        return cls._why_not_supported() or missing_libraries()
+
+    @classmethod
+    def _why_not_supported(cls) -> str | None:
+        if not cuda_build_is_installed():
             return f"the package {CUDA_BUILD} is not installed"
         if importlib.util.find_spec("pynvml") is None:
             return NVML_MISSING
@@ -119,8 +95,12 @@ class GpuPlatform(Platform):
         """Assigns the visible GPUs to ranks in order."""
         return f"{self.device_type}:{rank}"
 
+    def communication_environment(self, rank: int) -> dict[str, str]:
+        """Names the rank's GPU: Paddle's runtime refuses to join a group without it, and puts all ranks on GPU 0."""
+        return {"FLAGS_selected_gpus": str(rank)}
+
     def worker_environment(self) -> dict[str, str]:
-        """Returns Paddle's flags for CUDA graphs and grouped heads; the caller's environment cannot override them."""
+        """Returns the order of devices and Paddle's flags; the caller's environment cannot override them."""
         return dict(ENVIRONMENT)
 
     def data_parallel_environment(self, rank: int, size: int) -> dict[str, str]:
@@ -153,26 +133,64 @@ class GpuPlatform(Platform):
         return target
 
     def write(self, target: Tensor, host: NDArray[Any]) -> None:
-        """See the interface; the host waits while an array too large for the pinned memory is copied."""
+        """See the interface; without pinned memory the host waits for the device."""
         import paddle
 
-        if host.size and not _pinned_ring().write(target, host):
+        if host.size and not (self._pins_memory and self._ring.write(target, host)):
             target.copy_(paddle.to_tensor(host).reshape(target.shape), True)
 
+    @functools.cached_property
+    def _ring(self) -> PinnedRing:
+        return PinnedRing(_CudaCopies())
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns a CUDA graph of `run`, with inputs and outputs at fixed addresses."""
+        """Returns a CUDA graph of `run`, with inputs and outputs at fixed addresses.
+
+        All graphs share one pool of memory, so that none may run while another one's intermediate results are in use.
+        """
         import paddle
         from paddle.device.cuda.graphs import CUDAGraph
 
         # Libraries choose algorithms and allocate workspaces on the first call, which a graph must not contain.
         run()
         paddle.device.synchronize()
-        graph = CUDAGraph()
+        graph = CUDAGraph(place=paddle.CUDAPlace(_current_device()), pool_id=self._graph_memory)
         graph.capture_begin()
         run()
         graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    @functools.cached_property
+    def _graph_memory(self) -> int:
+        """Number of the pool in which all graphs have their intermediate results."""
+        from paddle.base.core import CUDAGraph
+
+        return int(CUDAGraph.gen_new_memory_pool_id())
+
+    def torch_device(self) -> str:
+        """See the interface; raises RuntimeError if torch has no CUDA."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"torch {torch.__version__} has no CUDA; install a build of it for the GPU's driver")
+        return f"cuda:{_current_device()}"
+
+    @contextlib.contextmanager
+    def torch_stream(self) -> Iterator[None]:
+        """See the interface: in its own stream, torch would not wait for Paddle's results."""
+        import torch
+
+        with torch.cuda.stream(torch.cuda.ExternalStream(_current_stream(), device=self.torch_device())):
+            yield
+
+    def watch(self) -> DeviceWatch:
+        """See the interface; by events in Paddle's stream."""
+        return _EventWatch()
+
+    def failure_of(self, error: BaseException) -> DeviceFailure | None:
+        """See the interface; CUDA reports an error in whatever call comes next."""
+        return cuda_failure(error)
 
     def get_worker_class(self) -> str:
         """Returns the worker that measures the memory left for the cache."""
@@ -181,6 +199,10 @@ class GpuPlatform(Platform):
     def get_attention_backend(self) -> str:
         """Returns the backend on Paddle's own operator."""
         return "block"
+
+    def get_row_ops(self) -> str:
+        """Returns the operators on CUDA kernels."""
+        return "kernels"
 
     def kv_cache_dtype(self, quantization: str | None) -> str:  # noqa: ARG002
         """Returns the type of the activations, in which the operator stores keys and values."""
@@ -196,63 +218,25 @@ class GpuPlatform(Platform):
             raise ValueError(f"kv_cache_dtype: {cache.dtype} is not allowed on a GPU; allowed is auto")
         if quantization == "w8a8":
             raise ValueError("quantization: w8a8 is not allowed on a GPU; allowed is w8a16 (8-bit weights)")
-        ranks, devices = fd_config.parallel_config.tensor_parallel_size, device_count()
+        parallel, devices = fd_config.parallel_config, device_count()
+        ranks = parallel.tensor_parallel_size
         if ranks > max(1, devices):
             raise ValueError(f"tensor_parallel_size: {ranks} is not allowed with {devices} GPUs, one a rank")
         head_dim = _head_dim(fd_config.model_config.hf_config)
         if head_dim not in HEAD_DIMS:
             allowed = ", ".join(map(str, HEAD_DIMS))
             raise ValueError(f"config.json: head_dim {head_dim} is not supported on a GPU; supported are {allowed}")
+        self._require_capabilities(fd_config, compute_capabilities(max(ranks, parallel.data_parallel_size)))
+        missing = missing_libraries()
+        if missing:
+            raise ValueError(f"{missing}; install them, or select the CPU by FASTDEPLOY_LP_PLATFORM=cpu")
         return fd_config
 
-
-def visible_devices() -> list[str] | None:
-    """Returns the indices or UUIDs in `CUDA_VISIBLE_DEVICES`; None if it is not set and every device is visible."""
-    value = os.environ.get(DEVICES_VARIABLE)
-    if value is None:
-        return None
-    return [device.strip() for device in value.split(",") if device.strip() not in ("", "-1")]
-
-
-def device_count() -> int:
-    """Returns the number of devices visible to this process; 0 without a driver or without nvidia-ml-py."""
-    visible = visible_devices()
-    try:
-        with _nvml() as nvml:
-            present = int(nvml.nvmlDeviceGetCount())
-    except RuntimeError:
-        return 0
-    return present if visible is None else min(present, len(visible))
-
-
-def device_free_memory() -> int:
-    """Returns the free bytes of the first visible device, without a CUDA context; raises RuntimeError if unknown."""
-    visible = visible_devices()
-    device = visible[0] if visible else "0"
-    try:
-        with _nvml() as nvml:
-            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
-            handle = by_index(int(device)) if device.isdigit() else by_uuid(device)
-            return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except RuntimeError as error:
-        raise RuntimeError(f"the GPU's free memory is not known: {error}") from None
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """Yields the module `pynvml`, initialized; raises RuntimeError if it is not installed or a query fails."""
-    try:
-        import pynvml
-    except ImportError:
-        raise RuntimeError(NVML_MISSING) from None
-    try:
-        pynvml.nvmlInit()
-        try:
-            yield pynvml
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        raise RuntimeError(f"NVIDIA's driver reports: {error}") from None
+    def _require_capabilities(self, fd_config: FDConfig, capabilities: list[Capability]) -> None:
+        require_devices(capabilities)
+        if fd_config.model_config.quantization is not None:
+            require_weight_only(capabilities)
+        require_context(capabilities, fd_config.model_config.max_model_len, fd_config.cache_config.block_size)
 
 
 def _head_dim(hf_config: dict[str, Any]) -> int:
@@ -260,50 +244,82 @@ def _head_dim(hf_config: dict[str, Any]) -> int:
     return positive_int(hf_config, "head_dim", positive_int(hf_config, "hidden_size") // heads)
 
 
-@functools.cache
-def _cuda_build_is_installed() -> bool:
-    try:
-        importlib.metadata.distribution(CUDA_BUILD)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-@functools.cache
-def _pinned_ring() -> PinnedRing:
+def _current_device() -> int:
+    """Returns the number of the GPU on which this process computes, among the visible ones."""
     import paddle
 
-    pinned = paddle.to_tensor(np.zeros(PINNED_BYTES, np.uint8), place=paddle.CUDAPinnedPlace())
-    address = (ctypes.c_uint8 * PINNED_BYTES).from_address(pinned.data_ptr())
-    # The ring exists until the process ends; so must the tensor that owns the memory.
-    return PinnedRing(np.ctypeslib.as_array(address), _CudaCopies(pinned))
+    return int(paddle.device.get_device().partition(":")[2] or 0)
+
+
+def _current_stream() -> int:
+    """Returns the address of the CUDA stream on which Paddle computes."""
+    import paddle
+
+    return int(paddle.device.current_stream().stream_base.cuda_stream)
+
+
+class _EventWatch:
+    """Pairs of events in Paddle's current stream, oldest first."""
+
+    def __init__(self) -> None:
+        self._pairs: deque[tuple[Any, Any]] = deque()
+        self._started: Any = None
+
+    def start(self) -> None:
+        """See `DeviceWatch`."""
+        self._started = self._event()
+
+    def stop(self) -> None:
+        """See `DeviceWatch`."""
+        self._pairs.append((self._started, self._event()))
+
+    def take(self) -> float:
+        """See `DeviceWatch`."""
+        milliseconds = 0.0
+        while self._pairs and self._pairs[0][1].query():
+            begin, end = self._pairs.popleft()
+            milliseconds += begin.elapsed_time(end)
+        return milliseconds / 1000
+
+    def _event(self) -> Any:
+        import paddle
+
+        event = paddle.device.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 class _CudaCopies:
     """Copies on Paddle's current stream, by the driver: Paddle's own methods either wait or call back into the host."""
 
-    def __init__(self, owner: Tensor) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
 
-    def copy(self, target: Tensor, source: NDArray[np.uint8]) -> None:
-        """Queues a copy of pinned bytes to the tensor's memory."""
+    def allocate(self, size: int) -> Bytes:
+        """Returns pinned memory of Paddle's."""
         import paddle
 
+        pinned = paddle.to_tensor(np.zeros(size, np.uint8), place=paddle.CUDAPinnedPlace())
+        memory = (ctypes.c_uint8 * size).from_address(pinned.data_ptr())
+        # The array keeps the object that it is a view of, and so the tensor that owns the memory.
+        memory.owner = pinned  # type: ignore[attr-defined]
+        return np.ctypeslib.as_array(memory)
+
+    def copy(self, target: Tensor, source: Bytes) -> None:
+        """Queues a copy of pinned bytes to the tensor's memory."""
         status = self._driver.cuMemcpyHtoDAsync_v2(
             ctypes.c_uint64(target.data_ptr()),
             ctypes.c_void_p(source.ctypes.data),
             ctypes.c_size_t(source.nbytes),
-            ctypes.c_void_p(paddle.device.current_stream().stream_base.cuda_stream),
+            ctypes.c_void_p(_current_stream()),
         )
         if status != 0:
             raise RuntimeError(f"a copy of {source.nbytes} bytes to the GPU failed with CUDA status {status}")
 
-    def fence(self) -> Callable[[], object]:
-        """Returns a function that waits until the copies queued so far are done."""
+    def fence(self) -> Fence:
+        """Returns an event after the copies queued so far."""
         import paddle
 
-        event = paddle.device.cuda.Event()
-        event.record()
-        wait: Callable[[], object] = event.synchronize
-        return wait
+        event: Fence = paddle.device.cuda.Event()
+        event.record()  # type: ignore[attr-defined]
+        return event

@@ -46,6 +46,9 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     whitespace_pattern: a regular expression that whitespace between the parts of JSON matches; none is allowed, too.
     disable_any_whitespace: True for `whitespace` "none", vLLM's name; False has no effect.
 
+    when: the part of the output that has the form, as in an entry of `logits_processors`; None for all of it, or for
+        the answer after the reasoning in a chat with a reasoning parser.
+
     Raises ValueError naming the field, `guided_decoding.regex: …`.
     """
 
@@ -58,6 +61,7 @@ class GuidedDecodingParams(msgspec.Struct, kw_only=True, omit_defaults=True, for
     whitespace: str | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
+    when: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in FORMS if getattr(self, name) is not None]

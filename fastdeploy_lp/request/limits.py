@@ -23,6 +23,11 @@ MAX_REPETITION_PENALTY = 1e6
 MAX_ARGUMENT_DEPTH = 32
 MAX_ARGUMENT_VALUES = 65_536
 MAX_LOGIT_BIAS = 4096
+# Of one request, whose tokens processors take back; the tokens that a class may take back at once, and those that a
+# rewind may ban.
+MAX_REWINDS = 1000
+MAX_REWIND = 1024
+MAX_REWIND_BAN = 1024
 
 # The form of an output.
 MAX_CHOICES = 10_000

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_lp.config.fd_config import (
     CacheConfig,
     ChatConfig,
+    DeviceConfig,
     FDConfig,
     GuidedDecodingConfig,
     ObservabilityConfig,
@@ -55,6 +56,7 @@ def _require_served_names(name: str, value: object) -> None:
     ParallelConfig,
     SupervisionConfig,
     ObservabilityConfig,
+    DeviceConfig,
 )
 class EngineArgs:
     """Flat engine options: `--max-num-seqs 8`, `max-num-seqs: 8` in YAML and `LLM(max_num_seqs=8)` all land here."""

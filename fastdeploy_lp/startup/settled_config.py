@@ -9,6 +9,7 @@ from fastdeploy_lp.checkpoint import ModelFiles, read_limits, recommended_sampli
 from fastdeploy_lp.config import (
     CacheConfig,
     ChatConfig,
+    DeviceConfig,
     FDConfig,
     GuidedDecodingConfig,
     ModelConfig,
@@ -73,7 +74,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
             hf_config=files.config,
             model_sampling=recommended_sampling(args.model),
         ),
-        scheduler_config=settle_part(SchedulerConfig, args),
+        scheduler_config=_scheduler_config(args),
         cache_config=settle_part(
             CacheConfig,
             args,
@@ -87,6 +88,7 @@ def _fd_config(args: EngineArgs, files: ModelFiles) -> FDConfig:
         guided_decoding_config=settle_part(GuidedDecodingConfig, args),
         supervision_config=settle_part(SupervisionConfig, args),
         observability_config=settle_part(ObservabilityConfig, args),
+        device_config=settle_part(DeviceConfig, args),
     )
 
 
@@ -107,6 +109,11 @@ def _with_blocks(
         draft=draft,
     )
     return replace(cache, num_blocks=num_blocks)
+
+
+def _scheduler_config(args: EngineArgs) -> SchedulerConfig:
+    tokens = args.max_num_batched_tokens or current_platform().default_max_num_batched_tokens
+    return replace(settle_part(SchedulerConfig, args), max_num_batched_tokens=tokens)
 
 
 def _kv_cache_dtype(args: EngineArgs) -> str:

@@ -126,8 +126,30 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Frees the sequence's blocks; its tokens must be computed, or found in the cache, again."""
+        self._free(sequence, 0)
+        sequence.num_computed = sequence.num_known_blocks = 0
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Frees the blocks after a sequence's tokens, of which the last ones were taken back; the last one is computed
+        again.
+
+        A known block may have other holders and is never written again: if that token is in one, the sequence computes
+        this block's tokens in another block.
+        """
+        last = sequence.num_tokens - 1
+        kept = last // self._block_size
+        if sequence.num_known_blocks > kept:
+            self._free(sequence, kept)
+            sequence.num_known_blocks, sequence.num_computed = kept, kept * self._block_size
+        else:
+            self._free(sequence, kept + 1)
+            sequence.num_computed = last
+        del sequence.block_hashes[sequence.num_tokens // self._block_size :]
+
+    def _free(self, sequence: Sequence, kept: int) -> None:
+        """Frees all blocks of a sequence but the first `kept`."""
         # From the end, since a block is useless without the blocks before it.
-        for block in reversed(sequence.block_table):
+        for block in reversed(sequence.block_table[kept:]):
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
@@ -135,8 +157,7 @@ class BlockManager:
                 self._idle[block] = None
             else:
                 self._blank.append(block)
-        sequence.block_table = []
-        sequence.num_computed = sequence.num_known_blocks = 0
+        del sequence.block_table[kept:]
 
     def take_events(self) -> list[KVEvent]:
         """Returns the changes of the known blocks since the last call, in order."""

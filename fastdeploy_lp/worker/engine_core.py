@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -133,46 +134,59 @@ class EngineCore:
                 result = self.worker.verify(going)
         for chunk in chunks:
             if chunk.draft:
-                self._count_draft(chunk, steps[chunk.sequence.request_id][0])
+                self._count_draft(chunk)
+            if chunk.sequence.drafted and (told := steps[chunk.sequence.request_id]):
+                _tell_drafts(chunk.sequence, told[0])
         return [step for each in steps.values() for step in each]
 
     def _taken(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterator[SequenceStep]:
         """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
-        slot = chunk.sequence.slot
-        if (step := self._take(chunk, token, result)) is not None:
-            yield step
-        for further in result.further.get(slot, ()):
-            if not self._goes_on(chunk):
+        sequence, slot = chunk.sequence, chunk.sequence.slot
+        run = [] if token is None else [token, *result.further.get(slot, ())]
+        # The result's failures and completed slots are those of the last tokens.
+        begun = replace(result, completed=frozenset()) if len(run) > 1 and slot in result.completed else result
+        for each in run[:-1]:
+            self.blocks.share_computed(sequence)
+            yield self._advance(sequence, each, begun)
+            if not self._was_right(chunk):
                 return
-            self.blocks.share_computed(chunk.sequence)
-            yield self._advance(chunk.sequence, further, result)
+        yield from self._take(chunk, run[-1] if run else None, result)
 
-    def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> SequenceStep | None:
-        """Returns the step of a chunk's sequence: its new token, its vector or its failure; None for no end."""
+    def _take(self, chunk: ScheduledChunk, token: int | None, result: StepResult) -> Iterable[SequenceStep]:
+        """Returns the steps of a chunk's sequence: its new token, its vector or its failure; none for no end."""
         sequence = chunk.sequence
         # Before the sequence can leave: later sequences may share its computed blocks.
         self.blocks.share_computed(sequence)
         if sequence.slot in result.failures:
-            return self._fail(sequence, result.failures[sequence.slot])
+            return (self._fail(sequence, result.failures[sequence.slot]),)
         if token is not None:
-            return self._advance(sequence, token, result)
-        return self._pool(sequence, result.pooled[sequence.slot]) if chunk.pools else None
+            if sequence.max_rewind:
+                return self._advance_or_rewind(chunk, token, result)
+            return (self._advance(sequence, token, result),)
+        return (self._pool(sequence, result.pooled[sequence.slot]),) if chunk.pools else ()
 
     def _goes_on(self, chunk: ScheduledChunk) -> bool:
-        """Returns True if a chunk's next draft token was sampled, so that the step has the row of the one after it."""
+        """Returns True if the step has a row for a chunk's next token, which can be sampled now."""
+        return self._was_right(chunk) and not self.worker.holds(chunk.sequence.slot)
+
+    def _was_right(self, chunk: ScheduledChunk) -> bool:
+        """Accepts a chunk's next draft token if that was sampled, so that the step has the row of the one after it."""
         sequence, accepted = chunk.sequence, chunk.accepted
         if sequence.slot == NO_SLOT or accepted == len(chunk.draft):
+            return False
+        if chunk.over or sequence.finish_reason is not None:
             return False
         if sequence.output_token_ids[-1] != chunk.draft[accepted]:
             return False
         chunk.accepted += 1
         sequence.num_computed += 1
-        return not self.worker.holds(sequence.slot)
+        return True
 
-    def _count_draft(self, chunk: ScheduledChunk, step: SequenceStep) -> None:
-        step.drafted, step.accepted = len(chunk.draft), chunk.accepted
+    def _count_draft(self, chunk: ScheduledChunk) -> None:
+        chunk.sequence.drafted += len(chunk.draft)
+        chunk.sequence.accepted += chunk.accepted
         stats = self._drafts.setdefault(chunk.draft_kind, DraftStats(chunk.draft_kind))
-        stats.add(step.drafted, step.accepted)
+        stats.add(len(chunk.draft), chunk.accepted)
 
     def _note_pace(self, chunks: list[ScheduledChunk], seconds: float) -> None:
         prompts = [chunk for chunk in chunks if chunk.num_tokens > 1 or not chunk.samples]
@@ -221,13 +235,15 @@ class EngineCore:
                 sequence.complete()
         elif actions is not None and actions.finish is not None:
             sequence.stop(actions.finish)
-        if sequence.finish_reason is not None:
+        # Processors that may take back the last token are to see it first.
+        if sequence.finish_reason is not None and not (tokens and sequence.max_rewind):
             self._end(sequence)
         step = SequenceStep(sequence.request_id, tokens, sequence.finish_reason, sequence.stop_reason)
         if len(sequence.output_token_ids) == len(tokens):
             step.num_cached_tokens, step.scheduled_at = sequence.num_cached_tokens, sequence.scheduled_at
         if actions is not None:
             step.emitted = actions.values
+            self.runner.chain.count_actions(actions)
         step.prompt_logprobs = result.prompt_logprobs.get(slot)
         if not tokens:
             return step
@@ -238,6 +254,23 @@ class EngineCore:
         if slot in result.shadows:
             step.shadows = [result.shadows[slot]]
         return step
+
+    def _advance_or_rewind(self, chunk: ScheduledChunk, token: int, result: StepResult) -> list[SequenceStep]:
+        """Returns the steps of a sequence whose tokens may be taken back that are final after this step."""
+        sequence, actions = chunk.sequence, result.actions.get(chunk.sequence.slot)
+        if actions is not None and actions.rewind is not None:
+            self.runner.chain.count_actions(actions)
+            self.scheduler.rewind(sequence, actions.rewind)
+            chunk.over = True
+            return []
+        if sequence.finish_reason is None:
+            sequence.withheld.add(self._advance(sequence, token, result))
+        else:
+            # Its last token has come before. Nothing takes it back, and nothing follows it.
+            self._end(sequence)
+        released = sequence.withheld.release(0 if sequence.slot == NO_SLOT else sequence.max_rewind)
+        sequence.totals.rewindable = len(sequence.withheld)
+        return released
 
     def _pool(self, sequence: Sequence, vector: NDArray[np.float32]) -> SequenceStep:
         if not np.isfinite(vector).all():
@@ -273,6 +306,11 @@ class EngineCore:
         troubles = sum(stats.troubles for stats in self.runner.chain.stats.values())
         changed, self._troubles_told = troubles != self._troubles_told, troubles
         return changed
+
+
+def _tell_drafts(sequence: Sequence, step: SequenceStep) -> None:
+    step.drafted, step.accepted = sequence.drafted, sequence.accepted
+    sequence.drafted = sequence.accepted = 0
 
 
 def _failed(sequence: Sequence, failure: SlotFailure) -> SequenceStep:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -19,14 +19,22 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.speculation import GRAMMAR
-from fastdeploy_lp.guided_decoding.compiler import MASK_SECONDS, GrammarCompiler, GrammarError, words_for
+from fastdeploy_lp.guided_decoding.compiler import (
+    MASK_SECONDS,
+    GrammarCompiler,
+    GrammarError,
+    words_for,
+)
+from fastdeploy_lp.guided_decoding.grammar import opened_by
+from fastdeploy_lp.guided_decoding.phased_matcher import Matcher, PhasedMatcher, WaitingMasks
 from fastdeploy_lp.guided_decoding.threads import stack_bytes
 from fastdeploy_lp.model_executor.ops.row_ops import RowOps
 from fastdeploy_lp.worker.guided_row import Compilation, GuidedRow
 from fastdeploy_lp.worker.held_rows import HeldRows
-from fastdeploy_lp.worker.logits_mask import LogitsMask
+from fastdeploy_lp.worker.logits_mask import NO_TOKENS, LogitsMask
 from fastdeploy_lp.worker.mask_threads import SLOW_NICE, MaskThreads
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.masks_ahead import MasksAhead
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 MAX_THREADS = 8
 BUILD_THREADS = 4
@@ -51,6 +59,9 @@ class GuidedDecoding(LogitsMask):
         self._has_texts = not config.skip_tokenizer_init and (directory / "tokenizer.json").is_file()
         self._compiler = GrammarCompiler(directory, config.vocab_size, ends, bounds.cache_size)
         self._ends = frozenset(config.eos_token_ids)
+        self._waiting = WaitingMasks(
+            lambda: fd_config.tokenizer.vocabulary_bytes(config.vocab_size), config.vocab_size, config.eos_token_ids
+        )
         self._ops = ops
         self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
         stack = stack_bytes(bounds.max_bytes)
@@ -62,6 +73,8 @@ class GuidedDecoding(LogitsMask):
         self._by_slot: dict[int, GuidedRow] = {}
         self._rows = np.empty(0, np.int64)
         self._step: list[tuple[int, GuidedRow]] = []
+        self._ahead: dict[int, MasksAhead] = {}
+        self._known_ahead: dict[int, int] = {}
         self._completed: set[int] = set()
         self._failures: dict[int, str] = {}
         self._changed = threading.Condition()
@@ -90,7 +103,7 @@ class GuidedDecoding(LogitsMask):
         if self._has_texts:
             self._compiler.prepare()
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: WorkerSequence) -> None:
         """Registers a sequence in its slot; a preempted one resumes at its last output token."""
         grammar, client = sequence.grammar, sequence.client
         if grammar is None:
@@ -101,14 +114,20 @@ class GuidedDecoding(LogitsMask):
         if not (self._builds.has_room_for(client) and self._masks.has_room_for(client)):
             row.fail(GrammarError("earlier grammars take more time than they may, and have not ended yet"))
             return
-        compiled, is_new = self._compiler.compiled(grammar)
-        if is_new:
-            compilation = Compilation(compiled, client)
-            self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
-            self._builds.watch(compilation)
-        begin = partial(row.begin, partial(self._compiler.matcher_of, compiled), list(sequence.output_token_ids))
+        form, phase = self._compiled(grammar, client), sequence.phase
+        marker = None if phase is None else phase.opening
+        opening = form if marker is None else self._compiled(opened_by(grammar, marker), client)
+        matcher: Callable[[], Matcher] = partial(self._compiler.matcher_of, form)
+        if phase is not None:
+            begin_opening = None if marker is None else partial(self._compiler.matcher_of, opening)
+            matcher = partial(
+                PhasedMatcher, phase, partial(self._compiler.matcher_of, form), begin_opening, self._waiting
+            )
+        begin = partial(row.begin, matcher, list(sequence.output_token_ids))
         rows = iter([row])
-        compiled.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
+        form.add_done_callback(
+            lambda _: opening.add_done_callback(lambda _: self._builds.submit(partial(self._begin, rows, begin)))
+        )
 
     def leave(self, slot: int) -> None:
         """Clears a slot."""
@@ -121,11 +140,8 @@ class GuidedDecoding(LogitsMask):
         row = self._by_slot.get(slot)
         if row is None or row.ready:
             return False
-        if self._grace > 0 and not row.slow:
-            began = time.monotonic()
-            with self._changed:
-                self._changed.wait_for(lambda: row.ready, self._grace)
-            self._grace -= time.monotonic() - began
+        if not row.slow:
+            self._wait_for(lambda: row.ready)
         # In this order: the thread that makes the row ready checks `awaited` afterwards.
         row.awaited = True
         if row.ready:
@@ -135,8 +151,9 @@ class GuidedDecoding(LogitsMask):
         return True
 
     def needs_each_token(self, slot: int) -> bool:
-        """Returns True if the slot has a grammar."""
-        return slot in self._by_slot
+        """Returns True if the slot has a grammar whose masks cannot be computed ahead."""
+        row = self._by_slot.get(slot)
+        return row is not None and not row.looks_ahead
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Copies the masks of these slots' grammars."""
@@ -163,18 +180,48 @@ class GuidedDecoding(LogitsMask):
         if masked.size:
             self._ops.mask(copies, np.searchsorted(rows, self._rows[masked]), self._bits[masked])
 
-    def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: ARG002 - slots are known from `begin`
+    def look_ahead(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Has threads compute the masks of drafts, on copies of the matchers."""
+        guided = ((slot, self._by_slot[slot], draft) for slot, draft in drafts.items() if slot in self._by_slot)
+        self._ahead = {slot: row.masks_ahead(draft, self._ends) for slot, row, draft in guided}
+        walks = iter(list(self._ahead.values()))
+        for _ in range(min(self._num_threads, len(self._ahead))):
+            self._masks.submit(partial(self._walk, walks))
+
+    def known_ahead(self) -> Mapping[int, int]:
+        """Returns the numbers of masks; waits for them within the step's grace time."""
+        ahead = self._ahead.values()
+        self._wait_for(lambda: all(masks.ready or masks.slow for masks in ahead))
+        for masks in ahead:
+            self._masks.watch(masks)
+        # A thread that is late may find more later.
+        self._known_ahead = {slot: masks.known for slot, masks in self._ahead.items()}
+        return self._known_ahead
+
+    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
+        """See `LogitsMask.apply_ahead`."""
+        if self._ahead:
+            rows = np.flatnonzero(np.isin(slots, list(self._ahead)))
+            bits = [masks.bits[: self._known_ahead[slot]] for slot, masks in self._ahead.items()]
+            self._ops.mask(logits, rows, np.concatenate(bits))
+
+    def accept(
+        self,
+        slots: NDArray[np.int64],  # noqa: ARG002 - known from `begin`
+        tokens: NDArray[np.int64],
+        further: Mapping[int, Sequence[int]] = NO_TOKENS,
+    ) -> None:
         """Advances the grammars by the sampled tokens and starts computing the next masks."""
         if not self._step:
             return
         self._grace = GRACE_SECONDS
-        sampled = list(zip(self._step, tokens[self._rows].tolist(), strict=True))
-        going_on = [(row, token) for (_, row), token in sampled if row.error is None and 0 <= token not in self._ends]
-        self._follow(going_on)
-        for (slot, row), token in sampled:
+        first = tokens[self._rows].tolist()
+        sampled = [(*each, [token, *further.get(each[0], ())]) for each, token in zip(self._step, first, strict=True)]
+        self._follow([(row, run) for _, row, run in sampled if row.error is None and 0 <= run[0] not in self._ends])
+        for slot, row, run in sampled:
             if row.error is not None:
                 self._failures[slot] = row.error
-            elif token in self._ends or row.complete:
+            elif run[-1] in self._ends or row.complete:
                 self._completed.add(slot)
 
     def forced(self, slot: int) -> list[int]:
@@ -186,23 +233,40 @@ class GuidedDecoding(LogitsMask):
         """Returns "guided decoding" if the slot has a grammar."""
         return ["guided decoding"] if slot in self._by_slot else []
 
-    def _follow(self, going_on: list[tuple[GuidedRow, int]]) -> None:
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Waits until the condition holds, at most for what is left of the step's grace time."""
+        if self._grace > 0:
+            began = time.monotonic()
+            with self._changed:
+                self._changed.wait_for(condition, self._grace)
+            self._grace -= time.monotonic() - began
+
+    def _walk(self, walks: Iterator[MasksAhead]) -> None:
+        for masks in walks:
+            stays = self._masks.run(masks, masks.fill)
+            with self._changed:
+                self._changed.notify_all()
+            if not stays:
+                return
+
+    def _follow(self, going_on: list[tuple[GuidedRow, list[int]]]) -> None:
         """Has threads read the tokens and compute masks; waits up to `GRACE_SECONDS` for the reading."""
         for row, _ in going_on:
             row.ready = row.consumed = False
         # One row can take longer than all others together: each free thread takes the next row.
-        tokens, to_fill = iter(going_on), deque[GuidedRow]()
+        runs, to_fill = iter(going_on), deque[GuidedRow]()
         for _ in range(min(self._num_threads, len(going_on))):
-            self._masks.submit(partial(self._read_and_fill, tokens, to_fill))
+            self._masks.submit(partial(self._read_and_fill, runs, to_fill))
         with self._changed:
             self._changed.wait_for(lambda: all(row.consumed or row.slow for row, _ in going_on), GRACE_SECONDS)
         for row, _ in going_on:
             if not row.consumed:
                 self._watch(row)
 
-    def _read_and_fill(self, tokens: Iterator[tuple[GuidedRow, int]], to_fill: deque[GuidedRow]) -> None:
-        for row, token in tokens:
-            stays = self._masks.run(row, partial(row.consume, token))
+    def _read_and_fill(self, runs: Iterator[tuple[GuidedRow, list[int]]], to_fill: deque[GuidedRow]) -> None:
+        for row, run in runs:
+            read = run[:-1] if run[-1] in self._ends else run
+            stays = self._masks.run(row, partial(row.consume, read))
             if not stays:
                 self._masks.run(row, row.fill)
                 self._settled(row)
@@ -217,6 +281,15 @@ class GuidedDecoding(LogitsMask):
                 self._settled(row)
                 if not stays:
                     return
+
+    def _compiled(self, grammar: str, client: str) -> Future[LLMatcher]:
+        """Returns a grammar's compilation, which threads begin if it is new."""
+        compiled, is_new = self._compiler.compiled(grammar)
+        if is_new:
+            compilation = Compilation(compiled, client)
+            self._builds.submit(partial(self._compile, iter([compilation]), grammar, compiled))
+            self._builds.watch(compilation)
+        return compiled
 
     def _compile(self, compilations: Iterator[Compilation], grammar: str, compiled: Future[LLMatcher]) -> None:
         for compilation in compilations:

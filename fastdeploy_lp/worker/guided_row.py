@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
@@ -11,7 +11,9 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from fastdeploy_lp.guided_decoding.compiler import GrammarError, GrammarMatcher
+from fastdeploy_lp.guided_decoding.compiler import GrammarError
+from fastdeploy_lp.guided_decoding.phased_matcher import Matcher
+from fastdeploy_lp.worker.masks_ahead import MasksAhead
 
 EVERYTHING = -1
 
@@ -39,9 +41,9 @@ class GuidedRow:
         self._forces = forces
         self.error: str | None = None
         self.working: threading.Thread | None = None
-        self._matcher: GrammarMatcher | None = None
+        self._matcher: Matcher | None = None
 
-    def begin(self, matcher: Callable[[], GrammarMatcher], output: Sequence[int]) -> None:
+    def begin(self, matcher: Callable[[], Matcher], output: Sequence[int]) -> None:
         """Sets the matcher and has it read the output so far."""
         try:
             self._matcher = matcher()
@@ -50,12 +52,22 @@ class GuidedRow:
             self.fail(error)
         self.begun = True
 
-    def consume(self, token: int) -> None:
-        """Reads a sampled token; `bits` stays the previous mask until `fill` has returned."""
+    @property
+    def looks_ahead(self) -> bool:
+        """True unless each mask must wait for the token before it."""
+        return self._matcher is not None and self.error is None and not self.slow
+
+    def masks_ahead(self, draft: Sequence[int], ends: Collection[int]) -> MasksAhead:
+        """Returns the masks of a draft's rows, yet to be computed; the row must be ready."""
+        matcher = self._matcher.copy() if self.looks_ahead and self._matcher is not None else None
+        return MasksAhead(matcher, self.bits, draft, ends, self.client)
+
+    def consume(self, tokens: list[int]) -> None:
+        """Reads sampled tokens; `bits` stays the previous mask until `fill` has returned."""
         if self.error is not None or self._matcher is None:
             return
         try:
-            self._matcher.consume([token])
+            self._matcher.consume(tokens)
             self.complete = self._matcher.is_complete
         except BaseException as error:  # noqa: BLE001 - as above
             self.fail(error)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.worker.sequence import Sequence
+from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
 NOTHING: Mapping[int, str] = {}
+NO_TOKENS: Mapping[int, Sequence[int]] = {}
 
 
 class LogitsMask(ABC):
@@ -25,7 +26,7 @@ class LogitsMask(ABC):
     def warm_up(self) -> None:  # noqa: B027 - nothing to do is fine
         """Does preparation that should precede the first step."""
 
-    def enter(self, sequence: Sequence) -> None:  # noqa: B027
+    def enter(self, sequence: WorkerSequence) -> None:  # noqa: B027
         """Registers a sequence in its slot."""
 
     def leave(self, slot: int) -> None:  # noqa: B027
@@ -49,8 +50,24 @@ class LogitsMask(ABC):
     def apply_to_copies(self, copies: Tensor, rows: NDArray[np.int64]) -> None:  # noqa: B027
         """Does the same to copies [n, vocab_size] of these rows of the step's logits; ascending, int64 [n]."""
 
-    def accept(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:  # noqa: B027
-        """Takes the sampled tokens [rows], -1 where none could be sampled."""
+    def look_ahead(self, drafts: Mapping[int, Sequence[int]]) -> None:  # noqa: B027
+        """Begins to find the masks of drafts by slot, none of which needs each token; the model computes meanwhile."""
+
+    def known_ahead(self) -> Mapping[int, int]:
+        """Returns by slot the number of its rows whose masks were found, the next token's row included."""
+        return {}
+
+    def apply_ahead(self, logits: Tensor, slots: NDArray[np.int64]) -> None:  # noqa: B027
+        """Masks rows of logits [rows, vocab_size] in place: of each slot those of `known_ahead`, in order."""
+
+    def accept(  # noqa: B027
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], further: Mapping[int, Sequence[int]] = NO_TOKENS
+    ) -> None:
+        """Takes the sampled tokens [rows], -1 where none could be sampled.
+
+        further: by slot, tokens that follow, each after a draft token that was right. `completed` and `failures` are
+        then those of the slot's last token.
+        """
 
     @property
     def completed(self) -> Collection[int]:

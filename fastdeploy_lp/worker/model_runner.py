@@ -32,6 +32,7 @@ from fastdeploy_lp.worker.prompt_logprobs import PromptLogprobs
 from fastdeploy_lp.worker.prompt_pooling import PooledPrompts, PromptPooling
 from fastdeploy_lp.worker.sampler import Sampler
 from fastdeploy_lp.worker.sampler.device_read import read_together
+from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.shadow_draws import ShadowDraws
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 from fastdeploy_lp.worker.sequence import Sequence
@@ -63,6 +64,8 @@ class ModelRunner(ModelRunnerBase):
         self.tracing = Tracing(self._sampler.ops)
         self._drafting: Drafting | None = None
         self._verified: VerifiedRows
+        # Chunks of the present round that sample.
+        self._round: list[ScheduledChunk] = []
 
     @property
     def followers(self) -> SlotFollowers:
@@ -128,8 +131,10 @@ class ModelRunner(ModelRunnerBase):
         slots = self._begin_round(sampling)
         readers: list[PromptFollower] = [each for each in (self._prompt_logprobs, self._pooling) if not each.idle]
         parts = [self._sequence_chunk(chunk, readers) for chunk in chunks]
-        hidden = self._model.forward(parts)
         has_drafts = any(chunk.draft for chunk in sampling)
+        free = [each for each in sampling if each.draft and not self._needs_each_token(each.sequence.slot)]
+        self.mask.look_ahead({chunk.sequence.slot: chunk.draft for chunk in free})
+        hidden = self._model.forward(parts)
         if readers or has_drafts:
             hidden = _split_hidden(hidden, chunks, parts, readers)
         for chunk in chunks:
@@ -137,7 +142,7 @@ class ModelRunner(ModelRunnerBase):
         pooled = self._pooling.finish(chunk.sequence.slot for chunk in chunks if chunk.pools)
         if has_drafts:
             self._verified = VerifiedRows(self._model.compute_logits(hidden), sampling)
-            ahead = self._verified.draw_ahead(sampling, self._draw_ahead, self._needs_each_token)
+            ahead = self._verified.draw_ahead(free, self.mask.known_ahead(), self._draw_ahead)
             return self._next_tokens(partial(self._verified.logits, sampling), slots, pooled, ahead)
         if slots.size:
             return self._next_tokens(partial(self._model.compute_logits, hidden), slots, pooled)
@@ -161,10 +166,12 @@ class ModelRunner(ModelRunnerBase):
         return self.followers.needs_each_token(slot)
 
     def _draw_ahead(self, logits: Tensor, slots: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
-        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places)
+        self.mask.apply_ahead(logits, slots)
+        return self._sampler.draw_ahead(logits, self.share_inputs, slots, places, guard=self.mask.active)
 
     def _begin_round(self, chunks: list[ScheduledChunk]) -> NDArray[np.int64]:
         """Returns the slots of the chunks, each of which samples a token; int64 [rows], ascending."""
+        self._round = chunks
         slots = np.array([chunk.sequence.slot for chunk in chunks], np.int64)
         self.share_inputs.set_active(slots)
         if slots.size:
@@ -196,6 +203,7 @@ class ModelRunner(ModelRunnerBase):
         """
         trace = self.tracing.begin(slots)
         logits = self._process(compute, slots, trace)
+        final = self._final_rows(trace)
         shadows = self._shadow_draws(logits, slots)
         # A row with NaN or only -inf yields -1; a mask may also leave no token.
         guard = self.mask.active or self.chain.needs_guard()
@@ -205,16 +213,20 @@ class ModelRunner(ModelRunnerBase):
             self.share_inputs,
             slots,
             guard=guard,
+            final=final,
             also_read=[*ahead.tensors, *prompts.tensors, *pooled.tensors],
             watchers=[watcher for watcher in (trace, shadows) if watcher is not None],
         )
-        self.mask.accept(slots, sampled.tokens)
-        impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
-        failures = {**impossible, **self.chain.failures}
-        for slot in slots[sampled.tokens < 0].tolist():
-            failures.setdefault(slot, self._nothing_is_left(slot, compute, slots))
         read = iter(sampled.also)
         further = ahead.unpack(read)
+        self.mask.accept(slots, sampled.tokens, further)
+        impossible = {slot: SlotFailure(reason, by_request=True) for slot, reason in self.mask.failures.items()}
+        failures = {**impossible, **self.chain.failures}
+        for row in np.flatnonzero(sampled.tokens < 0).tolist():
+            # After a sequence's last token, nothing need be left.
+            if self._round[row].sequence.finish_reason is None:
+                slot = int(slots[row])
+                failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
         self._record(slots, sampled.tokens, further)
         return StepResult(
             sampled.tokens,
@@ -267,6 +279,13 @@ class ModelRunner(ModelRunnerBase):
     def _masked(self, trace: StepTrace) -> list[int]:
         return [slot for slot in trace.slots if self.mask.bans_in(slot)]
 
+    def _final_rows(self, trace: StepTrace | None) -> FinalRows | None:
+        """Returns the rows on which processors run after the filters; None without any."""
+        if not self.chain.final.is_used:
+            return None
+        skips = self.fd_config.structured_outputs_config.on_error == "skip"
+        return FinalRows(self._sampler.ops, self.chain.final, trace, skips_faults=skips)
+
     def _shadow_draws(self, logits: Tensor, slots: NDArray[np.int64]) -> ShadowDraws | None:
         """Runs the shadow processors on copies of the chain's logits; returns None without any."""
         if not self.chain.shadows.has_work:
@@ -276,11 +295,14 @@ class ModelRunner(ModelRunnerBase):
         for result in step.results:
             if result.logits is not None:
                 self.mask.apply_to_copies(result.logits, result.rows)
-        return ShadowDraws(self._sampler.ops, self.chain.shadows, step)
+        return ShadowDraws(self._sampler.ops, self.chain.shadows, step, slots, self.chain.final.slots)
 
-    def _nothing_is_left(self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64]) -> SlotFailure:
+    def _nothing_is_left(
+        self, slot: int, compute: Callable[[], Tensor], slots: NDArray[np.int64], final: FinalRows | None
+    ) -> SlotFailure:
         """Returns a failure naming the stages that left the slot's row without a token; reruns them."""
         ran = self.chain.ran_on(slot)
+        edited = [] if final is None else self.chain.final.ran_on(slot)
         masks = [Stage(label, lambda logits: self.mask.apply(logits, slots), True) for label in self.mask.bans_in(slot)]
         bans = self._sampler.bans_in(slot)
         stages = [
@@ -290,8 +312,11 @@ class ModelRunner(ModelRunnerBase):
             *masks,
             Stage(" and ".join(bans), lambda logits: self._sampler.edit(logits, slots), True),
         ]
+        if final is not None and edited:
+            edits = [Stage(_label(entry), partial(final.edit_again, entry)) for entry in edited]
+            stages += [Stage("the filters", final.filter_again, True), *edits]
         # If the failure does not recur, the last processor is the most likely cause.
-        likely = _label(ran[-1]) if ran else None
+        likely = _label([*ran, *edited][-1]) if ran or edited else None
         row = int(np.searchsorted(slots, slot))
         return empty_row_failure(stages, compute, row, likely)
 

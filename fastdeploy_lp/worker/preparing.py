@@ -154,7 +154,8 @@ class Preparing:
         builder = self._chain.builder
         order = builder.order_of(sequence.selection)
         new_order = None if builder.is_known(order) else order
-        calls = builder.calls(sequence.request_id, sequence.selection)
+        seed = sequence.params.seed or 0
+        calls = builder.calls(sequence.request_id, sequence.selection, sequence.prompt_token_ids, seed)
         if not calls:
             return True
         work = self._works[sequence.request_id] = _Work(sequence, new_order)

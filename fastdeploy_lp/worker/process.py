@@ -23,6 +23,7 @@ from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.config.log_format import configure_from_environment
 from fastdeploy_lp.logits_processor import LogitsProcessorChain, fastdeploy_compat, load_processors, vllm_compat
 from fastdeploy_lp.logits_processor.chain.calls import RunningCalls
+from fastdeploy_lp.logits_processor.errors import DeviceLostError
 from fastdeploy_lp.messages import (
     AbortRequests,
     AddRequest,
@@ -88,7 +89,7 @@ class WorkerProcess:
         except (CachePortError, CheckpointError) as error:  # the operator's mistake, for which one line is enough
             self._send(WorkerFailed(str(error)))
             raise SystemExit(1) from error
-        except Exception as error:
+        except (Exception, DeviceLostError) as error:
             logger.exception("the worker cannot go on")
             self._send(WorkerFailed(f"{type(error).__name__}: {error}"))
             raise SystemExit(1) from error

@@ -32,9 +32,9 @@ class ProfilingWorker(Worker):
         super().init_device()
 
     def determine_available_memory(self) -> int:
-        """Returns bytes for the cache, after a step that needs the most memory of any step.
+        """Returns bytes for the cache, after steps that need the most memory of any step.
 
-        Paddle's allocator keeps that step's memory for later steps.
+        Paddle's allocator keeps their memory for later steps.
         """
         self.model_runner.initialize_cache(BLOCKS_WHILE_MEASURING)
         # The step ends with a read, which waits for the device.
@@ -45,16 +45,19 @@ class ProfilingWorker(Worker):
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def run_worst_case(runner: ModelRunnerBase, fd_config: FDConfig) -> None:
-    """Runs one step with the maximum number of tokens, in new prompts that fill every slot and use every option.
+    """Runs two steps with the maximum number of tokens: the most demanding ones for the sampler and for attention.
 
-    Every row is drawn with all filters and returns the maximum number of logprobs, also for its prompt.
+    In the first, new prompts fill every slot; every row is drawn with all filters and returns the maximum number of
+    logprobs, also for its prompt. In the second, a prompt continues to the end of the longest context.
     """
-    sequences = worst_case_sequences(fd_config)
-    for sequence in sequences:
-        runner.enter(sequence)
-    runner.execute([ScheduledChunk(sequence, sequence.num_tokens) for sequence in sequences])
-    for sequence in sequences:
-        runner.leave(sequence.slot)
+    for sequences in (worst_case_sequences(fd_config), longest_continued_prompt(fd_config)):
+        for sequence in sequences:
+            runner.enter(sequence)
+        chunks = [ScheduledChunk(sequence, sequence.num_tokens - sequence.num_computed) for sequence in sequences]
+        if chunks:
+            runner.execute(chunks)
+        for sequence in sequences:
+            runner.leave(sequence.slot)
 
 
 def worst_case_sequences(fd_config: FDConfig) -> list[Sequence]:
@@ -63,15 +66,31 @@ def worst_case_sequences(fd_config: FDConfig) -> list[Sequence]:
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     # A sequence with a full context has no room for a token to generate.
     tokens = min(scheduler.max_num_batched_tokens // count, max(1, length - 1))
-    blocks = -(-tokens // fd_config.cache_config.block_size)
     logprobs = min(MAX_LOGPROBS, fd_config.model_config.vocab_size)
     params = SettledParams(
         max_tokens=1, temperature=1.0, top_p=0.9, min_p=0.01, seed=0, logprobs=logprobs, prompt_logprobs=logprobs
     )
-    sequences = []
-    for slot in range(count):
-        request = AddRequest(f"memory-{slot}", [SOME_TOKEN] * tokens, params, Selection())
-        sequence = Sequence.from_request(request, (), length)
-        sequence.slot, sequence.block_table = slot, [BLOCKS_WHILE_MEASURING - 1] * blocks
-        sequences.append(sequence)
-    return sequences
+    return [_sequence(fd_config, slot, tokens, params) for slot in range(count)]
+
+
+def longest_continued_prompt(fd_config: FDConfig) -> list[Sequence]:
+    """Returns a sequence with a full context, of which a step computes the maximum number of tokens.
+
+    None for a context in which no prompt can continue.
+    """
+    tokens = fd_config.model_config.max_model_len - 1
+    computed = max(1, tokens - fd_config.scheduler_config.max_num_batched_tokens)
+    if computed >= tokens:
+        return []
+    sequence = _sequence(fd_config, 0, tokens, SettledParams(max_tokens=1, temperature=0.0))
+    sequence.num_computed = computed
+    return [sequence]
+
+
+def _sequence(fd_config: FDConfig, slot: int, tokens: int, params: SettledParams) -> Sequence:
+    """Returns a sequence in a slot, all blocks of which are one and the same."""
+    request = AddRequest(f"memory-{slot}", [SOME_TOKEN] * tokens, params, Selection())
+    sequence = Sequence.from_request(request, (), fd_config.model_config.max_model_len)
+    blocks = -(-tokens // fd_config.cache_config.block_size)
+    sequence.slot, sequence.block_table = slot, [BLOCKS_WHILE_MEASURING - 1] * blocks
+    return sequence

@@ -43,9 +43,9 @@ class PromptLogprobs:
         self._by_slot: dict[int, Pending] = {}
 
     def enter(self, sequence: WorkerSequence) -> None:
-        """Registers a sequence; one with output was preempted after its prompt's logprobs were sent."""
+        """Registers a sequence; one that has had output enters again after its prompt's logprobs were computed."""
         count = sequence.params.prompt_logprobs
-        if count is not None and not sequence.output_token_ids:
+        if count is not None and sequence.needs_prompt_logprobs:
             self._by_slot[sequence.slot] = Pending(sequence.prompt_token_ids, count)
 
     def leave(self, slot: int) -> None:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from fastdeploy_lp.config import SchedulerConfig
+from fastdeploy_lp.logits_processor.chain.recorded_actions import Rewind
 from fastdeploy_lp.worker.block_manager import BlockManager
 from fastdeploy_lp.worker.drafters.drafter import Draft
 from fastdeploy_lp.worker.prompt_budget import FairPromptBudget, PromptBudget, StepPace
@@ -115,26 +116,40 @@ class Scheduler:
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 
+    def rewind(self, sequence: Sequence, rewind: Rewind) -> None:
+        """Takes back output tokens of a running sequence, which keeps its slot and enters it again."""
+        sequence.rewind(rewind)
+        self._slots.leave(sequence.slot)
+        self._blocks.rewind(sequence)
+        self._slots.enter(sequence)
+
     def _generating(self) -> list[ScheduledChunk]:
         """Returns chunks of the sequences that have one token left to compute."""
         chunks: list[ScheduledChunk] = []
         for sequence in tuple(self._running.values()):
             # May have been preempted above for an older sequence.
-            if sequence.slot == NO_SLOT or sequence.num_tokens - sequence.num_computed != 1:
+            if sequence.slot == NO_SLOT:
                 continue
-            if self._slots.holds(sequence.slot):
+            generates = sequence.num_tokens - sequence.num_computed == 1
+            if generates and self._slots.holds(sequence.slot):
                 continue
+            # A prompt has all of its blocks, but after a rewind one may be missing.
             while not self._blocks.grow(sequence):
                 self.preempt()
                 if sequence.slot == NO_SLOT:
                     break
             else:
-                chunks.append(ScheduledChunk(sequence, 1))
+                if generates:
+                    chunks.append(ScheduledChunk(sequence, 1))
         return chunks
 
     def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
         """Spends what is left of the budget, and blocks that no sequence is about to need, on draft tokens."""
-        generating = {chunk.sequence.slot: chunk for chunk in chunks if chunk.samples and chunk.num_tokens == 1}
+        generating = {
+            chunk.sequence.slot: chunk
+            for chunk in chunks
+            if chunk.samples and chunk.num_tokens == 1 and chunk.sequence.finish_reason is None
+        }
         room = self._budget - sum(chunk.cost for chunk in chunks)
         if not generating or room <= 0:
             return

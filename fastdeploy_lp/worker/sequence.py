@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fastdeploy_lp.logits_processor import Selection
-from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, Rewind
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.request.limits import MAX_REWIND
 from fastdeploy_lp.request.outputs import ProcessorStop
+from fastdeploy_lp.request.phase import Phase
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.worker.prompt_pooling import POOLINGS
+from fastdeploy_lp.worker.withheld import WithheldSteps
 
 NO_SLOT = -1
 # Budget tokens per prompt token with logprobs. Measured: its logits and top tokens cost about as much as a small model.
@@ -29,9 +32,13 @@ class Sequence:
     far, `num_known_blocks` of which other sequences can find; `num_cached_tokens` is the number of prompt tokens found
     in the cache at first admission, None before; `scheduled_at` is that time, on the monotonic clock. `was_preempted`
     is True if it lost a slot before. Processors hold the two lists of tokens, which only `append` changes.
+    `max_rewind` is the most tokens that processors may take back at once, and `withheld` has the steps of those tokens;
+    `num_rewinds` counts rewinds, and `num_taken_back` their tokens. `bans` has, by output length, the token ids that
+    rewinds to this place have banned there. `drafted` and `accepted` count draft tokens since its last sent step.
     `pooling` is set for a pooled prompt: it ends with its last token and generates nothing. `grammar` is the grammar
-    that the output must match, `client` the API key or address of the request's sender. `emitted` is the size of the
-    values that processors have emitted for it.
+    that the output must match, in the part `phase` if that is set, `client` the API key or address of the request's
+    sender. `totals` counts processors' actions on it. With `max_rewind`, a finish reason that a token has set is final
+    once processors have seen the token.
     """
 
     request_id: str
@@ -42,6 +49,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     pooling: str | None = None
     grammar: str | None = None
+    phase: Phase | None = None
     client: str = ""
     slot: int = NO_SLOT
     num_computed: int = 0
@@ -54,7 +62,14 @@ class Sequence:
     scheduled_at: float | None = None
     finish_reason: str | None = None
     stop_reason: int | ProcessorStop | None = None
-    emitted: EmittedSize = field(default_factory=EmittedSize)
+    totals: ActionTotals = field(default_factory=ActionTotals)
+    max_rewind: int = 0
+    withheld: WithheldSteps = field(default_factory=WithheldSteps)
+    num_rewinds: int = 0
+    num_taken_back: int = 0
+    bans: dict[int, frozenset[int]] = field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
 
     @classmethod
     def from_request(cls, request: AddRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> Sequence:
@@ -78,6 +93,7 @@ class Sequence:
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=frozenset(stops),
             grammar=request.grammar,
+            phase=request.phase,
             client=request.client,
         )
 
@@ -106,13 +122,27 @@ class Sequence:
         """True if every token of the prompt must be computed, for its logprobs or hidden state."""
         if self.pooling is not None:
             return POOLINGS[self.pooling].every_row
-        return self.params.prompt_logprobs is not None and not self.output_token_ids
+        return self.needs_prompt_logprobs
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """True if its prompt's log probabilities are requested, and not computed yet: it never had a token."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids and not self.num_rewinds
 
     @property
     def prompt_token_cost(self) -> int:
         """Tokens of a step's budget charged per prompt token."""
-        wants_logprobs = self.params.prompt_logprobs is not None and not self.output_token_ids
-        return LOGPROBS_COST if wants_logprobs else 1
+        return LOGPROBS_COST if self.needs_prompt_logprobs else 1
+
+    @property
+    def entry_id(self) -> str:
+        """Its id to processors, to which a rewound sequence is a new one."""
+        return f"{self.request_id}~{self.num_rewinds}" if self.num_rewinds else self.request_id
+
+    @property
+    def dropped_draws(self) -> int:
+        """Number of tokens that were sampled and are not in the output."""
+        return self.num_taken_back + self.num_rewinds
 
     def token_ids_between(self, start: int, end: int) -> list[int]:
         """Returns the tokens at positions `start` … `end - 1` of prompt and output."""
@@ -134,6 +164,20 @@ class Sequence:
     def stop(self, reason: ProcessorStop) -> None:
         """Sets the end that a logits processor has asked for."""
         self.finish_reason, self.stop_reason = "stop", reason
+
+    def rewind(self, rewind: Rewind) -> None:
+        """Takes back output tokens, and bans tokens at the place of the first one; the sequence has not ended then."""
+        place = len(self.output_token_ids) - rewind.count
+        # A new list: processors distinguish requests by its identity.
+        self.output_token_ids = ReadOnlyList(self.output_token_ids[:place])
+        self.finish_reason = self.stop_reason = None
+        self.num_rewinds += 1
+        self.num_taken_back += rewind.count
+        # Bans hold for the tokens before them, which have changed for later places, and stay for earlier ones.
+        earlier = {at: banned for at, banned in self.bans.items() if place - MAX_REWIND <= at <= place}
+        self.bans = {**earlier, place: earlier.get(place, frozenset()) | rewind.ban}
+        self.withheld.take_back(rewind.count)
+        self.totals.rewindable = len(self.withheld)
 
     def complete(self) -> None:
         """Sets the finish reason "stop": the grammar is complete. This takes precedence over "length"."""

@@ -13,7 +13,10 @@ from fastdeploy_lp.worker.sequence import Sequence
 
 
 class SlotFollower(Protocol):
-    """State by slot. A sequence enters before its first chunk, and again after a preemption."""
+    """State by slot. A sequence enters before its first chunk, and again after a preemption or a rewind.
+
+    For a rewind it leaves its slot, and enters it at once with fewer output tokens.
+    """
 
     def enter(self, sequence: Sequence) -> None:
         """Registers a sequence in `sequence.slot`."""
@@ -100,10 +103,11 @@ class ChainSlots:
         self.chain.enter(
             sequence.slot,
             sequence.selection,
-            again=sequence.was_preempted,
+            again=sequence.was_preempted or sequence.num_rewinds > 0,
             client=sequence.client,
-            emitted=sequence.emitted,
+            totals=sequence.totals,
         )
+        sequence.max_rewind = self.chain.max_rewind(sequence.slot)
 
     def leave(self, slot: int) -> None:
         """See `SlotFollower`."""

@@ -13,7 +13,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor.chain.chain import ChainTrace
+from fastdeploy_lp.logits_processor.chain.trace import ChainTrace
 from fastdeploy_lp.messages import StageNumbers, StageTrace
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
 from fastdeploy_lp.platforms import to_device
@@ -22,7 +22,7 @@ from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
-FINAL = "final"
+FILTERED, FINAL = "filtered", "final"
 # Initial capacity in copies per traced row; it grows as needed.
 STAGES = 8
 
@@ -95,7 +95,7 @@ class StepTrace(ChainTrace, DrawWatcher):
         # For each kept row, its slot and the slot's previous kept row.
         self._slots: list[int] = []
         self._before: list[int] = []
-        self._chain_began: _Mark | None = None
+        self._began_part = _Mark(dict.fromkeys(rows, 0), 0)
         self.stages: dict[int, list[StageTrace]] = {}
         self.start_clock()
 
@@ -121,13 +121,13 @@ class StepTrace(ChainTrace, DrawWatcher):
         """Returns True if a processor has run on the slot's row."""
         return any(stage.kind == PROCESSOR and stage.status == RAN for stage in self._told[slot])
 
+    def begin(self) -> None:
+        """Marks the start of a part of the chain."""
+        self._began_part = _Mark({slot: len(stages) for slot, stages in self._told.items()}, len(self._slots))
+
     def restart(self) -> None:
-        """Marks the start of the chain; a repeated call discards the stages recorded since."""
-        if self._chain_began is None:
-            told = {slot: len(stages) for slot, stages in self._told.items()}
-            self._chain_began = _Mark(told, len(self._slots))
-            return
-        mark = self._chain_began
+        """Discards the stages recorded since the mark."""
+        mark = self._began_part
         for slot, stages in self._told.items():
             del stages[mark.told[slot] :]
         self._kept.cut(mark.rows)
@@ -136,6 +136,12 @@ class StepTrace(ChainTrace, DrawWatcher):
     def ran(self, name: str, slots: Sequence[int], rows: Int64s, logits: Tensor, seconds: float) -> None:
         """Copies the rows that a processor has produced."""
         self._put(name, PROCESSOR, slots, logits, rows, seconds)
+
+    def filtered(self, slots: Sequence[int], rows: Int64s, logits: Tensor) -> None:
+        """Copies the rows that the filters have produced."""
+        if slots:
+            self._put(FILTERED, SAMPLING, slots, logits, rows, time.perf_counter() - self._began)
+        self.start_clock()
 
     def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
         """Records that a processor did not run on these slots."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy_lp.logits_processor.chain.chain import take_rows
+from fastdeploy_lp.config.speculation import MAX_DRAFT
+from fastdeploy_lp.logits_processor.chain.rows import take_rows
 from fastdeploy_lp.worker.scheduled import ScheduledChunk
 
 
@@ -19,10 +20,12 @@ from fastdeploy_lp.worker.scheduled import ScheduledChunk
 class DrawnAhead:
     """Tokens of whole drafts, drawn before it is known which draft tokens are right.
 
-    chunks: the sequences, each with 1 + draft rows. tensors: their tokens, int64 [rows] on the device, or nothing.
+    chunks: the sequences; counts: the rows of each, of its next token and of further ones. tensors: their tokens, int64
+    [rows] on the device, or nothing.
     """
 
     chunks: Sequence[ScheduledChunk] = ()
+    counts: Sequence[int] = ()
     tensors: list[Tensor] = field(default_factory=list)
 
     def unpack(self, read: Iterator[NDArray[Any]]) -> dict[int, list[int]]:
@@ -32,9 +35,10 @@ class DrawnAhead:
         """
         found: dict[int, list[int]] = {}
         drawn = iter(next(read).astype(np.int64).tolist() if self.tensors else ())
-        for chunk in self.chunks:
-            tokens = [next(drawn) for _ in range(1 + len(chunk.draft))]
-            right = next((place for place, token in enumerate(chunk.draft) if token != tokens[place]), len(chunk.draft))
+        for chunk, count in zip(self.chunks, self.counts, strict=True):
+            tokens = [next(drawn) for _ in range(count)]
+            draft = chunk.draft[: count - 1]
+            right = next((place for place, token in enumerate(draft) if token != tokens[place]), len(draft))
             further = tokens[1 : 1 + right]
             if further and further[-1] < 0:
                 further.pop()
@@ -44,6 +48,7 @@ class DrawnAhead:
 
 
 NOTHING_AHEAD = DrawnAhead()
+MAX_ROWS = 1 + MAX_DRAFT
 # Draws a token for each row of logits [rows, vocab_size]; slots, places: int64 [rows].
 Draw = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Tensor]
 
@@ -61,20 +66,19 @@ class VerifiedRows:
         rows = [self._first[chunk.sequence.slot] + chunk.accepted for chunk in chunks]
         return take_rows(self._logits, np.array(rows, np.int64))
 
-    def draw_ahead(
-        self, chunks: Sequence[ScheduledChunk], draw: Draw, needs_each_token: Callable[[int], bool]
-    ) -> DrawnAhead:
-        """Draws all tokens of drafts at once, for slots whose draws do not depend on the tokens before.
+    def draw_ahead(self, chunks: Sequence[ScheduledChunk], known: Mapping[int, int], draw: Draw) -> DrawnAhead:
+        """Draws all tokens of these chunks' drafts at once: what they are drawn from depends on their own drafts only.
 
-        draw: gets for each row its slot, and the number of draft tokens before it.
+        known: by slot, the number of rows that can be drawn; of other slots, all. draw: gets for each row its slot, and
+        the number of draft tokens before it.
         """
-        free = [chunk for chunk in chunks if chunk.draft and not needs_each_token(chunk.sequence.slot)]
-        if not free:
+        if not chunks:
             return NOTHING_AHEAD
-        counts = [1 + len(chunk.draft) for chunk in free]
+        counts = [min(1 + len(chunk.draft), known.get(chunk.sequence.slot, MAX_ROWS)) for chunk in chunks]
         places = np.concatenate([np.arange(count) for count in counts])
-        slots = np.repeat([chunk.sequence.slot for chunk in free], counts)
+        slots = np.repeat([chunk.sequence.slot for chunk in chunks], counts)
         logits = self._logits
         if len(places) < logits.shape[0]:
-            logits = take_rows(logits, np.repeat([self._first[chunk.sequence.slot] for chunk in free], counts) + places)
-        return DrawnAhead(free, [draw(logits, slots, places)])
+            first = [self._first[chunk.sequence.slot] for chunk in chunks]
+            logits = take_rows(logits, np.repeat(first, counts) + places)
+        return DrawnAhead(chunks, counts, [draw(logits, slots, places)])

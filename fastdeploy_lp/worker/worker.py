@@ -19,6 +19,7 @@ class Worker(WorkerBase):
     def init_device(self) -> None:
         """See `WorkerBase.init_device`; raises ValueError for a name that is no model runner."""
         platform = current_platform()
+        platform.configure(self.fd_config)
         paddle.set_device(platform.device_type)
         name = self.fd_config.device_config.model_runner_class or platform.get_model_runner_class()
         try:

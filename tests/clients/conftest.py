@@ -20,7 +20,7 @@ OPTIONS = [
     *("--admin-api-key", CLIENT_KEY),
     *("--chat-template", str(TESTS / "data" / "chatml_tools.jinja"), "--trust-request-chat-template"),
     *("--reasoning-parser", "qwen3", "--max-num-seqs", "8", "--max-waiting-requests", "8"),
-    *("--logits-processors", *PROCESSORS),
+    *("--allow-uploads", "--logits-processors", *PROCESSORS),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ from support.clients.response_calls import INPUT_TOKENS, RESPONSES
 from support.clients.schema import all_fields, body_schemas, fields_of, operations
 from support.clients.tables import CASES, REFUSED
 from support.server import ServerProcess
+from support.wasm import NO_REPEATS
 
 from fastdeploy_lp.entrypoints.openai.protocol.chat import ChatCompletionRequest
 from fastdeploy_lp.entrypoints.openai.protocol.completion import CompletionRequest
@@ -45,6 +47,12 @@ STORED = {
     "DELETE /v1/responses/{response_id}",
     "POST /v1/responses/{response_id}/cancel",
     "GET /v1/responses/{response_id}/input_items",
+}
+# Operations of `test_an_upload_by_the_clients_get_post_and_delete`.
+UPLOADS = {
+    "POST /v1/logits_processors",
+    "GET /v1/logits_processors/{name}",
+    "DELETE /v1/logits_processors/{name}",
 }
 BODIES: dict[Route, type[GenerationRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 
@@ -140,6 +148,16 @@ def test_stored_responses_by_the_clients_own_methods(sdk: openai.Client) -> None
     assert sdk.responses.cancel(begun.id).status in ("cancelled", "completed", "incomplete")
 
 
+def test_an_upload_by_the_clients_get_post_and_delete(root: openai.Client) -> None:
+    sent = {"name": "mine", "module": base64.b64encode(NO_REPEATS.read_bytes()).decode()}
+    card = json.loads(root.post("/v1/logits_processors", body=sent, cast_to=str))
+    path = f"/v1/logits_processors/{card['name']}"
+    assert json.loads(root.get(path, cast_to=str)) == card
+    assert json.loads(root.delete(path, cast_to=str))["deleted"]
+    with pytest.raises(openai.NotFoundError):
+        root.get(path, cast_to=str)
+
+
 @pytest.mark.parametrize(("route", "param", "fields"), REFUSED)
 def test_what_is_not_served_is_refused_by_name(
     route: Route, param: str, fields: dict[str, Any], sdk: openai.Client
@@ -170,7 +188,7 @@ def test_every_argument_of_the_client_is_served_or_refused_by_name(route: Route,
 
 def test_every_operation_is_called(document: dict[str, Any]) -> None:
     called = {call.operation for call in CALLS} | {f"POST {route}" for route in (CHAT, COMPLETIONS, EMBEDDINGS)}
-    assert called | STORED == operations(document)
+    assert called | STORED | UPLOADS == operations(document)
 
 
 def test_every_field_of_every_body_is_sent(document: dict[str, Any], asker_of: AskerOf) -> None:

@@ -28,7 +28,7 @@ def test_each_form_alone_is_fine(kind: str) -> None:
 
 def test_there_is_a_case_for_every_form() -> None:
     assert set(FORMS) == set(NAMES)
-    assert {*NAMES, *WHITESPACE_FIELDS} == set(GuidedDecodingParams.__struct_fields__)
+    assert {*NAMES, *WHITESPACE_FIELDS, "when"} == set(GuidedDecodingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize("pair", list(combinations(FORMS, 2)), ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -119,6 +120,20 @@ def test_a_pass_runs_in_the_smallest_bucket_that_holds_it(count: int, size: int)
     run(made, where, next_tokens(lengths, range(count)))
     (place,) = recorder.calls
     assert emulated(made).batches[place].layout.tokens == size
+
+
+def test_without_cuda_graphs_nothing_is_recorded() -> None:
+    config = SETTING.fd_config(SHAPE)
+    config = replace(config, device_config=replace(config.device_config, cuda_graphs=False))
+    made = PaddleDecoder(config, SHAPE.dimensions, rotary(SHAPE, SETTING), SHAPE.weights(), attention=Emulated())
+    made.initialize_cache(SETTING.num_blocks)
+    recorder = Recorder()
+    made.record_decode(4, recorder)
+    where = seats()
+    for pieces in (prompts([3]), next_tokens([3], [0])):
+        run(made, where, pieces)
+    assert recorder.calls == []
+    assert emulated(made).batches == []
 
 
 def test_other_passes_are_not_repeated() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_lp.model_executor.ops.library import UntrustedFileError, make_own, require_own
+from fastdeploy_lp.model_executor.ops.own_files import UntrustedFileError, make_own, require_own
 
 PLACES = [".", "..", "../.."]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

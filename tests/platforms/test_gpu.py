@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.tiny import tiny_fd_config
+from support.gpu_config import gpu_fd_config
 
-from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.layers.attention import AttentionBackend
 from fastdeploy_lp.model_executor.layers.attention.selection import BACKENDS
 from fastdeploy_lp.platforms import GpuPlatform, find_platform
-from fastdeploy_lp.platforms.gpu import device_count, visible_devices
+from fastdeploy_lp.platforms import gpu as gpu_module
+from fastdeploy_lp.platforms.nvidia_driver import device_count, visible_devices
 from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.worker_base import WORKERS, WorkerBase
 
 
-def fd_config(
-    *, block_size: int = 64, dtype: str = "bfloat16", quantization: str | None = None, **sizes: Any
-) -> FDConfig:
-    """One that the platform takes as it is, but for what is given."""
-    made = tiny_fd_config(block_size=block_size)
-    hf_config = made.model_config.hf_config | {"head_dim": 64} | sizes
-    model = replace(made.model_config, hf_config=hf_config, quantization=quantization)
-    return replace(made, model_config=model, cache_config=replace(made.cache_config, dtype=dtype))
+@pytest.fixture(autouse=True)
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The compute capabilities of the devices."""
+    devices = [(9, 0)] * 8
+    monkeypatch.setattr(gpu_module, "compute_capabilities", lambda count: devices[:count])
+    return devices
 
 
 def test_this_machine_has_none_and_says_why() -> None:
@@ -87,12 +84,20 @@ def test_its_flags_are_flags_of_paddle() -> None:
     """A misspelt flag would be passed over without a word."""
     import paddle
 
-    for name in GpuPlatform().worker_environment():
+    flags = [name for name in GpuPlatform().worker_environment() if name.startswith("FLAGS_")]
+    assert len(flags) == 3
+    for name in flags:
         assert name in paddle.get_flags([name])
 
 
+def test_its_environment_allows_recording_and_counts_devices_as_nvml_does() -> None:
+    environment = GpuPlatform().worker_environment()
+    assert environment["FLAGS_use_default_stream"] == "0"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_a_configuration_that_fits_stays_as_it_is() -> None:
-    for each in (fd_config(), fd_config(block_size=32, quantization="w8a16"), fd_config(head_dim=128)):
+    for each in (gpu_fd_config(), gpu_fd_config(block_size=32, quantization="w8a16"), gpu_fd_config(head_dim=128)):
         assert GpuPlatform().check_and_update_config(each) == each
 
 
@@ -111,7 +116,7 @@ def test_a_configuration_that_fits_stays_as_it_is() -> None:
 )
 def test_what_the_operators_do_not_have_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GpuPlatform().check_and_update_config(fd_config(**given))
+        GpuPlatform().check_and_update_config(gpu_fd_config(**given))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_what_the_operators_do_not_have_is_refused_by_name(given: dict[str, Any]
 )
 def test_a_damaged_model_is_told_by_its_field(broken: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GpuPlatform().check_and_update_config(fd_config(**broken))
+        GpuPlatform().check_and_update_config(gpu_fd_config(**broken))
 
 
 @pytest.mark.parametrize(
@@ -146,5 +151,5 @@ def test_more_workers_than_visible_devices_are_refused(monkeypatch: pytest.Monke
 
 def test_defaults_are_those_that_it_allows() -> None:
     platform = GpuPlatform()
-    config = fd_config(block_size=platform.default_block_size, dtype=platform.kv_cache_dtype(None))
+    config = gpu_fd_config(block_size=platform.default_block_size, dtype=platform.kv_cache_dtype(None))
     assert platform.check_and_update_config(config) == config

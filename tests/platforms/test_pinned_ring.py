@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fastdeploy_lp.platforms.gpu import ALIGNMENT, PinnedRing
+from fastdeploy_lp.platforms.pinned_ring import ALIGNMENT, MOST_BYTES, SEGMENT_BYTES, PinnedRing
+
+Bytes = NDArray[np.uint8]
+# 256 rows of a mask for 151,936 tokens.
+LARGE_MASK = 256 * 151_936 // 8
+
+
+class LateFence:
+    """The place after the copies that are queued when it is made."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+        self._reached = len(device.queue)
+
+    def query(self) -> bool:
+        return self._device.done >= self._reached
+
+    def synchronize(self) -> None:
+        self._device.waits += not self.query()
+        self._device.run_until(self._reached)
 
 
 class LateDevice:
-    """Copies nothing before somebody waits for it; `waits` counts who had to."""
+    """Copies nothing before the host waits or reads; `waits` counts waits, `pinned` the bytes that it gave."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
-        self.done = 0
-        self.waits = 0
+        self.queue: list[tuple[Bytes, Bytes]] = []
+        self.done = self.waits = self.pinned = 0
 
-    def copy(self, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-        self._queue.append((target, source))
+    def allocate(self, size: int) -> Bytes:
+        self.pinned += size
+        return np.zeros(size, np.uint8)
 
-    def fence(self) -> Callable[[], object]:
-        reached = len(self._queue)
+    def copy(self, target: Bytes, source: Bytes) -> None:
+        self.queue.append((target, source))
 
-        def wait() -> None:
-            self.waits += 1
-            self.run_until(reached)
-
-        return wait
+    def fence(self) -> LateFence:
+        return LateFence(self)
 
     def run_until(self, end: int) -> None:
-        for target, source in self._queue[self.done : end]:
+        for target, source in self.queue[self.done : end]:
             target[:] = source
         self.done = max(self.done, end)
 
-    def finish(self) -> None:
-        self.run_until(len(self._queue))
+    def read(self) -> None:
+        """The read at the end of a step."""
+        self.run_until(len(self.queue))
 
 
 arrays = st.tuples(st.sampled_from(("int32", "int64", "float32", "float64", "bool")), st.integers(1, 40))
 
 
-@given(st.lists(arrays, max_size=60), st.integers(4 * ALIGNMENT, 8 * ALIGNMENT))
-def test_every_array_arrives_as_it_was_when_it_was_written(wanted: list[tuple[str, int]], size: int) -> None:
-    """However late the device copies, and though the caller reuses its arrays at once."""
+@given(
+    st.lists(st.one_of(arrays, st.none()), max_size=60),
+    st.integers(1, 4 * ALIGNMENT),
+    st.integers(4 * ALIGNMENT, 12 * ALIGNMENT),
+)
+def test_every_array_arrives_as_it_was_when_it_was_written(
+    wanted: list[tuple[str, int] | None], segment: int, most: int
+) -> None:
+    """However late the device copies, and though the caller reuses its arrays at once; None is a read."""
     device = LateDevice()
-    ring = PinnedRing(np.zeros(size, np.uint8), device)
+    ring = PinnedRing(device, segment=segment, most=most)
     random, written = np.random.default_rng(0), []
-    for dtype, count in wanted:
+    for each in wanted:
+        if each is None:
+            device.read()
+            continue
+        dtype, count = each
         host = random.integers(0, 100, count).astype(dtype)
         target = np.zeros(host.nbytes, np.uint8)
         fits = ring.write(target, host)
-        assert fits == (host.nbytes <= size // 2)
+        assert fits == (host.nbytes <= most)
         if fits:
             written.append((host.copy(), target))
         host[:] = 0
-    device.finish()
+    device.read()
     for host, target in written:
         np.testing.assert_array_equal(target.view(host.dtype), host)
 
@@ -66,21 +92,70 @@ def test_every_array_arrives_as_it_was_when_it_was_written(wanted: list[tuple[st
 @given(st.integers(1, 8 * ALIGNMENT), st.booleans())
 def test_arrays_of_any_shape_and_order_are_copied_by_rows(columns: int, turned: bool) -> None:
     device = LateDevice()
-    ring = PinnedRing(np.zeros(64 * columns * ALIGNMENT, np.uint8), device)
+    ring = PinnedRing(device)
     host = np.arange(3 * columns, dtype=np.int32).reshape(3, columns)
     given_array = host.T if turned else host
     target = np.zeros(host.nbytes, np.uint8)
     assert ring.write(target, given_array)
-    device.finish()
+    device.read()
     np.testing.assert_array_equal(target.view(np.int32), given_array.reshape(-1))
 
 
-def test_it_waits_only_when_it_comes_round() -> None:
+def send(ring: PinnedRing, size: int) -> None:
+    assert ring.write(np.zeros(size, np.uint8), np.ones(size, np.uint8))
+
+
+def test_a_step_never_waits_for_itself_and_the_ring_grows_to_what_a_step_sends() -> None:
     device = LateDevice()
-    ring = PinnedRing(np.zeros(4 * ALIGNMENT, np.uint8), device)
+    ring = PinnedRing(device, segment=4 * ALIGNMENT)
+    pinned = []
+    for _ in range(6):
+        for _ in range(10):
+            send(ring, ALIGNMENT)
+        device.read()
+        pinned.append(device.pinned // ALIGNMENT)
+    assert device.waits == 0
+    assert pinned == [12] * 6
+
+
+def test_a_mask_of_256_rows_of_a_large_vocabulary_needs_no_wait() -> None:
+    """Twice a step, since it is applied again after the chain."""
+    device = LateDevice()
+    ring = PinnedRing(device)
+    for _ in range(20):
+        for _ in range(2):
+            send(ring, LARGE_MASK)
+        device.read()
+    assert device.waits == 0
+    assert device.pinned <= 2 * SEGMENT_BYTES
+
+
+def test_an_array_larger_than_a_segment_gets_one_of_its_size() -> None:
+    device = LateDevice()
+    ring = PinnedRing(device, segment=4 * ALIGNMENT)
+    for _ in range(3):
+        send(ring, 9 * ALIGNMENT)
+        send(ring, ALIGNMENT)
+        device.read()
+    assert device.waits == 0
+    # The segments that are too small for it are given back.
+    assert device.pinned <= 40 * ALIGNMENT
+
+
+def test_at_its_largest_it_waits_for_the_oldest_copies() -> None:
+    device = LateDevice()
+    ring = PinnedRing(device, segment=2 * ALIGNMENT, most=4 * ALIGNMENT)
     waits = []
-    for _ in range(10):
-        assert ring.write(np.zeros(ALIGNMENT, np.uint8), np.ones(ALIGNMENT, np.uint8))
+    for _ in range(8):
+        send(ring, ALIGNMENT)
         waits.append(device.waits)
-    # Two arrays fill a half: the first wait is for the first half, when it is to be filled again.
-    assert waits == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert waits == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert device.pinned == 4 * ALIGNMENT
+
+
+@pytest.mark.parametrize("size", [MOST_BYTES + 1, 5 * ALIGNMENT])
+def test_a_larger_array_than_the_ring_is_not_copied(size: int) -> None:
+    device = LateDevice()
+    host = np.broadcast_to(np.uint8(0), size)
+    assert not PinnedRing(device, most=min(MOST_BYTES, size - 1)).write(np.zeros(1, np.uint8), host)
+    assert device.queue == []

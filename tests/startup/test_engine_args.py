@@ -91,6 +91,8 @@ CONVERTED: list[tuple[str, Any, str, Any]] = [
     ("on_worker_failure", "restart", "supervision_config.restart", True),
     ("on_worker_failure", "exit", "supervision_config.restart", False),
     ("max_worker_restarts", 7, "supervision_config.max_restarts", 7),
+    ("cuda_graphs", False, "device_config.cuda_graphs", False),
+    ("pinned_memory", False, "device_config.pinned_memory", False),
 ]
 
 
@@ -112,5 +114,6 @@ def test_a_part_built_without_options_has_their_defaults() -> None:
         fd_config.ParallelConfig,
         fd_config.SupervisionConfig,
         fd_config.ObservabilityConfig,
+        fd_config.DeviceConfig,
     ):
         assert settle_part(part, args) == part()

@@ -1,4 +1,4 @@
-"""A platform on the CPU that behaves as a device does: memory of its own, the GPU's classes, recorded passes."""
+"""A platform on the CPU that behaves as a GPU: separate memory, the GPU's classes and results, recorded passes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.layers.attention.block_attention import BlockAttentionBackend
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.models.dimensions import Dimensions
 from fastdeploy_lp.model_executor.ops import compiled_ops
-from fastdeploy_lp.platforms import CpuPlatform, GpuPlatform, current_platform, selection
+from fastdeploy_lp.platforms import CpuPlatform, DeviceFailure, GpuPlatform, current_platform, selection
+from fastdeploy_lp.platforms.pinned_ring import PinnedRing
 from support.block_attention_operator import block_multihead_attention
+from support.gpu_semantics import DeviceQueue, gpu_semantics
 
 
 class EmulatedBlockAttention(BlockAttentionBackend):
@@ -26,15 +29,32 @@ class EmulatedBlockAttention(BlockAttentionBackend):
 
 
 class DeviceLikePlatform(CpuPlatform):
-    """Counts the passes that were repeated."""
+    """Counts the passes that were repeated. Copies pass through the GPU's ring of pinned memory into `queue`."""
 
     name = "device-like"
     device_type = "cpu"
     runs_compiled_ops = False
     computes_on_host = False
 
-    def __init__(self) -> None:
+    default_max_num_batched_tokens = GpuPlatform.default_max_num_batched_tokens
+
+    def __init__(self, on_wait: Callable[[str], object]) -> None:
         self.repeated = 0
+        self.queue = DeviceQueue(on_wait)
+        self._gpu = GpuPlatform()
+        vars(self._gpu)["_ring"] = PinnedRing(self.queue)
+
+    def configure(self, fd_config: FDConfig) -> None:
+        self._gpu.configure(fd_config)
+
+    def to_device(self, host: NDArray[Any]) -> Tensor:
+        return self._gpu.to_device(host)
+
+    def write(self, target: Tensor, host: NDArray[Any]) -> None:
+        self._gpu.write(target, host)
+
+    def failure_of(self, error: BaseException) -> DeviceFailure | None:
+        return self._gpu.failure_of(error)
 
     def view_of(self, host: NDArray[Any]) -> None:
         """Host and device do not share memory."""
@@ -57,10 +77,10 @@ class DeviceLikePlatform(CpuPlatform):
 
 
 @contextmanager
-def device_like() -> Iterator[DeviceLikePlatform]:
-    """What is started within runs on such a platform."""
-    platform = DeviceLikePlatform()
-    with pytest.MonkeyPatch.context() as patch:
+def device_like(on_wait: Callable[[str], object] = lambda _: None) -> Iterator[DeviceLikePlatform]:
+    """What is started within runs on such a platform; `on_wait` gets the name of all for which the host would wait."""
+    platform = DeviceLikePlatform(on_wait)
+    with gpu_semantics(on_wait), pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "find_platform", lambda _: platform)
         for cached in (current_platform, compiled_ops):
             cached.cache_clear()

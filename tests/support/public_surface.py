@@ -89,7 +89,7 @@ def surface(known: Surface) -> Surface:
             "options": _sorted(options()),
             "entry_points": _sorted(entry_points()),
             "environment": {"variables": sorted(variables(known.get("environment", {}).get("variables", ())))},
-            "http": _sorted(http_fields(httpx.get(f"{server.url}/openapi.json").json())),
+            "http": _sorted(http_fields(httpx.get(f"{server.url}/openapi.json", timeout=60.0).json())),
             "pages": {"GET": sorted(pages(server, known.get("pages", {}).get("GET", ())))},
             "metrics": _sorted(metrics(httpx.get(server.metrics_url).text)),
         }

@@ -200,6 +200,25 @@ class RemembersWhoWasAway(CountsItsSteps):
         self.steps = before | self.steps
 
 
+class RemembersTheLongestOutput(Boosts):
+    """Boosts by the longest output of a request, which it recognizes by its prompt."""
+
+    def __init__(self, fd_config: FDConfig) -> None:
+        super().__init__(fd_config)
+        self.longest: dict[int, tuple[object, int]] = {}
+
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        before, self.longest = self.longest, {}
+        for slot in active(share_inputs):
+            prompt, length = share_inputs["prompt_token_ids"][slot], len(share_inputs["output_token_ids"][slot])
+            known = before.get(id(prompt), (prompt, 0))[1]
+            self.longest[id(prompt)] = prompt, max(known, length)
+        super().update_state(share_inputs)
+
+    def boost_of(self, boost: float, slot: int, share_inputs: Mapping[str, Any]) -> float:
+        return boost + self.longest[id(share_inputs["prompt_token_ids"][slot])][1]
+
+
 class KeepsFinishedRequests(Boosts):
     def __init__(self, fd_config: FDConfig) -> None:
         super().__init__(fd_config)

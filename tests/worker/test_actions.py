@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -12,48 +11,20 @@ import numpy as np
 import pytest
 from support import acting
 from support.drafters import KnowsMost
+from support.seen import Seen, run
 from support.sequences import request, tiny_engine
 
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.logits_processor.chain.recorded_actions import MAX_REASON, MAX_VALUE, MAX_VALUES
-from fastdeploy_lp.messages import AddRequest, TokenLogprobs
+from fastdeploy_lp.messages import AddRequest
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 PROMPT = [5, 9, 2, 7, 11]
 TOKENS = 9
 SERIALS = count()
 UNLIMITED = StructuredOutputsConfig(max_faults=0)
-
-
-@dataclass
-class Seen:
-    """What the steps of one request said."""
-
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    error: str | None = None
-    values: list[tuple[int, str, Any]] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-def run(engine: EngineCore, requests: list[AddRequest]) -> dict[str, Seen]:
-    seen = {each.request_id: Seen() for each in requests}
-    for each in requests:
-        engine.add(each)
-    engine.finish_preparing()
-    while engine.has_work:
-        for step in engine.step().steps:
-            found = seen[step.request_id]
-            assert found.finish_reason is None
-            assert found.error is None
-            found.values += [(len(found.tokens), name, json.loads(value)) for name, value in step.emitted or ()]
-            found.tokens += step.token_ids
-            found.logprobs += step.logprobs or []
-            found.finish_reason, found.stop_reason, found.error = step.finish_reason, step.stop_reason, step.error
-    return seen
 
 
 def asks(name: str = "Acts", request_id: str = "r", prompt: list[int] = PROMPT, **args: Any) -> AddRequest:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.device_like import DeviceLikePlatform, EmulatedBlockAttention, device_like
-from support.sequences import Ran, pooling, request, run_to_end, tiny_engine
+from support.sequences import Ran, chain_of, pooling, request, run_to_end, tiny_engine
+from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest
@@ -86,3 +88,39 @@ def test_the_stand_in_runs_what_a_gpu_would() -> None:
     assert type(engine.worker).__name__ == "ProfilingWorker"
     assert engine.runner.share_inputs._shared == set()
     assert platform.repeated > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_row_without_a_token_ends_its_request(temperature: float, others: int) -> None:
+    """A GPU finds no infinity as the maximum of such a row, and a draw from it would return token 0."""
+    with device_like():
+        engine = started()
+        engine.add(request("none", [1, 2], temperature=temperature, allowed_token_ids=[4], bad_words_token_ids=[[4]]))
+        for index in range(others):
+            engine.add(request(f"r{index}", [index + 3], temperature=0.8, max_tokens=2))
+        steps = {step.request_id: step for step in engine.step().steps}
+    assert steps.pop("none").error == "allowed_token_ids and bad_words left no token that can be sampled"
+    assert all(step.error is None for step in steps.values())
+
+
+def test_logprobs_list_no_token_that_a_mask_rules_out() -> None:
+    """A GPU does not find the ids of such tokens."""
+    with device_like():
+        engine = started(logprobs_mode="processed_logprobs")
+        allowed = [4, 9, 30]
+        ran = run_to_end(engine, [request("r", [1, 2], max_tokens=3, logprobs=8, allowed_token_ids=allowed)])
+    for position in ran["r"].logprobs:
+        assert sorted(position.token_ids[1:]) == allowed
+        assert np.isfinite(position.logprobs).all()
+
+
+def test_the_switches_reach_the_device() -> None:
+    config = tiny_fd_config()
+    config = replace(config, device_config=replace(config.device_config, cuda_graphs=False, pinned_memory=False))
+    expected = run_to_end(tiny_engine(), [request("r", [3, 1, 4], max_tokens=5)])
+    with device_like() as platform:
+        engine = EngineCore(config, chain_of([], config))
+        found = run_to_end(engine, [request("r", [3, 1, 4], max_tokens=5)])
+    assert found["r"].token_ids == expected["r"].token_ids
+    assert (platform.repeated, platform.queue.pinned) == (0, 0)

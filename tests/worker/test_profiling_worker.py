@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from paddle import Tensor
+from support.device_like import device_like
 from support.sequences import chain_of, request, run_to_end, tiny_engine
 from support.tiny import tiny_fd_config
 
 from fastdeploy_lp.config import FDConfig
+from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention
 from fastdeploy_lp.platforms import current_platform
 from fastdeploy_lp.worker.kv_cache_spec import KVCacheSpec
-from fastdeploy_lp.worker.profiling_worker import BLOCKS_WHILE_MEASURING, ProfilingWorker, worst_case_sequences
+from fastdeploy_lp.worker.profiling_worker import (
+    BLOCKS_WHILE_MEASURING,
+    ProfilingWorker,
+    longest_continued_prompt,
+    worst_case_sequences,
+)
 from fastdeploy_lp.worker.worker_base import start_worker
 
 
@@ -35,6 +43,35 @@ def test_the_step_fills_its_budget_its_slots_or_its_contexts(
     for sequence in sequences:
         assert set(sequence.block_table) == {BLOCKS_WHILE_MEASURING - 1}
         assert len(sequence.block_table) * config.cache_config.block_size >= tokens
+
+
+@pytest.mark.parametrize(
+    ("budget", "length", "computed", "tokens"),
+    [(16, 64, 47, 16), (500, 64, 1, 62), (1, 64, 62, 1), (16, 3, 1, 1), (16, 2, None, None)],
+)
+def test_the_second_step_continues_a_prompt_to_the_end_of_the_context(
+    budget: int, length: int, computed: int | None, tokens: int | None
+) -> None:
+    """Attention to a long context needs the most memory after it has been computed, which new prompts do not show."""
+    config = tiny_fd_config(max_num_batched_tokens=budget, max_model_len=length)
+    found = [(each.num_computed, each.num_tokens - each.num_computed) for each in longest_continued_prompt(config)]
+    assert found == ([] if computed is None else [(computed, tokens)])
+
+
+def test_memory_is_measured_with_the_scores_of_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores: list[tuple[int, int]] = []
+    attended = PrefixAttention._attended
+
+    def watched(self: PrefixAttention, queries: Tensor, *context: Tensor) -> Tensor:
+        scores.append((queries.shape[0], context[-1].shape[1]))
+        return attended(self, queries, *context)
+
+    monkeypatch.setattr(PrefixAttention, "_attended", watched)
+    config = tiny_fd_config(max_num_batched_tokens=16, max_model_len=64)
+    with device_like():
+        worker = started(config, [])
+        worker.determine_available_memory()
+    assert max(scores) == (16, 63)
 
 
 def test_it_leaves_the_worker_as_it_was() -> None:

@@ -287,6 +287,7 @@ class EngineRequests:
                     None if settled.grammar is None else settled.grammar.text,
                     request.client,
                     settled.pooling,
+                    None if settled.grammar is None else settled.grammar.phase,
                 )
                 self._outbox.add(message, request.client)
 

@@ -25,14 +25,14 @@ class EngineStats:
     def __init__(self, processors: ProcessorStates, loggers: StatLoggers) -> None:
         self.loggers = loggers
         self._processors = processors
-        self._last = SchedulerStats(processors=processors.stats)
+        self._last = SchedulerStats(processors=processors.reported)
         # Exporters have all values from the start.
         loggers.record(self._last, None)
 
     def step(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
         """Records a message of the worker: its counters, which lack the processors, and the message's statistics."""
         before, now = self._last.num_preemptions, scheduler.num_preemptions
-        self._last = replace(scheduler, processors=self._processors.stats)
+        self._last = replace(scheduler, processors=self._processors.reported)
         # A restarted worker counts from zero.
         iteration.num_preempted_reqs = now - (before if before <= now else 0)
         self.loggers.record(self._last, iteration)
@@ -53,7 +53,7 @@ class EngineStats:
         self._last = SchedulerStats(
             num_waiting_reqs=num_waiting,
             kv_cache_blocks_total=self._last.kv_cache_blocks_total,
-            processors=self._processors.stats,
+            processors=self._processors.reported,
         )
         self.loggers.record(self._last, None)
         self.finished(requests)

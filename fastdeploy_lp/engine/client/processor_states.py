@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from fastdeploy_lp.engine.client.worker_loss import WorkerLoss
 from fastdeploy_lp.engine.errors import ProcessorUnavailableError, discreet
 from fastdeploy_lp.logits_processor import DeclaredProcessor, ProcessorStats, Selection
 from fastdeploy_lp.logits_processor.chain.calls import CallKind
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
+from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 from fastdeploy_lp.stats import OK, QUARANTINED, ShadowStats
+
+UPLOADS = "(uploads)"
+"""Name in metrics of all uploaded processors together."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class ProcessorInfo:
 
     order: its position in the chain, from 0. parameters: JSON Schema of its arguments, None if unknown.
     argmax_invariant: None until the worker has built it. mandatory: no request can leave it out. output: JSON Schema of
-    the values that it emits, None if it declares none.
+    the values that it emits, None if it declares none. stage: when it runs, "logits", "filtered" or "draw".
     """
 
     name: str
@@ -34,6 +40,7 @@ class ProcessorInfo:
     stats: ProcessorStats
     mandatory: bool = False
     output: dict[str, Any] | None = None
+    stage: Stage = LOGITS
 
 
 class ProcessorStates:
@@ -46,12 +53,27 @@ class ProcessorStates:
 
     @property
     def stats(self) -> list[ProcessorStats]:
-        """Counters in chain order."""
+        """Counters in chain order, then the counters of uploaded processors."""
         return list(self._stats.values())
+
+    @property
+    def reported(self) -> list[ProcessorStats]:
+        """Counters for metrics and logs, where uploaded processors, which only their owners know, count as one."""
+        names = {processor.name for processor in self._declared}
+        declared = [each for each in self.stats if each.name in names]
+        uploaded = [each for each in self.stats if each.name not in names]
+        return [*declared, msgspec.structs.replace(_added_up(uploaded), name=UPLOADS)] if uploaded else declared
+
+    def stats_of(self, name: str) -> ProcessorStats:
+        """Returns the counters of a processor; of an uploaded one, since the worker knows it."""
+        return next((each for each in self.stats if each.name == name), ProcessorStats(name))
 
     def update(self, stats: Sequence[ProcessorStats]) -> None:
         """Stores newer counters."""
-        self._stats |= {each.name: each for each in stats}
+        names = {processor.name for processor in self._declared}
+        kept = {name: each for name, each in self._stats.items() if name in names}
+        # The worker reports all uploaded processors that it knows.
+        self._stats = kept | {each.name: each for each in stats}
 
     def restart(self, loss: WorkerLoss) -> None:
         """Resets the counters after a worker's end; the quarantine stays, and the culprits join it."""
@@ -85,6 +107,7 @@ class ProcessorStates:
                 description=processor.description,
                 stats=self._stats[processor.name],
                 mandatory=processor.mandatory,
+                stage=processor.stage,
                 output=processor.output_model.model_json_schema(mode="serialization")
                 if processor.output_model
                 else None,
@@ -93,16 +116,20 @@ class ProcessorStates:
         ]
 
     def used_by(self, selection: Selection) -> list[str]:
-        """Returns the names of the processors that a request uses, mandatory ones included, in chain order."""
-        return [processor.name for processor in self._declared if processor.is_used_by(selection)]
+        """Returns the names of the processors that a request uses, mandatory ones included, in chain order.
+
+        Uploaded processors are the first.
+        """
+        declared = [processor.name for processor in self._declared if processor.is_used_by(selection)]
+        return [*selection.brought, *declared]
 
     def require_in_service(self, selection: Selection) -> None:
         """Raises ProcessorUnavailableError if the request uses a processor that is in quarantine."""
-        for processor in self._declared:
-            stats = self._stats[processor.name]
-            if stats.state == QUARANTINED and processor.is_used_by(selection):
+        for name in self.used_by(selection):
+            stats = self._stats.get(name)
+            if stats is not None and stats.state == QUARANTINED:
                 reason = f"is in quarantine until an operator resets it: {stats.last_error}"
-                error = ProcessorUnavailableError(f"logits processor {processor.name} {reason}")
+                error = ProcessorUnavailableError(f"logits processor {name} {reason}")
                 raise discreet(error, selection.secret)
 
     def reset(self, name: str) -> None:
@@ -120,8 +147,12 @@ class ProcessorStatesOfAll(ProcessorStates):
 
     @property
     def stats(self) -> list[ProcessorStats]:
-        """Counters in chain order."""
-        return [_added_up(each) for each in zip(*(part.stats for part in self._parts), strict=True)]
+        """Counters in chain order, then the counters of uploaded processors."""
+        by_name: dict[str, list[ProcessorStats]] = {}
+        for part in self._parts:
+            for each in part.stats:
+                by_name.setdefault(each.name, []).append(each)
+        return [_added_up(each) for each in by_name.values()]
 
     def describe(self) -> list[ProcessorInfo]:
         """Describes all processors, in chain order."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.engine.errors import InvalidRequestError
+from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.tokenizer import NoTokenizer, Tokenizer
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsValidator
 from fastdeploy_lp.request.limits import MAX_CARRIED_VALUES
@@ -29,7 +30,8 @@ def args_validator(
     vocab_size = fd_config.model_config.vocab_size
     encode = partial(_phrase, tokenizer, vocab_size) if tokenizer.handles_text else None
     shadow = fd_config.structured_outputs_config.shadow
-    return RequestArgsValidator(declared, vocab_size, encode, shadow=shadow, tokenizer=fd_config.tokenizer)
+    parts = MessageParsers(fd_config.chat_config, tokenizer.chat_template_source).parts
+    return RequestArgsValidator(declared, vocab_size, encode, shadow=shadow, tokenizer=fd_config.tokenizer, parts=parts)
 
 
 def _phrase(tokenizer: Tokenizer, vocab_size: int, text: str) -> list[int]:

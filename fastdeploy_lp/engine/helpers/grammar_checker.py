@@ -159,13 +159,14 @@ class GrammarChecker:
 
         client: takes turns with other clients. Raises QueueFullError while too many grammars are being tried.
         """
-        content = grammar.text.encode(errors="surrogatepass")
-        if len(content) > self._config.max_bytes:
-            reason = f"{len(content)} bytes are too many; the server allows {self._config.max_bytes}"
-            raise InvalidRequestError(grammar.field, reason)
-        refusal = await self._refusal(hashlib.sha256(content).digest(), grammar.text, client)
-        if refusal is not None:
-            raise InvalidRequestError(grammar.field, refusal)
+        for text in grammar.texts:
+            content = text.encode(errors="surrogatepass")
+            if len(content) > self._config.max_bytes:
+                reason = f"{len(content)} bytes are too many; the server allows {self._config.max_bytes}"
+                raise InvalidRequestError(grammar.field, reason)
+            refusal = await self._refusal(hashlib.sha256(content).digest(), text, client)
+            if refusal is not None:
+                raise InvalidRequestError(grammar.field, refusal)
 
     async def close(self) -> None:
         """Cancels trials and ends processes."""

@@ -125,7 +125,8 @@ def main() -> None:
         process.run(msgspec.msgpack.decode(frames.get(), type=Trial))
 
 
-def _validator(start: TrialStart) -> RequestArgsValidator:
+def loaded_processors(start: TrialStart) -> list[DeclaredProcessor]:
+    """Returns the processors of a chain, in a process that serves no model."""
     policy = start.fd_config.structured_outputs_config
     if policy.vllm_compat:
         vllm_compat.install()
@@ -133,7 +134,11 @@ def _validator(start: TrialStart) -> RequestArgsValidator:
         fastdeploy_compat.install()
     load_general_plugins()
     objects = {spec: cloudpickle.loads(data) for spec, data in start.pickled_processors.items()}
-    declared = load_processors(start.specs, objects, mandatory=start.mandatory, vllm_entry_points=policy.vllm_compat)
+    return load_processors(start.specs, objects, mandatory=start.mandatory, vllm_entry_points=policy.vllm_compat)
+
+
+def _validator(start: TrialStart) -> RequestArgsValidator:
+    declared = loaded_processors(start)
     for processor in declared:
         processor.dialect.ready_validation()
     return args_validator(start.fd_config, declared, served_tokenizer(start.fd_config))

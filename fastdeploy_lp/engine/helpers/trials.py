@@ -144,7 +144,7 @@ class Trials:
         """Starts a process; raises NotInTimeError if it ends or takes too long before it is ready."""
         process = await FrameProcess.start(MODULE, niceness=NICENESS)
         try:
-            await process.send(msgspec.msgpack.encode(self._chain()))
+            await process.send(msgspec.msgpack.encode(start_of(self._fd_config, self._declared)))
             if isinstance(await asyncio.wait_for(_reply(process), START_SECONDS), Ready):
                 return process
         except (EOFError, asyncio.TimeoutError):
@@ -155,13 +155,15 @@ class Trials:
         await process.end()
         raise NotInTimeError("no process starts that checks requests by the code of logits processors")
 
-    def _chain(self) -> TrialStart:
-        return TrialStart(
-            self._fd_config,
-            [each.spec for each in self._declared],
-            [each.name for each in self._declared if each.mandatory],
-            {each.spec: cloudpickle.dumps(each.found) for each in self._declared if each.given_as_object},
-        )
+
+def start_of(fd_config: FDConfig, declared: Sequence[DeclaredProcessor]) -> TrialStart:
+    """Returns the message with which a process loads a chain."""
+    return TrialStart(
+        fd_config,
+        [each.spec for each in declared],
+        [each.name for each in declared if each.mandatory],
+        {each.spec: cloudpickle.dumps(each.found) for each in declared if each.given_as_object},
+    )
 
 
 async def _reply(process: FrameProcess) -> Reply:

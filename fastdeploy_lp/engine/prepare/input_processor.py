@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,9 @@ from fastdeploy_lp.engine.tokenizer import Tokenizer, UnencodableTextError
 from fastdeploy_lp.guided_decoding.grammar import Grammar, grammar_of
 from fastdeploy_lp.logits_processor import RequestArgsError, RequestArgsValidator, Selection
 from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
+from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.limits import MAX_BAD_WORD_LISTS
+from fastdeploy_lp.request.phase import NO_PARTS, Parts, PhaseError, phase_of
 from fastdeploy_lp.request.pooling_params import TOKEN_EMBED, PoolingParams
 from fastdeploy_lp.request.sampling_params import MAX_SEED, SamplingParams, SettledParams
 from fastdeploy_lp.request.trace import TraceParams
@@ -39,10 +41,11 @@ SENT_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name no
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenized prompt; `text` is None for a prompt sent as token ids."""
+    """A tokenized prompt; `text` is None for a prompt sent as token ids. `is_chat`: the output is a chat's message."""
 
     token_ids: list[int]
     text: str | None
+    is_chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class InputProcessor:
         whitespace: str = "bounded",
         max_trace_tokens: int = DEFAULT_MAX_TRACE_TOKENS,
         looks_up: bool = False,
+        parts: Parts = NO_PARTS,
     ) -> None:
         self._config = config
         self._looks_up = looks_up
@@ -102,6 +106,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._prompt_text = PromptText(tokenizer, config.max_model_len)
         self._args_validator = args_validator
+        self._parts = parts
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, *, room_for_output: int = 1
@@ -122,7 +127,8 @@ class InputProcessor:
         """Tokenizes a rendered conversation."""
         # The template writes the special tokens itself.
         tokens = self._encoded(rendered, "messages", add_special_tokens=False)
-        return self._checked(tokens, rendered, "messages", room_for_output=room_for_output)
+        checked = self._checked(tokens, rendered, "messages", room_for_output=room_for_output)
+        return replace(checked, is_chat=True)
 
     def prompt(self, prompt: str | Sequence[int], param: str = "prompt") -> Prompt:
         """Tokenizes a text prompt or checks a token-id prompt; `param`: its name in errors."""
@@ -201,7 +207,8 @@ class InputProcessor:
         shared.prediction = self._prediction(params)
         require_few_values(shared, len(prompts))
         self._require_something_allowed(params, shared.bad_words_token_ids or [])
-        grammar = self._grammar(params)
+        shared.guided_decoding = self._form(params.guided_decoding, prompts)
+        grammar = self._grammar(shared.guided_decoding)
         return [Settled(self._for_prompt(shared, prompt, most_tokens), selection, grammar) for prompt in prompts]
 
     def _require_room(self, params: SamplingParams, prompt: Prompt) -> None:
@@ -267,16 +274,29 @@ class InputProcessor:
         hint = "lower max_tokens of the trace or of the request, or n"
         return InvalidRequestError("logits_processors_trace.max_tokens", f"{reason}; {hint}")
 
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
-        if params.guided_decoding is None:
+    def _form(self, form: GuidedDecodingParams | None, prompts: Sequence[Prompt]) -> GuidedDecodingParams | None:
+        """Returns the form; in a chat, that of the answer after the reasoning unless it has its own phase."""
+        if form is None or form.when is not None or "answer" not in self._parts or not any(p.is_chat for p in prompts):
+            return form
+        return msgspec.structs.replace(form, when={"in": "answer"})
+
+    def _grammar(self, form: GuidedDecodingParams | None) -> Grammar | None:
+        if form is None:
             return None
         try:
-            grammar = grammar_of(params.guided_decoding, whitespace=self._whitespace)
+            grammar = grammar_of(form, whitespace=self._whitespace)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise InvalidRequestError(field, reason) from None
         self.require_text(grammar.field)
-        return grammar
+        return grammar if form.when is None else self._within_phase(grammar, form.when)
+
+    def _within_phase(self, grammar: Grammar, when: Mapping[str, Any]) -> Grammar:
+        try:
+            phase = phase_of(when, "guided_decoding.when", self._parts)
+        except PhaseError as error:
+            raise InvalidRequestError(error.path, error.reason) from None
+        return grammar if phase.is_whole else grammar.within(phase)
 
     def _require_text_for(self, params: SamplingParams) -> None:
         if params.stop_strings:

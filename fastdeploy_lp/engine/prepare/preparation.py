@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from fastdeploy_lp.config import FDConfig
@@ -12,11 +14,13 @@ from fastdeploy_lp.engine.errors import InvalidRequestError, ProcessorUnavailabl
 from fastdeploy_lp.engine.helpers.args_validator import args_validator, served_tokenizer
 from fastdeploy_lp.engine.helpers.grammar_checker import GrammarChecker, GrammarProcesses
 from fastdeploy_lp.engine.helpers.host_threads import HostThreads, Run, run_here
+from fastdeploy_lp.engine.helpers.preparer import Preparer
 from fastdeploy_lp.engine.helpers.template_sandbox import TemplateSandbox
-from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError
+from fastdeploy_lp.engine.helpers.trials import Trials, UnsendableError, start_of
 from fastdeploy_lp.engine.helpers.turns import MAX_WAITING
 from fastdeploy_lp.engine.message_parser import MessageParsers
 from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt, Settled
+from fastdeploy_lp.engine.prepare.late_values import LateValues
 from fastdeploy_lp.logits_processor import DeclaredProcessor, RequestArgsError, Selection
 from fastdeploy_lp.logits_processor.arguments.imposed import NOTHING_IMPOSED, Imposed
 from fastdeploy_lp.logits_processor.chain.author_threads import NotInTimeError
@@ -41,6 +45,7 @@ class RequestPreparation:
             self._args_validator,
             whitespace=guided.json_whitespace,
             max_trace_tokens=chain.max_trace_tokens,
+            parts=self.message_parsers.parts,
             looks_up=speculation is not None and NGRAM in speculation.sources,
         )
         # No more requests wait here than may wait for slots.
@@ -48,12 +53,14 @@ class RequestPreparation:
         most = min(waiting, MAX_WAITING)
         self._grammars = GrammarChecker(GrammarProcesses(config, guided, most), guided)
         self._trials = Trials(fd_config, declared, chain.code_timeout, most)
+        self._late_values = LateValues(declared, Preparer(partial(start_of, fd_config, declared), waiting))
         self.request_templates = TemplateSandbox(self.tokenizer.special_tokens, waiting)
         self.host = HostThreads(waiting)
 
     def start(self) -> None:
         """Starts the processes that requests need; repeated calls do nothing."""
         self._trials.start()
+        self._late_values.start()
 
     async def settle(self, params: SamplingParams, prompt: Prompt, client: str = "") -> Settled:
         """Returns the single result of `settle_each`; raises as it does."""
@@ -82,11 +89,24 @@ class RequestPreparation:
         # All prompts share one grammar.
         if settled and settled[0].grammar is not None:
             await self._grammars.check(settled[0].grammar, client)
-        return settled
+        return settled if self._late_values.idle else await self._with_late_values(settled, prompts)
+
+    async def _with_late_values(self, settled: Sequence[Settled], prompts: Sequence[Prompt]) -> list[Settled]:
+        """Returns the requests with the values that their processors find for them, which may take time."""
+        adding = [
+            asyncio.ensure_future(self._late_values.add(each.selection, prompt))
+            for each, prompt in zip(settled, prompts, strict=True)
+        ]
+        try:
+            selections = await asyncio.gather(*adding)
+        finally:
+            for each in adding:
+                each.cancel()
+        return [replace(each, selection=found) for each, found in zip(settled, selections, strict=True)]
 
     async def _selection(self, params: SamplingParams, client: str, inside: Run, imposed: Imposed) -> Selection:
-        authors = self._args_validator.without(imposed.secret).authors_of(params)
         try:
+            authors = self._args_validator.for_client(params, imposed).authors_of(params)
             if authors:
                 return await self._trials.selection(params, authors, client, imposed)
         except UnsendableError:
@@ -102,6 +122,7 @@ class RequestPreparation:
         await self._grammars.close()
         self.host.close()
         await self._trials.close()
+        await self._late_values.close()
 
 
 def _require_few_tokens(params: SamplingParams, most: int | None) -> None:

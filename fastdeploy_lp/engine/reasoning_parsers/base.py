@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,14 @@ class SplitText:
 class ReasoningParser(ABC):
     """Splits one completion's text incrementally; a whole text is one piece, so both ways return the same.
 
-    `length` counts the characters up to the end of the reasoning, markers included.
+    `begin` and `end` are the markers around reasoning. With `reasons_unmarked`, every output begins with reasoning,
+    with or without the begin marker; otherwise only an output that begins with the marker has any. `length` counts the
+    characters up to the end of the reasoning, markers included.
     """
+
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    reasons_unmarked: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.length = 0

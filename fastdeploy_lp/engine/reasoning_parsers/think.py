@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fastdeploy_lp.engine.marker import cut_at
 from fastdeploy_lp.engine.reasoning_parsers.base import ReasoningParser, SplitText
 
@@ -13,7 +11,8 @@ BEGIN, END = "<think>", "</think>"
 class Qwen3Parser(ReasoningParser):
     """Parser for text that begins with the marker, or has no reasoning."""
 
-    reasons_unmarked: ClassVar[bool] = False
+    begin = BEGIN
+    end = END
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,10 +28,12 @@ class ToolParser(ABC):
     """Parses one completion's text incrementally; a whole text is one piece, so both ways return the same.
 
     Arguments are returned as the model wrote them, valid JSON or not. Text that cannot be a call is answer.
-    `marker` is the beginning of calls in the chat templates of models that this parser supports.
+    `marker` is the beginning of calls in the chat templates of models that this parser supports, `end_marker` their
+    end.
     """
 
     marker: ClassVar[str]
+    end_marker: ClassVar[str]
 
     @classmethod
     @abstractmethod

@@ -15,6 +15,7 @@ class HermesToolParser(ToolParser):
     """Parser of Hermes calls; whitespace around calls belongs neither to the calls nor to the answer."""
 
     marker = BEGIN
+    end_marker = END
 
     @classmethod
     def call_frame(cls, name: str) -> tuple[str, str]:

@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 
 def _as_dict(info: ProcessorInfo) -> dict[str, Any]:
-    names = ("order", "name", "dialect", "source", "spec", "mandatory", "description", "parameters")
+    names = ("order", "name", "stage", "dialect", "source", "spec", "mandatory", "description", "parameters")
     return {name: getattr(info, name) for name in names}
 
 

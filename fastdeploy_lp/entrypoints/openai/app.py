@@ -37,11 +37,13 @@ from fastdeploy_lp.entrypoints.openai.routes.responses import (
 )
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_routes, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
+from fastdeploy_lp.entrypoints.openai.routes.uploads import upload_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, failed_events
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
+from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor
 from fastdeploy_lp.version import __version__
@@ -70,6 +72,7 @@ def build_app(
         if policies is not None and policies.current.secret and not record_of(request).sees_secrets:
             raise errors.OperatorOnlyError
 
+    uploads = UploadStore(args.upload_store) if args.allow_uploads else None
     responses = ServingResponses(engine, ResponseStore(args.response_store, args.response_store_max_bytes))
     for router in (
         _completion_routes(engine, body_route, in_flight, turns, watch),
@@ -81,7 +84,8 @@ def build_app(
         pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),
         tokenization_routes(engine),
         abort_routes(engine, in_flight),
-        processor_routes(engine),
+        upload_routes(engine, uploads, restricted=policies is not None),
+        processor_routes(engine, uploads),
         model_routes(engine),
     ):
         app.include_router(router, dependencies=[Depends(require_started)])
@@ -93,7 +97,7 @@ def build_app(
     if args.playground:
         app.include_router(playground_routes())
     publish_schema(app, engine.processors, lambda: policies.current.secret if policies is not None else frozenset())
-    return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry), policies)
+    return behind_middleware(app, args, in_flight, HttpMetrics(engine.metrics.registry), policies, uploads)
 
 
 def _completion_routes(

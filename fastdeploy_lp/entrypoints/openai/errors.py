@@ -75,6 +75,22 @@ class OperatorOnlyError(Exception):
         self.param = param
 
 
+class ForbiddenError(Exception):
+    """The client may not do what it asks for; `code` is the kind of thing."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ConflictError(Exception):
+    """The request does not fit what the client has stored; `code` is the kind of thing."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 LATER = (BodyRoomError, EngineStartingError, EngineRestartingError, EngineDrainingError, WorkerLostError)
 
 
@@ -88,6 +104,9 @@ def describe(error: Exception) -> tuple[int, ErrorInfo]:
         return 403, ErrorInfo(
             message=str(error), type="invalid_request_error", param=error.param, code="admin_key_needed"
         )
+    if isinstance(error, ForbiddenError | ConflictError):
+        status = 403 if isinstance(error, ForbiddenError) else 409
+        return status, ErrorInfo(message=str(error), type="invalid_request_error", code=error.code)
     if isinstance(error, QueueFullError):
         return 429, ErrorInfo(message=str(error), type="rate_limit_error", code="rate_limit_exceeded")
     if isinstance(error, BodyTimeoutError):
@@ -135,6 +154,7 @@ def install(app: FastAPI) -> None:
     for kind in (
         *(InvalidRequestError, NotFoundError, OperatorOnlyError, QueueFullError, EngineDeadError, RequestFailedError),
         *(EngineStartingError, EngineRestartingError, EngineDrainingError, BodyTimeoutError, BodyRoomError),
+        *(ForbiddenError, ConflictError),
         Exception,
     ):
         app.add_exception_handler(kind, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,12 @@ class ServerArgs:
     policy: str | None = option(
         None, help="YAML file: logits processors that API keys must, may or must not use; SIGHUP reads it again"
     )
+    allow_uploads: bool = option(
+        False, help="let clients upload logits processors as WebAssembly; with --policy, keys whose rule allows it"
+    )
+    upload_store: str | None = option(
+        None, help="directory that keeps uploads for the next start (default: none, they go with the server)"
+    )
     log_requests: bool = option(False, help="log a line for each request (else only at the level debug)")
 
     def __post_init__(self) -> None:
@@ -135,10 +142,17 @@ class ServerArgs:
             raise ValueError("fair_queue: needs api_key, since it is keys that take turns")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path: {self.root_path!r} must begin with a slash and not end with one")
+        if self.upload_store is not None and not self.allow_uploads:
+            raise ValueError("upload_store: needs allow_uploads")
+        self._check_uploads()
         self._check_keys()
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ValueError("allow_credentials: allowed_origins must name the origins that may send them, without *")
         self._check_tls()
+
+    def _check_uploads(self) -> None:
+        if self.allow_uploads and importlib.util.find_spec("wasmtime") is None:
+            raise ValueError("allow_uploads: needs the package wasmtime: pip install 'fastdeploy-lp[wasm]'")
 
     def _check_keys(self) -> None:
         for name in ("api_key", "admin_api_key"):

@@ -16,7 +16,7 @@ from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.client.logged_request import LoggedOutput, LoggedRequest
 from fastdeploy_lp.engine.errors import InvalidRequestError, RequestFailedError
 from fastdeploy_lp.engine.prepare.input_processor import EngineRequest
-from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHITESPACE_NAMES
+from fastdeploy_lp.entrypoints.openai.protocol.guided import KINDS, WHEN, WHITESPACE_NAMES
 from fastdeploy_lp.entrypoints.replay.runner import ReplayError
 from fastdeploy_lp.entrypoints.server_address import ServerAddress
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -101,7 +101,7 @@ def _form_of(params: SamplingParams) -> dict[str, Any]:
     if form is None:
         return {}
     fields = {next(name for name, kind in KINDS.items() if kind == form.kind): getattr(form, form.kind)}
-    own = {name: getattr(form, field) for name, field in WHITESPACE_NAMES.items()}
+    own = {name: getattr(form, field) for name, field in WHITESPACE_NAMES.items()} | {WHEN: form.when}
     if form.disable_any_whitespace:
         own["guided_whitespace"] = "none"
     return fields | {name: value for name, value in own.items() if value is not None}

@@ -6,6 +6,7 @@ import importlib.util
 import keyword
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -32,9 +33,7 @@ class ProcessorPackage:
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS:
             raise ValueError(f"dialect: {self.dialect!r} is none of {', '.join(DIALECTS)}")
-        if not NAME.fullmatch(self.name) or len(self.name) > MAX_LENGTH:
-            allowed = "small letters, digits and single hyphens or underscores between them, such as my-processor"
-            raise ValueError(f"name: {self.name!r} is not allowed; it has {allowed}, at most {MAX_LENGTH} characters")
+        require_name(self.name)
         if keyword.iskeyword(self.module) or self.module in sys.stdlib_module_names or self.module in BUILTIN:
             raise ValueError(f"name: {self.module} means something in Python already; choose another")
         if importlib.util.find_spec(self.module) is not None:
@@ -68,23 +67,34 @@ class ProcessorPackage:
         made = {}
         for folder in ("common", self.dialect):
             for template in files(__package__).joinpath("templates", folder).iterdir():
-                path = _path(template.name, self.module)
+                path = path_of(template.name, self.module)
                 made[path] = Template(template.read_text()).substitute(values)
         return made
 
     def write(self, directory: Path) -> Path:
         """Writes the files into a new folder `directory`/name and returns it; raises FileExistsError if it exists."""
-        folder = directory / self.name
-        folder.mkdir(parents=True)
-        for path, content in sorted(self.files().items()):
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("x", encoding="utf-8") as opened:
-                opened.write(content)
-        return folder
+        return written(self.files(), directory / self.name)
 
 
-def _path(template: str, module: str) -> str:
+def require_name(name: str) -> None:
+    """Raises ValueError for an invalid name."""
+    if not NAME.fullmatch(name) or len(name) > MAX_LENGTH:
+        allowed = "small letters, digits and single hyphens or underscores between them, such as my-processor"
+        raise ValueError(f"name: {name!r} is not allowed; it has {allowed}, at most {MAX_LENGTH} characters")
+
+
+def written(contents: Mapping[str, str], folder: Path) -> Path:
+    """Writes files, by their path, into a new folder and returns it; raises FileExistsError if it exists."""
+    folder.mkdir(parents=True)
+    for path, content in sorted(contents.items()):
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(content)
+    return folder
+
+
+def path_of(template: str, module: str) -> str:
     """Returns the path for a template's text; `__` in the template's name means a slash."""
     path = template.removesuffix(SUFFIX).replace("__", "/").replace("MODULE", module)
     return path.replace("INIT.py", "__init__.py")

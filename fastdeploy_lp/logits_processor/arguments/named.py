@@ -49,10 +49,14 @@ class MandatoryOrder:
 
 
 NAMED = "logits_processors"
+KEYS = ("name", "params", "when", "shadow")
 
 
 class NamedEntry(NamedTuple):
-    """One named processor of a request, with the JSON paths of the entry, its name and its params."""
+    """One named processor of a request, with the JSON paths of the entry, its name and its params.
+
+    when: the part of the output in which it works, as it was sent; None for all of it.
+    """
 
     name: str
     params: dict[str, Any]
@@ -60,6 +64,12 @@ class NamedEntry(NamedTuple):
     name_path: tuple[str, ...]
     params_path: tuple[str, ...]
     shadow: bool = False
+    when: Any = None
+
+    @property
+    def when_path(self) -> str:
+        """JSON path of its phase."""
+        return ".".join((*self.path, "when"))
 
 
 def named_entries(chosen: Mapping[str, Any] | Sequence[Any]) -> list[NamedEntry]:
@@ -84,10 +94,11 @@ def _list_entry(entry: Any, index: int) -> NamedEntry:
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise RequestArgsError(".".join(path), 'must read {"name": "…", "params": {…}}')
     for key in entry:
-        if key not in ("name", "params", "shadow"):
-            raise RequestArgsError(".".join((*path, str(key))), "is unknown here; an entry has name, params and shadow")
+        if key not in KEYS:
+            reason = f"is unknown here; an entry has {', '.join(KEYS[:-1])} and {KEYS[-1]}"
+            raise RequestArgsError(".".join((*path, str(key))), reason)
     shadow = entry.get("shadow")
     if not isinstance(shadow, bool | None):
         raise RequestArgsError(".".join((*path, "shadow")), f"must be true or false, not {shadow!r}")
     params = {} if entry.get("params") is None else entry["params"]
-    return NamedEntry(entry["name"], params, path, (*path, "name"), (*path, "params"), bool(shadow))
+    return NamedEntry(entry["name"], params, path, (*path, "name"), (*path, "params"), bool(shadow), entry.get("when"))

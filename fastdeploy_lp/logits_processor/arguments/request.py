@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy_lp.logits_processor.arguments.drawing import require_one_draw
 from fastdeploy_lp.logits_processor.arguments.flat import Entering, FlatArgs, FlatArgsReader, unwatched
 from fastdeploy_lp.logits_processor.arguments.imposed import Imposed
 from fastdeploy_lp.logits_processor.arguments.named import (
@@ -19,10 +20,18 @@ from fastdeploy_lp.logits_processor.arguments.named import (
 from fastdeploy_lp.logits_processor.arguments.values import require_sendable, settled_args
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
-from fastdeploy_lp.logits_processor.errors import RequestArgsError, contained, described, printed
+from fastdeploy_lp.logits_processor.errors import (
+    LogitsProcessorSpecError,
+    RequestArgsError,
+    contained,
+    described,
+    printed,
+)
+from fastdeploy_lp.logits_processor.registry import load_brought
 from fastdeploy_lp.logits_processor.selection import Selection
 from fastdeploy_lp.logits_processor.token_arguments import PHRASES, VOCAB_SIZE, Encode, PhraseEncoder
 from fastdeploy_lp.model_tokenizer import ModelTokenizer
+from fastdeploy_lp.request.phase import NO_PARTS, Parts, Phase, PhaseError, phase_of
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.request.suggestion import did_you_mean
 
@@ -36,6 +45,7 @@ class RequestArgsValidator:
 
     `encode` tokenizes the arguments that are phrases; without it, they must be token ids. `shadow` names
     the processors that run in shadow for every request. `tokenizer`: for processors whose constructors take one.
+    `parts`: the parts of an output that the server can find, for phases.
     """
 
     def __init__(
@@ -46,10 +56,14 @@ class RequestArgsValidator:
         *,
         shadow: Sequence[str] = (),
         tokenizer: ModelTokenizer | None = None,
+        parts: Parts = NO_PARTS,
+        brought: Mapping[str, str] | None = None,
     ) -> None:
         self._all = list(declared)
+        self._brought = dict(brought or {})
         self._encode = encode
         self._tokenizer = tokenizer
+        self._parts = parts
         # By the names that do not exist for a client.
         self._without: dict[tuple[str, ...], RequestArgsValidator] = {}
         self._declared = {processor.name: processor for processor in declared}
@@ -71,18 +85,49 @@ class RequestArgsValidator:
                 self._encode,
                 shadow=[name for name in self._always_in_shadow if name not in secret],
                 tokenizer=self._tokenizer,
+                parts=self._parts,
             )
         return self._without[secret]
 
+    def bringing(self, brought: Mapping[str, str]) -> RequestArgsValidator:
+        """Returns the validator for a request that uses these uploaded processors, SPECs by name.
+
+        They are the first of the chain: mandatory processors keep their place after them.
+        """
+        if not brought:
+            return self
+        found = []
+        for name, spec in brought.items():
+            try:
+                found.append(load_brought(spec))
+            except LogitsProcessorSpecError as error:
+                raise RequestArgsError(NAMED, f"{name}: {error}") from None
+        return RequestArgsValidator(
+            [*found, *self._all],
+            self._facts.vocab_size,
+            self._encode,
+            shadow=self._always_in_shadow,
+            tokenizer=self._tokenizer,
+            parts=self._parts,
+            brought=brought,
+        )
+
+    def for_client(self, params: SamplingParams, imposed: Imposed) -> RequestArgsValidator:
+        """Returns the validator of a request, with the processors that exist for its client."""
+        named = names_in(params.logits_processors)
+        used = {name: spec for name, spec in imposed.brought.items() if name in named}
+        return self.without(imposed.secret).bringing(used)
+
     def validate_imposed(self, params: SamplingParams, imposed: Imposed, entering: Entering = unwatched) -> Selection:
         """Returns the selection of a request on which the operator imposes processors; raises RequestArgsError."""
-        return imposed.on(self.without(imposed.secret).validate(params, entering), self._all)
+        selection = imposed.on(self.for_client(params, imposed).validate(params, entering), self._all)
+        require_one_draw(self._all, selection)
+        return selection
 
     def authors_of(self, params: SamplingParams) -> frozenset[str]:
         """Returns the names of processors whose own code `validate` may run for this request."""
         chosen = params.logits_processors
-        # `validate` refuses an invalid entry before any author's code runs.
-        named = [each.get("name") if isinstance(each, Mapping) else each for each in chosen or ()]
+        named = names_in(chosen)
         return frozenset(
             processor.name
             for processor in self._with_own_code
@@ -103,13 +148,20 @@ class RequestArgsValidator:
             reason = f"cannot stand beside {NAMED}; give every processor its own params there"
             raise RequestArgsError(flat.fields[0], reason)
         else:
-            selection = Selection(named=self._settle_entries(entries, entering))
-        self._ask_processors(params, selection, _Paths(flat, entries), entering)
+            named = self._settle_entries(entries, entering)
+            selection = Selection(named=named, when=self._phases(entries))
+        paths = _Paths(flat, entries)
+        self._ask_processors(params, selection, paths, entering)
         wanted = self._wanted_in_shadow(params, selection, entries)
         shadow = tuple(name for name in self._declared if name in wanted)
         # Only a list has an order; clients cannot rely on the order of an object's keys.
         order = self._own_order(entries, shadow) if isinstance(chosen, list) else None
-        return msgspec.structs.replace(selection, order=order, shadow=shadow)
+        if order is None and self._brought:
+            reached = [name for name, each in self._declared.items() if self._reaches(each, selection)]
+            order = tuple(name for name in reached if name not in shadow)
+        selection = msgspec.structs.replace(selection, order=order, shadow=shadow, brought=self._brought)
+        require_one_draw(self._all, selection, paths.of)
+        return selection
 
     def _settle_entries(self, entries: Sequence[NamedEntry], entering: Entering) -> dict[str, dict[str, Any]]:
         for entry in entries:
@@ -125,6 +177,23 @@ class RequestArgsValidator:
             entering(processor, ".".join(entry.params_path))
             named[entry.name] = self._settle_named(processor, entry.params, entry.params_path)
         return named
+
+    def _phases(self, entries: Sequence[NamedEntry]) -> dict[str, Phase]:
+        """Returns the phases of the entries that have one; raises RequestArgsError."""
+        phases: dict[str, Phase] = {}
+        for entry in entries:
+            if entry.when is None:
+                continue
+            if self._declared[entry.name].mandatory:
+                reason = f"{entry.name} is mandatory on this server; it sees every token of every request"
+                raise RequestArgsError(entry.when_path, reason)
+            try:
+                phase = phase_of(entry.when, entry.when_path, self._parts, handles_text=self._encode is not None)
+            except PhaseError as error:
+                raise RequestArgsError(error.path, error.reason) from None
+            if not phase.is_whole:
+                phases[entry.name] = phase
+        return phases
 
     def _own_order(self, entries: Sequence[NamedEntry], shadow: Sequence[str]) -> tuple[str, ...] | None:
         """Returns the order of a list, None if it is the declared one; raises RequestArgsError."""
@@ -155,6 +224,8 @@ class RequestArgsValidator:
         return [*wanted, *always]
 
     def _require_not_mandatory(self, name: str, path: str) -> None:
+        if name in self._brought:
+            raise RequestArgsError(path, f"{name} was uploaded; only declared processors can run in shadow")
         if self._declared[name].mandatory:
             raise RequestArgsError(path, f"{name} is mandatory on this server; no request can put it into shadow")
 
@@ -199,6 +270,11 @@ class RequestArgsValidator:
             return f"{name!r} is not declared; start the server with --logits-processors"
         guess = did_you_mean(name, self._declared)
         return f"no logits processor of the name {name!r} is declared{guess}; declared are {', '.join(self._declared)}"
+
+
+def names_in(chosen: Any) -> list[Any]:
+    """Returns the names in a request's `logits_processors`; `validate` refuses entries that have none."""
+    return [each.get("name") if isinstance(each, Mapping) else each for each in chosen or ()]
 
 
 class _Paths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
@@ -123,6 +123,10 @@ class MaxTimeLogitsProcessor(ForcingProcessor):
             return None
         ends = frozenset(request.args.get("max_time_complete_sentences") or ())
         return _Deadline(self.clock, self.clock() + seconds, self._eos_token_ids[0], request.output, ends)
+
+    def _rewound(self, state: ForcingState, request: SlotRequest) -> ForcingState | None:
+        """Keeps the request's clock."""
+        return replace(state, output=request.output) if isinstance(state, _Deadline) else self._build(request)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-MASK = 2**64 - 1
+from fastdeploy_lp.logits_processor.builtin.keyed_hash import context_mixers
+
 DEFAULT_GAMMA, DEFAULT_DELTA, DEFAULT_CONTEXT_WIDTH = 0.25, 2.0, 1
-MAX_CONTEXT_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,7 @@ class GreenList:
 
     def mixers(self, context: Sequence[int]) -> tuple[int, int]:
         """Returns two 32-bit numbers, the second one odd, from the key and the last `context_width` tokens."""
-        mixed = _mix(self.key)
-        for token in context[-self.context_width :]:
-            mixed = _mix(mixed ^ token)
-        return mixed >> 32, mixed & 0xFFFFFFFF | 1
+        return context_mixers(self.key, context[-self.context_width :])
 
     @cached_property
     def bound(self) -> int:
@@ -60,14 +57,6 @@ def token_hashes(vocab_size: int) -> NDArray[np.uint32]:
         hashes *= np.uint32(factor)
         hashes ^= hashes >> np.uint32(shift)
     return hashes
-
-
-def _mix(value: int) -> int:
-    """Returns the SplitMix64 finalizer of `value`."""
-    value = (value + 0x9E3779B97F4A7C15) & MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
-    return value ^ (value >> 31)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
 
     def __init__(self, fd_config: FDConfig) -> None:  # noqa: ARG002 - contract
         # Imported here: the API process reads Params from this module and does not need Paddle.
-        from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
+        from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
         self._edits: RowEdits = row_ops()
         self._stop_flags = self._versions = b""

@@ -29,12 +29,12 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
 
     def __init__(self, fd_config: FDConfig, edits: RowEdits | None = None) -> None:
         # Imported here: the API process reads Params from these modules and does not need Paddle.
-        from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
+        from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 
         self._eos_token_ids = fd_config.model_config.eos_token_ids
         self._edits: RowEdits = row_ops() if edits is None else edits
         remember = self.remembered_per_slot * fd_config.scheduler_config.max_num_seqs
-        self._slots: SlotStates[State] = SlotStates(self._build, remember=remember)
+        self._slots: SlotStates[State] = SlotStates(self._build, remember=remember, rewound=self._rewound)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Follows the slots and prepares this step's edits."""
@@ -51,6 +51,10 @@ class SlotProcessor(LogitsProcessor, Generic[State]):
     @abstractmethod
     def _build(self, request: SlotRequest) -> State | None:
         """Returns the state of a request that has entered a slot, None if it does not use the processor."""
+
+    def _rewound(self, state: State, request: SlotRequest) -> State | None:  # noqa: ARG002 - for clocks and counts
+        """Returns the state of a request whose last tokens were taken back; `state` is its state before."""
+        return self._build(request)
 
     @abstractmethod
     def _prepare(self, share_inputs: Mapping[str, Any], *, changed: bool) -> None:

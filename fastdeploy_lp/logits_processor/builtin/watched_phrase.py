@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
-from fastdeploy_lp.platforms import in_host_memory, to_device, writable_view
+from fastdeploy_lp.platforms import in_host_memory, to_device, writable_view, write_rows
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -174,7 +174,7 @@ class WatchedPhraseProcessor(SlotProcessor[WatchedRequest]):
         phrases = paddle.full_like(rows, -np.inf)
         self._edits.force(phrases, each, np.array([state.phrase[0] for state in states], np.int64))
         begins = paddle.logical_and(signs, to_device(np.array([state.armed for state in states])))
-        logits.index_put_((where,), paddle.where(begins.unsqueeze(-1), phrases, rows).astype(logits.dtype))
+        write_rows(logits, where, paddle.where(begins.unsqueeze(-1), phrases, rows).astype(logits.dtype))
         return signs
 
     def _end_step(self) -> None:

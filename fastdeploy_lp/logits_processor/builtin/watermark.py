@@ -13,20 +13,18 @@ from fastdeploy_lp.logits_processor.builtin.green_list import (
     DEFAULT_CONTEXT_WIDTH,
     DEFAULT_DELTA,
     DEFAULT_GAMMA,
-    MAX_CONTEXT_WIDTH,
     GreenList,
     token_hashes,
 )
+from fastdeploy_lp.logits_processor.builtin.keyed_hash import MAX_CONTEXT_WIDTH, MAX_KEY
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.logits_processor.sequence_state.slot_states import SlotRequest
-from fastdeploy_lp.platforms import to_device, writable_view
+from fastdeploy_lp.platforms import to_device, writable_view, write_rows
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-MAX_KEY = 2**63 - 1
 
 
 class WatermarkParams(BaseModel):
@@ -95,7 +93,7 @@ class WatermarkLogitsProcessor(SlotProcessor["_Marking"]):
         mixed = paddle.bitwise_xor(self._hashes_on_device(hashes), flip) * factor
         green = paddle.bitwise_and(mixed, paddle.full_like(mixed, 0xFFFFFFFF)) < bound
         deltas = to_device(np.array([[state.delta] for _, state, _ in self._marked], np.float32)).astype(logits.dtype)
-        logits.index_put_((rows,), green.astype(logits.dtype) * deltas, accumulate=True)
+        write_rows(logits, rows, paddle.gather(logits, rows) + green.astype(logits.dtype) * deltas)
 
     def _hashes_on_device(self, hashes: NDArray[np.uint32]) -> Tensor:
         if self._tensor is None:

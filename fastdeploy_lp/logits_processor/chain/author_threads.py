@@ -174,6 +174,8 @@ class AuthorThreads:
                 lane.idle -= 1
                 if not woken and not lane.queue:
                     lane.threads -= 1
+                    if not (lane.threads or lane.running or lane.lost):
+                        self._lanes = {name: each for name, each in self._lanes.items() if each is not lane}
                     return None
 
     def _enforce_limits(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fastdeploy_lp.logits_processor.actions import RequestActions
 from fastdeploy_lp.logits_processor.chain.author_threads import AuthorCall
@@ -16,7 +17,7 @@ from fastdeploy_lp.logits_processor.chain.groups import ChainGroups, Order
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
-from fastdeploy_lp.logits_processor.errors import contained
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError, contained
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
 from fastdeploy_lp.logits_processor.selection import Selection
 
@@ -36,6 +37,15 @@ class Built:
     error: Exception | None = None
 
 
+@dataclass(frozen=True)
+class _Newcomer:
+    """A request for which processors are built: its processors, the tokens of its prompt, and its seed."""
+
+    selection: Selection
+    prompt: Sequence[int]
+    seed: int
+
+
 class ChainBuilder:
     """Lists the constructor calls that a request needs, and installs their results.
 
@@ -51,16 +61,18 @@ class ChainBuilder:
         groups: ChainGroups,
         shadows: ShadowChain,
         new_entry: Callable[[str], ChainEntry],
+        bring: Callable[[Selection], None],
     ) -> None:
         self._declared = declared
         self._vocab_size = fd_config.model_config.vocab_size
         self._first_calls = fd_config.structured_outputs_config.first_calls
         # Processors with a tried instance.
         self._tried: set[str] = set()
-        self._trying = {name: threading.Lock() for name in declared}
+        self._trying: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._groups = groups
         self._shadows = shadows
         self._new_entry = new_entry
+        self._bring = bring
         # By request, the entries that hold its instances.
         self._holders: dict[str, list[ChainEntry]] = {}
 
@@ -87,23 +99,30 @@ class ChainBuilder:
         """Returns True if a request may use this order now, besides the orders in use and in `building`."""
         return self._groups.has_room_for(order, building)
 
-    def calls(self, request_id: str, selection: Selection) -> list[AuthorCall]:
+    def calls(
+        self, request_id: str, selection: Selection, prompt: Sequence[int] = (), seed: int = 0
+    ) -> list[AuthorCall]:
         """Returns the constructor calls to make before the request can enter, one a processor, with `Built` results.
 
         Claims the group of its order, if there is one, for the request.
         """
+        try:
+            self._bring(selection)
+        except LogitsProcessorSpecError as error:
+            return [AuthorCall(name, partial(_raise, error)) for name in selection.brought]
+        newcomer = _Newcomer(selection, prompt, seed)
         order = self.order_of(selection)
         group = self._groups.get(order)
         self._groups.claim(request_id, order)
         calls = []
         if group is None:
             for name in order or ():
-                calls.append(self._call(name, None, selection))
+                calls.append(self._call(name, None, newcomer))
         else:
             for entry in group.entries:
                 if _holds_instances(entry) and entry.declared.is_meant_for(selection):
-                    calls.append(self._call(entry.name, entry, selection))
-        shadowed = selection.in_shadow() if selection.shadow else selection
+                    calls.append(self._call(entry.name, entry, newcomer))
+        shadowed = replace(newcomer, selection=selection.in_shadow()) if selection.shadow else newcomer
         for name in selection.shadow:
             shadow = self._shadows.entry_of(name)
             if shadow is None:
@@ -145,30 +164,37 @@ class ChainBuilder:
             if isinstance(entry.processor, PerRequestProcessor):
                 entry.processor.forget(request_id)
 
+    def forget_processor(self, name: str) -> None:
+        """Drops what is known of a processor that is not declared any more."""
+        self._tried.discard(name)
+        self._trying.pop(name, None)
+
     def _call(
         self,
         name: str,
         entry: ChainEntry | None,
-        selection: Selection,
+        newcomer: _Newcomer,
         new_entry: Callable[[str], ChainEntry] | None = None,
     ) -> AuthorCall:
-        work = partial(self._build, name, entry, selection, new_entry)
+        work = partial(self._build, name, entry, newcomer, new_entry)
         return AuthorCall(name, work, 0.0 if name in self._tried else self._first_calls)
 
     def _build(
         self,
         name: str,
         entry: ChainEntry | None,
-        selection: Selection,
+        newcomer: _Newcomer,
         new_entry: Callable[[str], ChainEntry] | None = None,
     ) -> Built:
+        selection = newcomer.selection
         made = entry or (new_entry or self._new_entry)(name)
         instance, failed = None, None
         if isinstance(made.processor, PerRequestProcessor) and self._declared[name].is_meant_for(selection):
             try:
                 with made.recorded_build():
                     self._try_once(name, made.processor, selection.args_for(name))
-                    instance = made.processor.new_instance(selection.args_for(name))
+                    args = selection.args_for(name)
+                    instance = made.processor.instance_for(args, newcomer.prompt, newcomer.seed)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed = contained(error)
         return Built(made if entry is None else None, instance, failed)
@@ -191,6 +217,10 @@ class ChainBuilder:
             return False
         entry.processor.adopt(request_id, built.instance, built.error)
         return True
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _holds_instances(entry: ChainEntry) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,77 +11,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdeploy_lp.logits_processor.chain.brought import BroughtProcessors
 from fastdeploy_lp.logits_processor.chain.builder import ChainBuilder
 from fastdeploy_lp.logits_processor.chain.calls import CallKind, RunningCalls, recorders
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import ChainFaults, SlotFailure
+from fastdeploy_lp.logits_processor.chain.final_stages import FinalStages
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup, ChainGroups
-from fastdeploy_lp.logits_processor.chain.recorded_actions import EmittedSize, SlotActions, over_limit
+from fastdeploy_lp.logits_processor.chain.phases import Phases
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions, over_limit
+from fastdeploy_lp.logits_processor.chain.rows import applied_to_seen, put_rows, take_rows
 from fastdeploy_lp.logits_processor.chain.shadow import ShadowChain
 from fastdeploy_lp.logits_processor.chain.time_limit import FirstCalls, TimeLimit
+from fastdeploy_lp.logits_processor.chain.trace import ChainTrace, tell_it_did_not_run, tell_it_ran
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.quarantine import Quarantine
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
-from fastdeploy_lp.platforms import to_device
-from fastdeploy_lp.platforms.host_memory import in_host_memory
 from fastdeploy_lp.request.trace import FAILED, SKIPPED
-from fastdeploy_lp.stats import QUARANTINED, ProcessorStats
+from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_lp.config import FDConfig
-
-
-class ChainTrace(ABC):
-    """Trace of the rows of `slots` through the chain."""
-
-    @property
-    @abstractmethod
-    def slots(self) -> Sequence[int]:
-        """Traced slots that have a row in this step, ascending."""
-
-    @abstractmethod
-    def restart(self) -> None:
-        """Discards this step's records: the chain begins, or begins again because a processor failed."""
-
-    @abstractmethod
-    def ran(self, name: str, slots: Sequence[int], rows: NDArray[np.int64], logits: Tensor, seconds: float) -> None:
-        """Records a processor's run on these slots, which are `rows` of its result, logits [rows, vocab_size]."""
-
-    @abstractmethod
-    def did_not_run(self, name: str, slots: Sequence[int], status: str) -> None:
-        """Records that a processor that these slots use was left out, for the reason `status`."""
-
-
-def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Returns a copy of these rows of logits [*, vocab_size]."""
-    import paddle
-
-    host = _view(logits)
-    return paddle.gather(logits, to_device(rows)) if host is None else paddle.from_dlpack(host[rows])
-
-
-def put_rows(logits: Tensor, rows: NDArray[np.int64], part: Tensor) -> None:
-    """Writes `part` [rows, vocab_size] to these rows of the logits."""
-    # Measured for 16 rows of 49,152 logits: Paddle's operator takes about 40 ms on two cores, numpy 0.3 ms.
-    host, written = _view(logits), _view(part)
-    if host is None or written is None or not host.flags.writeable:
-        logits.index_put_((to_device(rows),), part)
-    else:
-        host[rows] = written
-
-
-def _view(tensor: Tensor) -> NDArray[Any] | None:
-    """Returns a numpy view of the tensor's memory, None if numpy cannot make one."""
-    if not in_host_memory(tensor):
-        return None
-    try:
-        return np.from_dlpack(tensor)
-    except (BufferError, RuntimeError):  # such as bfloat16, which numpy does not have
-        return None
 
 
 BREAK_OFF_FACTOR = 10.0
@@ -93,9 +48,9 @@ class LogitsProcessorChain:
 
     Requests enter and leave slots. A step calls `update_state`, then `apply`; afterwards `failures` holds the slots
     whose requests must end. A failed processor is left out of the rest of the step, and rows of requests that do not
-    use it get the logits of a chain without it. Between steps, `forced` has the tokens that processors will force.
-    `shadows` run outside the chain. `builder` constructs a request's
-    processors outside the steps; `enter` constructs them for a request that the builder did not see.
+    use it get the logits of a chain without it. `final` has the processors that run after the filters. Between steps,
+    `forced` has the tokens that processors will force. `shadows` run outside the chain. `builder` constructs a
+    request's processors outside the steps; `enter` constructs them for a request that the builder did not see.
     """
 
     def __init__(
@@ -112,24 +67,28 @@ class LogitsProcessorChain:
         self._policy = fd_config.structured_outputs_config
         self.stats = {name: ProcessorStats(name) for name in self._declared}
         self._limit = TimeLimit(self._policy.time_budget * BREAK_OFF_FACTOR)
-        self._first_calls = {name: FirstCalls(self._policy.first_calls) for name in self._declared}
+        self._first_calls: dict[str, FirstCalls] = {}
         # The client of each slot's request, to count faults by client.
         self._clients: dict[int, str] = {}
-        self._faults = ChainFaults(self._policy, self._declared, self._clients)
+        self._faults = ChainFaults(self._policy, self._clients)
         self.forced = ForcedTokens(self._faults)
+        self.final = FinalStages(self._faults, self._blame, self._count)
+        self._has_final = any(each.stage != LOGITS for each in declared)
+        self._phases = Phases(lambda token: fd_config.tokenizer.token_bytes(token), self._phase_changed)
         self._group_of: dict[int, ChainGroup] = {}
         self._refused: dict[int, SlotFailure] = {}
         if quarantine is not None:
             quarantine.apply_to(self.stats)
+        # Of each slot's request.
+        self._totals: dict[int, ActionTotals] = {}
         self._recorders = recorders(declared, calls, CallKind.CHAIN)
         in_shadow = recorders(declared, calls, CallKind.SHADOW)
         self.shadows = ShadowChain(self._declared, fd_config, self.stats, self._limit, in_shadow)
         own_names = [name for name in self._declared if name not in self._policy.shadow]
         self._main = ChainGroup([self._new_entry(name) for name in own_names])
         self._groups = ChainGroups(self._main)
-        self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry)
-        # The size of the values that were emitted for each slot's request.
-        self._emitted: dict[int, EmittedSize] = {}
+        self._brought = BroughtProcessors(self._declared, self._drop_unused)
+        self.builder = ChainBuilder(self._declared, fd_config, self._groups, self.shadows, self._new_entry, self._bring)
         # This step: the actions of processors that did not fail.
         self._actions: dict[int, SlotActions] = {}
         # This step: the groups that take part.
@@ -157,40 +116,47 @@ class LogitsProcessorChain:
         *,
         again: bool = False,
         client: str = "",
-        emitted: EmittedSize | None = None,
+        totals: ActionTotals | None = None,
     ) -> None:
-        """Puts a request into a slot; `again` if it was preempted, and is already counted.
+        """Puts a request into a slot; `again` if it was in one before, and is already counted.
 
-        emitted: the size of the values that were emitted for it so far, which grows with further ones.
+        totals: the actions on it so far, to which further ones are added.
         """
         self._clients[slot] = client
-        self._emitted[slot] = emitted or EmittedSize()
+        self._totals[slot] = totals or ActionTotals()
         self.shadows.enter(slot, selection, again=again)
         order = self.builder.order_of(selection)
         group = self._groups.get(order)
         try:
+            self._bring(selection)
             if group is None:
                 group = self._groups.add(order, [self._new_entry(name) for name in order or ()])
-        except RuntimeError as error:  # a constructor that worked at the start and fails now
+        # A constructor that worked at the start and fails now, or an upload that is gone.
+        except (RuntimeError, LogitsProcessorSpecError) as error:
             self._refused[slot] = SlotFailure(str(error))
             group, selection = self._main, Selection(named={})
         self._group_of[slot] = group
         group.enter(slot, selection, again=again)
+        if selection.when:
+            places = [(entry.name, entry) for entry in group.entries]
+            self._phases.enter(slot, selection, [*places, *self.shadows.places_of(selection)])
         self.forced.enter(slot, group.entries)
 
     def leave(self, slot: int) -> None:
         """Removes the request from the slot."""
         self._refused.pop(slot, None)
         self._clients.pop(slot, None)
-        self._emitted.pop(slot, None)
+        self._totals.pop(slot, None)
         self.shadows.leave(slot)
         self.forced.leave(slot)
+        self._phases.leave(slot)
         group = self._group_of.pop(slot, None)
         if group is not None:
             group.leave(slot)
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Lets every processor that has work read the slots; called once before each step that samples."""
+        self._phases.follow(share_inputs)
         self._faults.begin(self._refused)
         self._ran, self._skipped = set(), set()
         if self._actions:
@@ -201,12 +167,16 @@ class LogitsProcessorChain:
         for group in self._live:
             group.followed = bool(group.slots)
             group.stop_flags = group.own_stop_flags(stop_flags) if split else stop_flags
+            if group.after_filters:
+                group.greedy = share_inputs["temperature_cpu"] == 0
             for entry in group.entries:
                 entry.begin_step()
                 if entry.stats.state == QUARANTINED:
                     self._faults.take_out_of_service(group, entry)
                 elif entry.needs_update:
                     self._guarded_update(group, entry, share_inputs)
+        if self._has_final:
+            self.final.begin(self._live)
         if self.shadows.has_work:
             self.shadows.update_state(share_inputs)
 
@@ -225,11 +195,11 @@ class LogitsProcessorChain:
         recompute: returns the original `logits` again, for use after a processor failed half way.
         trace: receives every processor's run.
         """
+        if trace is not None:
+            trace.begin()
         while True:
             left_out = len(self._faults.left_out)
             self._ran, self._skipped = set(), set()
-            if trace is not None:
-                trace.restart()
             if len(self._live) == 1:
                 result = self._apply_group(self._main, logits, trace, all_greedy=all_greedy)
             else:
@@ -238,18 +208,29 @@ class LogitsProcessorChain:
                 self._count_step()
                 return result
             logits = recompute()
+            if trace is not None:
+                trace.restart()
+
+    def max_rewind(self, slot: int) -> int:
+        """Returns the most tokens of the slot's request that a processor may take back at once; 0 for none."""
+        return max((entry.max_rewind(slot) for entry in self._group_of[slot].entries), default=0)
 
     def take_actions(self, failed: Collection[int]) -> Mapping[int, SlotActions]:
-        """Returns this step's actions by slot, and counts them; those on a `failed` slot are dropped."""
+        """Returns this step's actions by slot; those on a `failed` slot are dropped."""
         if not self._actions:
             return {}
-        taken = {slot: actions for slot, actions in self._actions.items() if slot not in failed}
-        for actions in taken.values():
-            if actions.finish is not None:
-                self.stats[actions.finish["processor"]].finishes += 1
-            for name, _ in actions.values:
-                self.stats[name].emitted += 1
-        return taken
+        return {slot: actions for slot, actions in self._actions.items() if slot not in failed}
+
+    def count_actions(self, actions: SlotActions) -> None:
+        """Counts actions that took effect."""
+        if actions.rewind is not None:
+            for name in actions.rewound_by:
+                self.stats[name].rewinds += 1
+            return
+        if actions.finish is not None:
+            self.stats[actions.finish["processor"]].finishes += 1
+        for name, _ in actions.values:
+            self.stats[name].emitted += 1
 
     def ran(self) -> bool:
         """Returns True if a processor has worked on this step's logits and may have changed them."""
@@ -262,7 +243,7 @@ class LogitsProcessorChain:
     def works_on(self, slot: int) -> bool:
         """Returns True if a processor, also one in shadow, may see the slot's row, or the slot's request must end."""
         works = any(entry.works_on(slot) for entry in self._group_of[slot].entries)
-        return works or slot in self._refused or self.shadows.works_on(slot)
+        return works or slot in self._refused or slot in self._phases or self.shadows.works_on(slot)
 
     def ran_on(self, slot: int) -> list[ChainEntry]:
         """Returns the processors that ran on the slot's row in this step, in their order."""
@@ -275,7 +256,7 @@ class LogitsProcessorChain:
         """
         group = self._group_of[slot]
         with suppress(RowErrors):
-            apply = partial(_applied_to_users, group, entry) if entry.sees_users_only else entry.apply
+            apply = partial(applied_to_seen, group, entry) if entry.hides_rows else entry.apply
             if len(self._live) == 1:
                 return apply(logits)
             rows = self._rows_of(group)
@@ -284,8 +265,26 @@ class LogitsProcessorChain:
 
     def reset(self, name: str) -> None:
         """Puts a quarantined processor back into service, with new state."""
-        self._faults.reset(name, [entry for _, entry in self._entries_of(name)])
+        entries = [entry for _, entry in self._entries_of(name)]
+        self._faults.reset(name, entries)
+        if not entries and name in self.stats:
+            self.stats[name].state = OK
         self.shadows.reset(name)
+
+    def _bring(self, selection: Selection) -> None:
+        """Declares the processors that a request brings; raises LogitsProcessorSpecError for one that is gone."""
+        for declared in self._brought.declare(selection.brought):
+            self.stats.setdefault(declared.name, ProcessorStats(declared.name))
+
+    def _drop_unused(self, names: Collection[str]) -> set[str]:
+        """Forgets those of these processors that no request uses; returns the others."""
+        used = self._groups.drop_unused(names)
+        for name in set(names) - used:
+            self.stats.pop(name, None)
+            self._first_calls.pop(name, None)
+            self._faults.forget(name)
+            self.builder.forget_processor(name)
+        return used
 
     def _entries_of(self, name: str) -> list[tuple[ChainGroup, ChainEntry]]:
         return [(group, entry) for group in self._groups.all for entry in group.entries if entry.name == name]
@@ -297,10 +296,11 @@ class LogitsProcessorChain:
             self._fd_config,
             stats,
             recorder=self._recorders.get(name),
-            first_calls=self._first_calls[name],
+            first_calls=self._first_calls.setdefault(name, FirstCalls(self._policy.first_calls)),
             # A builtin has no author's loop to interrupt, and the alarm would add a third to its cost.
             limit=None if declared.source == "builtin" else self._limit,
             in_service=stats.state != QUARANTINED,
+            totals=self._totals,
         )
 
     def _apply_split(self, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool) -> Tensor | None:
@@ -324,14 +324,14 @@ class LogitsProcessorChain:
         self, group: ChainGroup, logits: Tensor, trace: ChainTrace | None, *, all_greedy: bool
     ) -> Tensor | None:
         skipped = self._without_effect(group) if all_greedy else ()
-        for entry in group.entries:
+        for entry in group.before_filters:
             if not entry.has_work:
                 continue
             if entry in self._faults.left_out or entry in skipped:
                 self._leave_out(group, entry, trace)
                 continue
             try:
-                logits = _applied_to_users(group, entry, logits) if entry.sees_users_only else entry.apply(logits)
+                logits = applied_to_seen(group, entry, logits) if entry.hides_rows else entry.apply(logits)
             except RowErrors as error:
                 # The failed rows' requests end; every other row was processed in place.
                 if not self._faults.rows_failed(group, entry, error):
@@ -341,12 +341,14 @@ class LogitsProcessorChain:
                 return None
             self._ran.add(entry)
             if trace is not None:
-                _tell_it_ran(trace, group, entry, logits)
+                tell_it_ran(trace, group, entry, logits, group.active_slots())
         return logits
 
     def _without_effect(self, group: ChainGroup) -> Sequence[ChainEntry]:
         """Returns the processors at the chain's end that change no row's most likely token."""
-        working = (entry for entry in reversed(group.entries) if entry.has_work and entry not in self._faults.left_out)
+        working = (
+            entry for entry in reversed(group.before_filters) if entry.has_work and entry not in self._faults.left_out
+        )
         return list(takewhile(lambda entry: not entry.changes_argmax, working))
 
     def _leave_out(self, group: ChainGroup, entry: ChainEntry, trace: ChainTrace | None) -> None:
@@ -354,16 +356,19 @@ class LogitsProcessorChain:
         if not failed:
             self._skipped.add(entry.name)
         if trace is not None:
-            _tell_it_did_not_run(trace, group, entry, FAILED if failed else SKIPPED)
+            tell_it_did_not_run(trace, group, entry, FAILED if failed else SKIPPED)
 
     def _guarded_update(self, group: ChainGroup, entry: ChainEntry, share_inputs: Mapping[str, Any]) -> None:
         try:
-            stop_flags = group.stop_flags_for(entry) if entry.sees_users_only else group.stop_flags
-            entry.update_state(share_inputs, stop_flags)
+            entry.update_state(share_inputs, group.stop_flags_for(entry))
         except RowErrors as error:
             self._faults.rows_failed(group, entry, error)
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._blame(group, entry, error)
+
+    def _phase_changed(self, slot: int) -> None:
+        self.forced.leave(slot)
+        self.forced.enter(slot, self._group_of[slot].entries)
 
     def _blame(self, group: ChainGroup, entry: ChainEntry, error: Exception) -> None:
         self._faults.processor_failed(group, entry, error)
@@ -375,48 +380,27 @@ class LogitsProcessorChain:
         """Counts a step once, even if another processor's faults made the chain run again."""
         for group in self._live:
             for entry in group.entries:
-                if entry in self._ran:
-                    entry.stats.rows += group.count_rows(entry.view.using)
-                if entry.actions.used and entry not in self._faults.left_out:
-                    self._keep_actions(entry)
-                if entry.has_work and entry not in self._faults.left_out:
-                    self._faults.check_budgets(entry)
+                # Entries that run after the filters are counted there.
+                if (entry.has_work or entry.actions.used) and not self.final.works_in_step(entry):
+                    self._count(group, entry)
         for name in self._skipped:
             self.stats[name].skipped_greedy += 1
+
+    def _count(self, group: ChainGroup, entry: ChainEntry) -> None:
+        """Counts an entry's step, and keeps its actions."""
+        if entry in self._ran or entry in self.final.ran:
+            entry.stats.rows += group.count_rows(entry)
+        if entry.actions.used and entry not in self._faults.left_out:
+            self._keep_actions(entry)
+        if entry.has_work and entry not in self._faults.left_out:
+            self._faults.check_budgets(entry)
 
     def _keep_actions(self, entry: ChainEntry) -> None:
         """Keeps the actions of a processor that has not failed; an unusable one is a fault for its request alone."""
         # A processor that has no work in the next step does not begin it.
         for slot, recorded in entry.actions.take():
-            error = recorded.error or over_limit(self._emitted[slot], recorded)
+            error = recorded.error or over_limit(self._totals[slot], recorded)
             if error is not None:
                 self._faults.request_failed(entry, slot, error)
             else:
                 self._actions.setdefault(slot, SlotActions()).add(entry.name, recorded)
-
-
-def _applied_to_users(group: ChainGroup, entry: ChainEntry, logits: Tensor) -> Tensor:
-    """Returns the group's logits [rows, vocab_size] after the entry ran on its users' rows."""
-    own = group.rows_for(entry)
-    if own is None:
-        return entry.apply(logits)
-    if own.size:
-        put_rows(logits, own, entry.apply(take_rows(logits, own)))
-    return logits
-
-
-def _tell_it_ran(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, logits: Tensor) -> None:
-    slots = _traced_slots(trace, group, entry)
-    if slots:
-        rows = np.searchsorted(group.active_slots(), slots)
-        trace.ran(entry.name, slots, rows, logits, entry.step_seconds)
-
-
-def _tell_it_did_not_run(trace: ChainTrace, group: ChainGroup, entry: ChainEntry, status: str) -> None:
-    slots = _traced_slots(trace, group, entry)
-    if slots:
-        trace.did_not_run(entry.name, slots, status)
-
-
-def _traced_slots(trace: ChainTrace, group: ChainGroup, entry: ChainEntry) -> list[int]:
-    return [slot for slot in trace.slots if slot in group.slots and entry.works_on(slot)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fastdeploy_lp.config import StructuredOutputsConfig
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
-from fastdeploy_lp.logits_processor.errors import described, loggable
+from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.stats import OK, QUARANTINED
 
@@ -64,11 +63,11 @@ class ChainFaults:
     clients: the client of each slot's request, kept current by the chain.
     """
 
-    def __init__(self, policy: StructuredOutputsConfig, names: Iterable[str], clients: Mapping[int, str]) -> None:
+    def __init__(self, policy: StructuredOutputsConfig, clients: Mapping[int, str]) -> None:
         self._policy = policy
         self._memory_budget = policy.memory_budget * MEBIBYTE
         self._clients = clients
-        self._since_reset = {name: _FaultCount() for name in names}
+        self._since_reset: defaultdict[str, _FaultCount] = defaultdict(_FaultCount)
         self.failures: dict[int, SlotFailure] = {}
         self.left_out: set[ChainEntry] = set()
 
@@ -85,22 +84,24 @@ class ChainFaults:
         """
         self.left_out.add(entry)
         entry.actions.drop_all()
-        active = set(group.active_slots().tolist())
-        shown = set() if entry.processor.only_with_args else active
+        active = set(group.slots_at(entry.stage).tolist())
+        shown = set(filter(entry.works_on, active))
         using = entry.view.using & active
         ended = active if entry.declared.mandatory else using or shown
         self._count(entry, error, sorted(ended), using)
         try:
             entry.rebuild()
         except RuntimeError as second:
-            self._quarantine(entry, str(second))
+            # On a full device, a constructor may fail as well; the next step has the old instance.
+            if not isinstance(error, DeviceMemoryError):
+                self._quarantine(entry, str(second))
 
     def rows_failed(self, group: ChainGroup, entry: ChainEntry, error: RowErrors) -> bool:
         """Handles failed callables of single requests; returns True if the step's logits are still usable.
 
         Raises ChainAbortedError if that is the operator's policy.
         """
-        active = np.flatnonzero(~group.stop_flags_for(entry)[:, 0])
+        active = group.slots_for(entry)
         for row, cause in error.by_row.items():
             slot = int(active[row])
             self.request_failed(entry, slot, cause)
@@ -129,7 +130,7 @@ class ChainFaults:
         """Checks at the end of a step the processor's time in this step and its memory over all steps."""
         if entry.exceeds_budget():
             entry.stats.slow_steps += 1
-            reason = f"it took {entry.step_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
+            reason = f"it took {entry.measured_seconds:.3f} s of a step, its budget is {self._policy.time_budget:g} s"
             logger.warning("logits processor %s: %s", entry.name, reason)
             # A slow step delays every request of the batch, whichever request made it slow.
             self._count_towards_quarantine(entry, reason, frozenset())
@@ -140,6 +141,10 @@ class ChainFaults:
             # A rebuild frees the state; a processor that cannot be rebuilt stays in quarantine with its old instance.
             with suppress(RuntimeError):
                 entry.rebuild()
+
+    def forget(self, name: str) -> None:
+        """Drops the count of a processor that is not declared any more."""
+        self._since_reset.pop(name, None)
 
     def reset(self, name: str, entries: Collection[ChainEntry]) -> None:
         """Puts the processor of these entries back into service; if it cannot be built, it stays in quarantine."""
@@ -167,13 +172,19 @@ class ChainFaults:
         reason = self._report(entry, error)
         for slot in ended if self._ends_requests(entry) else entry.forced.intersection(ended):
             self.failures.setdefault(slot, SlotFailure(reason))
+        if isinstance(error, DeviceMemoryError):
+            return
         # A request that passes it no arguments did not cause the fault, and offline there are no clients.
         passing = (slot for slot in using if entry.view.args[slot] and slot not in entry.forced)
         blamed = {self._clients.get(slot, "") for slot in passing} - {""}
         self._count_towards_quarantine(entry, reason, blamed)
 
     def _report(self, entry: ChainEntry, error: Exception) -> str:
-        """Logs and counts a fault; returns its description."""
+        """Logs and counts a fault; returns its description. A full device is no fault of the processor's."""
+        if isinstance(error, DeviceMemoryError):
+            reason = f"logits processor {entry.name} did not run: {printed(error)}"
+            logger.error("%s", reason)
+            return reason
         reason = f"logits processor {entry.name} failed: {described(error)}"
         logger.error("%s", reason, exc_info=loggable(error))
         entry.stats.faults += 1

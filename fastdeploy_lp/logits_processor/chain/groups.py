@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stages import LOGITS, Stage
 
 Order = tuple[str, ...] | None
 """Processor names in a request's order, None for the declared order."""
@@ -23,10 +24,15 @@ class ChainGroup:
 
     def __init__(self, entries: Sequence[ChainEntry]) -> None:
         self.entries = tuple(entries)
+        # Before penalties and temperature, and after the filters.
+        self.before_filters = tuple(entry for entry in entries if entry.stage == LOGITS)
+        self.after_filters = tuple(entry for entry in entries if entry.stage != LOGITS)
         self.slots: set[int] = set()
         # True while its processors know of requests: they are updated once more after the last one has left.
         self.followed = False
         self.stop_flags: NDArray[np.bool_] = np.ones((0, 1), bool)
+        # [S, 1], True for slots that take the most likely token; kept for the entries after the filters.
+        self.greedy: NDArray[np.bool_] = np.zeros((0, 1), bool)
         # The active slots of these flags, which rarely change: finding them takes longer than a small processor.
         self._active = np.empty(0, np.int64)
         self._active_by = b""
@@ -53,19 +59,30 @@ class ChainGroup:
     def stop_flags_for(self, entry: ChainEntry) -> NDArray[np.bool_]:
         """Returns this step's stop flags as the entry sees them.
 
-        An entry that sees only its users' rows sees all other slots stopped.
+        An entry that hides rows sees the slots of all other rows stopped, and one after the filters also the slots that
+        take the most likely token.
         """
-        if not entry.sees_users_only:
+        if entry.stage == LOGITS and not entry.hides_rows:
             return self.stop_flags
         own = np.ones_like(self.stop_flags)
-        slots = sorted(entry.view.using)
-        own[slots] = self.stop_flags[slots]
+        own[list(filter(entry.works_on, self.active_slots().tolist()))] = False
+        if entry.stage != LOGITS:
+            own |= self.greedy
         return own
 
-    def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
-        """Returns the rows of the group's logits that the entry's users have, int64 [n]; None for all rows."""
+    def slots_for(self, entry: ChainEntry) -> NDArray[np.int64]:
+        """Returns the slots whose rows the entry sees in this step, int64 [n], ascending."""
+        return np.flatnonzero(~self.stop_flags_for(entry)[:, 0])
+
+    def slots_at(self, stage: Stage) -> NDArray[np.int64]:
+        """Returns the slots of this group with a row at this stage, int64 [n], ascending."""
         active = self.active_slots()
-        rows = np.flatnonzero(np.isin(active, sorted(entry.view.using)))
+        return active if stage == LOGITS else active[~self.greedy[active, 0]]
+
+    def rows_for(self, entry: ChainEntry) -> NDArray[np.int64] | None:
+        """Returns the rows of the group's logits that the entry sees, int64 [n]; None for all rows."""
+        active = self.active_slots()
+        rows = np.array([row for row, slot in enumerate(active.tolist()) if entry.works_on(slot)], np.int64)
         return None if len(rows) == len(active) else rows
 
     def active_slots(self) -> NDArray[np.int64]:
@@ -76,11 +93,12 @@ class ChainGroup:
             self._active.flags.writeable = False
         return self._active
 
-    def count_rows(self, slots: set[int]) -> int:
-        """Returns the number of these slots with a row in this step; a slot with an unfinished prompt has none."""
+    def count_rows(self, entry: ChainEntry) -> int:
+        """Returns the number of its users with a row in this step; a slot with an unfinished prompt has none."""
+        slots = entry.view.using
         if not slots:
             return 0
-        active = self.active_slots()
+        active = self.slots_at(entry.stage)
         return len(slots) if len(active) == len(self.slots) else len(slots.intersection(active.tolist()))
 
 
@@ -139,6 +157,13 @@ class ChainGroups:
     def release(self, request_id: str) -> None:
         """Releases the claim of a finished request; does nothing for a request without a claim."""
         self._claims.pop(request_id, None)
+
+    def drop_unused(self, names: Collection[str]) -> set[str]:
+        """Drops the groups without requests that have one of these processors; returns the names still in use."""
+        unused = set(self._unused())
+        for order in [each for each in self._own if each in unused and not set(names).isdisjoint(each or ())]:
+            del self._own[order]
+        return {name for order in self._own for name in order or ()}.intersection(names)
 
     @property
     def all(self) -> list[ChainGroup]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
 from fastdeploy_lp.logits_processor.actions import Actions, outside
 from fastdeploy_lp.logits_processor.chain.time_limit import ProcessorTimeoutError
-from fastdeploy_lp.request.limits import MAX_ARGUMENT_DEPTH
+from fastdeploy_lp.request.limits import MAX_ARGUMENT_DEPTH, MAX_REWIND_BAN, MAX_REWINDS
 from fastdeploy_lp.request.outputs import ProcessorStop
 
 MAX_REASON = 1000
@@ -28,27 +28,53 @@ _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", "
 
 
 @dataclass(slots=True)
-class EmittedSize:
-    """Bytes of JSON that processors have sent to a request's client; kept while the request has no slot."""
+class ActionTotals:
+    """Actions on a request since its beginning; kept while the request has no slot.
+
+    num_bytes: JSON of its values. rewinds: number of rewinds. rewindable: number of its last tokens that are not sent
+    yet, so that they can be taken back.
+    """
 
     num_bytes: int = 0
+    rewinds: int = 0
+    rewindable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Takes back `count` tokens, at least one, and bans token ids at the place that the sequence returns to."""
+
+    count: int
+    ban: frozenset[int] = frozenset()
+
+    def joined(self, other: Rewind | None) -> Rewind:
+        """Returns the one that takes back more; of two that take back the same, one with both bans."""
+        if other is None or other.count < self.count:
+            return self
+        return other if other.count > self.count else Rewind(self.count, self.ban | other.ban)
 
 
 @dataclass(slots=True)
 class SlotActions:
     """Actions on one request in one step.
 
-    finish: the end of the request. values: the processor and the JSON of each value, in chain order.
+    finish: the end of the request. values: the processor and the JSON of each value, in chain order. rewind: takes
+    tokens back, in place of the other actions; `rewound_by` are the processors that asked for it.
     """
 
     finish: ProcessorStop | None = None
     values: list[tuple[str, bytes]] = field(default_factory=list)
+    rewind: Rewind | None = None
+    rewound_by: list[str] = field(default_factory=list)
 
     def add(self, name: str, recorded: RecordedSlot) -> None:
         """Adds the actions of a processor that is later in the chain."""
         if self.finish is None and recorded.finish is not None:
             self.finish = ProcessorStop(processor=name, reason=recorded.finish)
         self.values += [(name, value) for value in recorded.values]
+        if recorded.rewind is not None:
+            self.rewind = recorded.rewind.joined(self.rewind)
+            self.rewound_by.append(name)
 
 
 @dataclass(slots=True)
@@ -57,6 +83,7 @@ class RecordedSlot:
 
     finish: str | None = None
     values: list[bytes] = field(default_factory=list)
+    rewind: Rewind | None = None
     error: Exception | None = None
 
     @property
@@ -67,18 +94,36 @@ class RecordedSlot:
     def followed_by(self, other: RecordedSlot) -> RecordedSlot:
         """Returns the actions of both."""
         finish = other.finish if self.finish is None else self.finish
-        return RecordedSlot(finish, self.values + other.values, self.error or other.error)
+        rewind = other.rewind if self.rewind is None else self.rewind.joined(other.rewind)
+        return RecordedSlot(finish, self.values + other.values, rewind, self.error or other.error)
+
+
+class RewindLimits(Protocol):
+    """Bounds of a processor's rewinds."""
+
+    def rewindable(self, slot: int) -> int:
+        """Returns how many of the slot's last tokens the processor can take back now."""
+
+    def no_rewind(self, slot: int, count: int) -> str | None:
+        """Returns the reason why it cannot take back `count` tokens, None if it can."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
 
 
 class ActionRecorder(Actions):
     """Verbs of one processor in a chain.
 
-    may_act: returns True for a slot that has a row in this step and a request of the processor. output: the model of
-    its values. A second `apply` in a step replaces the actions of the first.
+    may_act: returns True for a slot that has a row in this step and a request of the processor. limits: of its rewinds.
+    output: the model of its values. A second `apply` in a step replaces the actions of the first.
     """
 
-    def __init__(self, may_act: Callable[[int], bool], output: type[BaseModel] | None = None) -> None:
+    def __init__(
+        self, may_act: Callable[[int], bool], limits: RewindLimits, output: type[BaseModel] | None = None
+    ) -> None:
         self._may_act = may_act
+        self._limits = limits
         self._output = output
         self._updated: dict[int, RecordedSlot] = {}
         self._applied: dict[int, RecordedSlot] = {}
@@ -102,6 +147,23 @@ class ActionRecorder(Actions):
             raise
         except Exception as error:  # noqa: BLE001 - validators of an author's `Output` may raise anything
             recorded.error = recorded.error or error
+
+    def rewind(self, slot: int, count: int, ban: Iterable[int] = ()) -> None:
+        """See `Actions.rewind`."""
+        recorded = self._slot(slot)
+        try:
+            rewind = _checked_rewind(count, ban, self._limits.vocab_size)
+            refusal = self._limits.no_rewind(operator.index(slot), rewind.count)
+            if refusal is not None:
+                raise ValueError(f"rewind: {refusal}")
+        except (TypeError, ValueError) as error:
+            recorded.error = recorded.error or error
+        else:
+            recorded.rewind = rewind.joined(recorded.rewind)
+
+    def rewindable(self, slot: int) -> int:
+        """See `Actions.rewindable`."""
+        return self._limits.rewindable(self._place(slot))
 
     @property
     def used(self) -> bool:
@@ -144,12 +206,20 @@ class ActionRecorder(Actions):
         self._updated, self._applied = {}, {}
 
     def _slot(self, slot: int) -> RecordedSlot:
+        place = self._place(slot)
+        return self._recording().setdefault(place, RecordedSlot())
+
+    def _recording(self) -> dict[int, RecordedSlot]:
         if self._into is None:
             raise outside()
+        return self._into
+
+    def _place(self, slot: int) -> int:
+        self._recording()
         place = operator.index(slot)
         if not self._may_act(place):
             raise ValueError(f"actions: slot {place} has no row in this step for a request of this processor")
-        return self._into.setdefault(place, RecordedSlot())
+        return place
 
     def _encoded(self, value: Any) -> bytes:
         if self._output is not None:
@@ -165,12 +235,28 @@ class ActionRecorder(Actions):
         return written
 
 
-def over_limit(emitted: EmittedSize, recorded: RecordedSlot) -> Exception | None:
-    """Returns the fault of values beyond the request's limit; otherwise counts them and returns None."""
-    emitted.num_bytes += recorded.num_bytes
-    if emitted.num_bytes <= MAX_VALUES:
-        return None
-    return ValueError(f"emit: the request's values exceed {MAX_VALUES} bytes of JSON")
+def over_limit(totals: ActionTotals, recorded: RecordedSlot) -> Exception | None:
+    """Returns the fault of actions beyond the request's limits; otherwise counts them and returns None."""
+    totals.num_bytes += recorded.num_bytes
+    totals.rewinds += recorded.rewind is not None
+    if totals.num_bytes > MAX_VALUES:
+        return ValueError(f"emit: the request's values exceed {MAX_VALUES} bytes of JSON")
+    if totals.rewinds > MAX_REWINDS:
+        return ValueError(f"rewind: the request had {MAX_REWINDS} rewinds, and may have no more")
+    return None
+
+
+def _checked_rewind(count: int, ban: Iterable[int], vocab_size: int) -> Rewind:
+    tokens = frozenset(map(operator.index, ban))
+    if len(tokens) > MAX_REWIND_BAN:
+        raise ValueError(f"rewind: a ban of {len(tokens)} tokens; at most {MAX_REWIND_BAN} are allowed")
+    unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if unknown is not None:
+        raise ValueError(f"rewind: no token has the id {unknown}; the vocabulary has {vocab_size} tokens")
+    rewind = Rewind(operator.index(count), tokens)
+    if rewind.count < 1:
+        raise ValueError(f"rewind: {rewind.count} tokens cannot be taken back; at least 1")
+    return rewind
 
 
 def _checked_reason(reason: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,12 @@ from fastdeploy_lp.logits_processor.chain.calls import CallRecorder
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
 from fastdeploy_lp.logits_processor.chain.faults import MEBIBYTE
 from fastdeploy_lp.logits_processor.chain.groups import ChainGroup
+from fastdeploy_lp.logits_processor.chain.phases import Phased
 from fastdeploy_lp.logits_processor.chain.time_limit import TimeLimit
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
-from fastdeploy_lp.logits_processor.errors import described, loggable, printed
+from fastdeploy_lp.logits_processor.errors import DeviceMemoryError, described, loggable, printed
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.stages import DRAW, LOGITS
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.platforms import to_device
 from fastdeploy_lp.stats import OK, QUARANTINED, ProcessorStats, ShadowStats
@@ -36,13 +38,16 @@ class ShadowRows:
     """Result of one processor on copies of some rows of a step.
 
     slots, rows: int64 [n], ascending, the slots and their rows of the step's logits.
-    logits: [n, vocab_size], None if it cannot have changed the sampled tokens.
+    logits: [n, vocab_size], None if it cannot have changed the sampled tokens. filtered: True if the logits are as they
+    are drawn from. tokens: int64 [n], the tokens that it chose.
     """
 
     name: str
     slots: NDArray[np.int64]
     rows: NDArray[np.int64]
     logits: Tensor | None
+    filtered: bool = False
+    tokens: Tensor | None = None
 
 
 @dataclass
@@ -51,6 +56,13 @@ class ShadowStep:
 
     results: list[ShadowRows] = field(default_factory=list)
     failed: dict[int, list[str]] = field(default_factory=dict)
+
+
+class _OwnRows(NamedTuple):
+    """Slots of a processor, and their rows of the step's logits; int64 [n], ascending."""
+
+    slots: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 @dataclass
@@ -73,6 +85,14 @@ class _Shadow:
     def needs_update(self) -> bool:
         """True with requests, and once more after the last one has left: the instance may have state."""
         return bool(self.group.slots) or self.followed
+
+    def step_in(self, slot: int, selection: Selection) -> None:
+        """See `Phased`."""
+        self.group.enter(slot, selection.in_shadow())
+
+    def step_out(self, slot: int) -> None:
+        """See `Phased`."""
+        self.group.leave(slot)
 
 
 class ShadowChain:
@@ -125,6 +145,10 @@ class ShadowChain:
                 shadow.group.enter(slot, selection.in_shadow())
                 shadow.stats.requests += not again
 
+    def places_of(self, selection: Selection) -> list[tuple[str, Phased]]:
+        """Returns the places, by name, of the request's processors in shadow."""
+        return [(name, self._shadows[name]) for name in selection.shadow if name in self._shadows]
+
     def leave(self, slot: int) -> None:
         """Empties a slot."""
         for shadow in self._shadows.values():
@@ -139,24 +163,64 @@ class ShadowChain:
                 continue
             shadow.followed = bool(shadow.group.slots)
             shadow.group.stop_flags = shadow.group.own_stop_flags(share_inputs["stop_flags"])
-            shadow.entry.step_seconds = 0.0
+            shadow.entry.begin_step()
+            if shadow.entry.stage != LOGITS:
+                shadow.group.greedy = share_inputs["temperature_cpu"] == 0
             try:
-                shadow.entry.update_state(share_inputs, shadow.group.stop_flags)
+                shadow.entry.update_state(share_inputs, shadow.group.stop_flags_for(shadow.entry))
             except RowErrors as error:
                 self._count_rows(shadow, error)
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything
                 self._count_whole(shadow, error)
 
     def apply(self, logits: Tensor, slots: NDArray[np.int64], *, all_greedy: bool) -> ShadowStep:
-        """Runs each processor on copies of its rows of logits [rows, vocab_size]; row r is slot `slots[r]`."""
+        """Runs the processors before the filters on copies of their rows of logits [rows, vocab_size].
+
+        Row r is slot `slots[r]`.
+        """
+
+        def copies(rows: NDArray[np.int64]) -> Tensor:
+            import paddle
+
+            return paddle.gather(logits, to_device(rows))
+
+        before = [shadow for shadow in self._shadows.values() if shadow.entry.stage == LOGITS]
+        return self._run(before, slots, lambda shadow, own: self._edited(shadow, own, copies, all_greedy=all_greedy))
+
+    def apply_final(
+        self,
+        slots: NDArray[np.int64],
+        filtered: Callable[[NDArray[np.int64]], Tensor],
+        uniforms: NDArray[np.float32],
+    ) -> ShadowStep:
+        """Runs the processors after the filters on copies of rows.
+
+        filtered: returns copies of these rows as they are drawn from. uniforms: of all rows, [rows].
+        """
+        after = [shadow for shadow in self._shadows.values() if shadow.entry.stage != LOGITS]
+
+        def run(shadow: _Shadow, own: _OwnRows) -> ShadowRows | None:
+            if shadow.entry.stage == DRAW:
+                return self._chosen(shadow, own, filtered(own.rows), uniforms[own.rows])
+            result = self._edited(shadow, own, filtered, all_greedy=False)
+            return None if result is None else replace(result, filtered=True)
+
+        return self._run(after, slots, run)
+
+    def _run(
+        self,
+        shadows: Sequence[_Shadow],
+        slots: NDArray[np.int64],
+        run: Callable[[_Shadow, _OwnRows], ShadowRows | None],
+    ) -> ShadowStep:
         step = ShadowStep()
-        for shadow in self._shadows.values():
+        for shadow in shadows:
             if shadow.rests or not shadow.group.slots:
                 continue
-            own = shadow.group.active_slots()
+            own = shadow.group.slots_for(shadow.entry)
             if not own.size:
                 continue
-            result = None if shadow.broken else self._apply_one(shadow, logits, slots, own, all_greedy=all_greedy)
+            result = None if shadow.broken else run(shadow, _OwnRows(own, np.searchsorted(slots, own)))
             if result is not None:
                 step.results.append(result)
             for slot in own.tolist() if shadow.broken else sorted(shadow.failed):
@@ -221,21 +285,20 @@ class ShadowChain:
                 self.could_not_build(name, error)
         return self._shadows.get(name)
 
-    def _apply_one(
+    def _edited(
         self,
         shadow: _Shadow,
-        logits: Tensor,
-        slots: NDArray[np.int64],
-        own: NDArray[np.int64],
+        own: _OwnRows,
+        copies_of: Callable[[NDArray[np.int64]], Tensor],
         *,
         all_greedy: bool,
     ) -> ShadowRows | None:
         import paddle
 
-        rows = np.searchsorted(slots, own)
+        slots, rows = own.slots, own.rows
         if all_greedy and not shadow.entry.changes_argmax:
-            return ShadowRows(shadow.entry.name, own, rows, None)
-        copies = paddle.gather(logits, to_device(rows))
+            return ShadowRows(shadow.entry.name, slots, rows, None)
+        copies = copies_of(rows)
         try:
             copies = shadow.entry.apply(copies)
         except RowErrors as error:
@@ -244,15 +307,26 @@ class ShadowChain:
         except Exception as error:  # noqa: BLE001 - an author's code may raise anything
             self._count_whole(shadow, error)
             return None
-        kept = [place for place, slot in enumerate(own.tolist()) if slot not in shadow.failed]
-        if len(kept) < len(own):
+        kept = [place for place, slot in enumerate(slots.tolist()) if slot not in shadow.failed]
+        if len(kept) < len(slots):
             if not kept:
                 return None
-            copies, own, rows = paddle.gather(copies, to_device(np.array(kept, np.int64))), own[kept], rows[kept]
-        return ShadowRows(shadow.entry.name, own, rows, copies)
+            copies = paddle.gather(copies, to_device(np.array(kept, np.int64)))
+            slots, rows = slots[kept], rows[kept]
+        return ShadowRows(shadow.entry.name, slots, rows, copies)
+
+    def _chosen(
+        self, shadow: _Shadow, own: _OwnRows, copies: Tensor, uniforms: NDArray[np.float32]
+    ) -> ShadowRows | None:
+        try:
+            tokens = shadow.entry.draw(copies, uniforms)
+        except Exception as error:  # noqa: BLE001 - an author's code may raise anything
+            self._count_whole(shadow, error)
+            return None
+        return ShadowRows(shadow.entry.name, own.slots, own.rows, None, tokens=tokens)
 
     def _count_rows(self, shadow: _Shadow, error: RowErrors) -> None:
-        active: Sequence[int] = shadow.group.active_slots().tolist()
+        active: Sequence[int] = shadow.group.slots_for(shadow.entry).tolist()
         for row, cause in error.by_row.items():
             if active[row] not in shadow.failed:
                 shadow.failed.add(active[row])
@@ -261,7 +335,9 @@ class ShadowChain:
     def _count_whole(self, shadow: _Shadow, error: Exception) -> None:
         shadow.broken = True
         self._count(shadow, described(error), error)
-        self._rebuild(shadow)
+        # On a full device, a constructor may fail as well.
+        if not isinstance(error, DeviceMemoryError):
+            self._rebuild(shadow)
 
     def _rebuild(self, shadow: _Shadow) -> bool:
         try:
@@ -273,7 +349,7 @@ class ShadowChain:
 
     def _check_time(self, shadow: _Shadow) -> None:
         if shadow.entry.exceeds_budget():
-            seconds, budget = shadow.entry.step_seconds, self._policy.time_budget
+            seconds, budget = shadow.entry.measured_seconds, self._policy.time_budget
             self._count(shadow, f"it took {seconds:.3f} s of a step, its budget is {budget:g} s")
 
     def _check_memory(self, shadow: _Shadow) -> None:
@@ -287,6 +363,8 @@ class ShadowChain:
     def _count(self, shadow: _Shadow, what: str, error: Exception | None = None) -> None:
         reason = f"logits processor {shadow.entry.name} failed in shadow: {what}"
         logger.error("%s", reason, exc_info=loggable(error))
+        if isinstance(error, DeviceMemoryError):
+            return
         shadow.stats.faults += 1
         shadow.stats.last_error = reason
         shadow.faults_since_reset += 1

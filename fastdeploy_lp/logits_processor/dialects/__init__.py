@@ -10,6 +10,7 @@ from fastdeploy_lp.logits_processor.dialects.request_level import RequestLevelDi
 from fastdeploy_lp.logits_processor.dialects.torch_vllm import TorchVllmDialect
 from fastdeploy_lp.logits_processor.dialects.vllm import VllmV1Dialect
 from fastdeploy_lp.logits_processor.dialects.vllm_mrv2 import TorchVllmMrv2Dialect, VllmMrv2Dialect
+from fastdeploy_lp.logits_processor.dialects.wasm import WasmDialect
 
 # The first dialect that recognizes an object runs it, so special dialects precede general ones. A class that has both
 # of vLLM's interfaces runs by the current one, as in vLLM.
@@ -22,6 +23,7 @@ DIALECTS: tuple[Dialect, ...] = (
     RequestLevelDialect(),
     VllmV1Dialect(),
     PluginDictDialect(),
+    WasmDialect(),
     HuggingFaceDialect(),
     CallableDialect(),
 )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
+from fastdeploy_lp.logits_processor.late_values import LateValue
 
 if TYPE_CHECKING:
     from fastdeploy_lp.config import FDConfig
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory."""
+    """`vocab_size`: columns of the logits. `tokenizer`: None without a model's directory.
+
+    on_device: True where processors serve; where requests are only checked, rows are on the CPU.
+    """
 
     vocab_size: int
     tokenizer: ModelTokenizer | None = None
+    on_device: bool = False
 
     @classmethod
     def of(cls, fd_config: FDConfig) -> ModelFacts:
-        """Returns the facts about the served model."""
-        return cls(fd_config.model_config.vocab_size, fd_config.tokenizer)
+        """Returns the facts about the served model, for the process that serves it."""
+        return cls(fd_config.model_config.vocab_size, fd_config.tokenizer, on_device=True)
 
 
 class Dialect(ABC):
@@ -37,6 +42,12 @@ class Dialect(ABC):
     name: ClassVar[str]
     by_name_only: ClassVar[bool] = False
     """True if a request can use the processor only by naming it, never through flat arguments."""
+
+    may_draw: ClassVar[bool] = False
+    """True if its processors may have the stage "draw"."""
+
+    bounds_memory: ClassVar[bool] = False
+    """True if the dialect itself bounds the memory of its processors, so that the chain need not watch it."""
 
     @abstractmethod
     def recognizes(self, found: Any) -> bool:
@@ -68,6 +79,10 @@ class Dialect(ABC):
     def validate(self, found: Any, sampling_params: SamplingParams, facts: ModelFacts) -> None:  # noqa: ARG002 - others need it
         """Raises ValueError for a request that the processor cannot serve; `extra_args` are its arguments."""
         found.validate_params(sampling_params)
+
+    def late_value(self, found: Any) -> LateValue | None:  # noqa: ARG002 - others need it
+        """Returns the bounds of the processor's `prepare`, None if it has none."""
+        return None
 
     @abstractmethod
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:

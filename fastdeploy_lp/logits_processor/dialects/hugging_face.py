@@ -12,7 +12,7 @@ from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, ModelFacts
 from fastdeploy_lp.logits_processor.dialects.parameters import request_parameters
 from fastdeploy_lp.logits_processor.dialects.per_request import PerRequestProcessor, RowProcessor
-from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import beside_paddle, to_paddle, to_torch
 from fastdeploy_lp.logits_processor.dialects.torch_rows import CallStyle, TorchRow, dry_run, on_row, one_thread
 from fastdeploy_lp.logits_processor.errors import LogitsProcessorSpecError
 from fastdeploy_lp.logits_processor.processor_args import ProcessorArgs
@@ -112,11 +112,11 @@ class TorchRowProcessor(PerRequestProcessor):
 
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
         """Returns an instance that reads a torch view of the row and returns a Paddle tensor."""
-        with one_thread():
+        with one_thread(), beside_paddle():
             process = self._dialect.process(self._found, dict(args), self._facts)
 
         def process_row(prompt_ids: list[int], output_ids: list[int], row: Tensor, actions: RequestActions) -> Tensor:
-            with one_thread():
+            with one_thread(), beside_paddle():
                 return to_paddle(process(prompt_ids, output_ids, to_torch(row), actions), row)
 
         return process_row

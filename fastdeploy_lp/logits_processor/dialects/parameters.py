@@ -24,6 +24,7 @@ from pydantic import (
 
 from fastdeploy_lp.logits_processor.actions import ACTIONS
 from fastdeploy_lp.logits_processor.dialects.base import ModelFacts
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import torch_device
 from fastdeploy_lp.logits_processor.token_arguments import TOKEN_SCHEMA, in_vocabulary, integer_of
 
 TOKENIZER = "tokenizer"
@@ -38,11 +39,11 @@ _OBJECTS = frozenset({"model", "assistant_model"})
 
 
 def supplied_by_server(name: str, facts: ModelFacts) -> Any:
-    """Returns the server's value for a parameter of this name: a row of logits is a batch of one, on the CPU."""
+    """Returns the server's value for a parameter of this name: a row of logits is a batch of one, on its device."""
     if name == "device":
         import torch
 
-        return torch.device("cpu")
+        return torch_device() if facts.on_device else torch.device("cpu")
     if name == TOKENIZER:
         if facts.tokenizer is None:
             raise ValueError("there is no tokenizer here")
@@ -107,7 +108,7 @@ class RequestParameters:
     def arguments(self, given: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
         """Returns the keyword arguments of a call: the request's, and the server's for omitted parameters.
 
-        Raises ValueError for a tokenizer, and for a value that differs from the server's.
+        Raises ValueError for a tokenizer and, where requests are checked, for a value that differs from the server's.
         """
         arguments = dict(given)
         if TOKENIZER in given:
@@ -115,9 +116,10 @@ class RequestParameters:
         for name, parameter in self._supplied.items():
             if name in given:
                 arguments[name] = supplied_by_server(name, facts)
-                if str(given[name]) != str(arguments[name]):
+                # What a request may repeat is the device on which it was checked.
+                if not facts.on_device and str(given[name]) != str(arguments[name]):
                     raise ValueError(f"{name}: the server supplies {arguments[name]}; leave it out")
-            elif name == TOKENIZER or parameter.default is parameter.empty:
+            elif name in (TOKENIZER, "device") or parameter.default is parameter.empty:
                 arguments[name] = supplied_by_server(name, facts)
         return arguments
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,10 @@ class PerRequestProcessor(LogitsProcessor):
     def new_instance(self, args: ProcessorArgs) -> RowProcessor:
         """Returns the instance of a request with these arguments; any thread may call this."""
 
+    def instance_for(self, args: ProcessorArgs, prompt: Sequence[int] = (), seed: int = 0) -> RowProcessor:  # noqa: ARG002 - others need it
+        """Returns `new_instance(args)` for a request with this prompt and seed."""
+        return self.new_instance(args)
+
     def adopt(self, request_id: str, instance: RowProcessor | None, error: Exception | None = None) -> None:
         """Uses this instance for a new request; None if it could not be built because of `error`."""
         self._own[request_id] = _Own(instance, error, kept=True)
@@ -73,6 +77,7 @@ class PerRequestProcessor(LogitsProcessor):
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Matches the active rows with their requests' instances; raises RowErrors for failed constructors."""
         using, ids = share_inputs["using_slots"], share_inputs["req_ids"]
+        prompts, outputs = share_inputs["prompt_token_ids"], share_inputs["output_token_ids"]
         here = {ids[slot] for slot in using}
         self._own = {key: own for key, own in self._own.items() if own.kept or key in here}
         self._rows = []
@@ -80,12 +85,14 @@ class PerRequestProcessor(LogitsProcessor):
         for row, slot in enumerate(np.flatnonzero(~share_inputs["stop_flags"][:, 0]).tolist()):
             if slot not in using:
                 continue
-            prompt, output = share_inputs["prompt_token_ids"][slot], share_inputs["output_token_ids"][slot]
+            prompt, output = prompts[slot], outputs[slot]
             own = self._own.get(ids[slot])
             if own is None:
                 own = self._own[ids[slot]] = _Own(None, behind=bool(output))
                 try:
-                    own.instance = self.new_instance(share_inputs["logits_processors_args"][slot])
+                    params = share_inputs["sampling_params"][slot]
+                    args = share_inputs["logits_processors_args"][slot]
+                    own.instance = self.instance_for(args, prompt, params.seed or 0)
                 except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                     own.error = contained(error)
             if own.error is not None:
@@ -101,7 +108,7 @@ class PerRequestProcessor(LogitsProcessor):
             if own.instance is None:
                 continue
             try:
-                logits[row] = self._called(own, prompt, output, logits[row])
+                logits[row] = self._called(own, prompt, output, logits[row], slot)
                 own.actions.pass_on(self.actions, slot)
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 failed[row] = contained(error)
@@ -109,7 +116,7 @@ class PerRequestProcessor(LogitsProcessor):
         raise_row_errors(failed)
         return logits
 
-    def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor) -> Tensor:
+    def _called(self, own: _Own, prompt: list[int], output: list[int], part: Tensor, slot: int) -> Tensor:
         """Returns the row `part` after the request's instance.
 
         When another processor has failed, the step's rows are processed again. A stateful instance must not see a token
@@ -122,7 +129,7 @@ class PerRequestProcessor(LogitsProcessor):
             _replay(instance, prompt, output, part)
             own.behind = False
         given = part.clone()
-        with own.actions:
+        with own.actions.of(self.actions, slot):
             made = require_same_kind(instance(prompt, output, part, own.actions), part)
         own.given, own.made = given, made.clone()
         return made

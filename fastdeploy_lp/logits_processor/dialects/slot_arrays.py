@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch, torch_device
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import (
+    beside_paddle,
+    on_device,
+    to_paddle,
+    to_torch,
+    torch_device,
+)
 from fastdeploy_lp.platforms import current_platform, to_device
 
 if TYPE_CHECKING:
@@ -25,6 +32,10 @@ class Tensors(ABC):
     @abstractmethod
     def device(self) -> Any:
         """The device, as the processor's constructor receives it."""
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Returns a context for calls of the processor."""
+        return nullcontext()
 
     @abstractmethod
     def view(self, logits: Tensor) -> Any:
@@ -77,12 +88,16 @@ class PaddleTensors(Tensors):
 
 
 class TorchTensors(Tensors):
-    """torch on the CPU."""
+    """torch on the device of the logits."""
 
     @property
     def device(self) -> Any:
         """The `torch.device` of all torch processors."""
         return torch_device()
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Returns a context in which torch and Paddle run in the order of the calls."""
+        return beside_paddle()
 
     def view(self, logits: Tensor) -> Any:
         """Returns a torch view of the logits."""
@@ -93,10 +108,21 @@ class TorchTensors(Tensors):
         return to_paddle(made, logits)
 
     def of(self, host: NDArray[Any]) -> Any:
-        """Returns a torch view of the array."""
+        """Returns a torch view of the array, or of its copy on the device."""
         import torch
 
-        return torch.from_numpy(host)
+        return torch.from_numpy(host) if current_platform().computes_on_host else on_device(host)
+
+    def update(self, tensor: Any, host: NDArray[Any], where: Where = None) -> None:
+        """Copies the part to a device with separate memory."""
+        if tensor.data_ptr() == host.ctypes.data:
+            return
+        if where is None:
+            tensor.copy_(self.of(host))
+        elif isinstance(where, tuple):
+            tensor[tuple(map(self.of, where))] = self.of(host[where])
+        else:
+            tensor[where] = self.of(host[where])
 
 
 class SlotArray:

@@ -1,20 +1,47 @@
-"""Conversion between Paddle and torch tensors, without a copy."""
+"""Conversion between Paddle and torch tensors, without a copy, and the place where torch computes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastdeploy_lp.logits_processor.vllm_v1 import WrongResultError
+from fastdeploy_lp.platforms import current_platform, to_device
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 
 def torch_device() -> Any:
-    """Returns the `torch.device` that torch processors get: the CPU."""
+    """Returns the `torch.device` of the logits, which torch processors get; raises RuntimeError if torch has none."""
     import torch
 
-    return torch.device("cpu")
+    return torch.device(current_platform().torch_device())
+
+
+def beside_paddle() -> AbstractContextManager[None]:
+    """Returns a context for calls of torch processors: torch's work and Paddle's run in the order of their calls."""
+    return current_platform().torch_stream()
+
+
+def on_device(host: NDArray[Any]) -> Any:
+    """Returns a torch copy of an array beside the logits, without a wait for the device."""
+    import torch
+
+    return torch.from_numpy(host.copy()) if current_platform().computes_on_host else to_torch(to_device(host))
+
+
+def token_row(token_ids: Sequence[int], like: Any) -> Any:
+    """Returns a torch tensor int64 [1, tokens] beside `like`, without a wait for its device."""
+    import torch
+
+    if like.is_cpu:
+        return torch.tensor([token_ids])
+    return to_torch(to_device(np.array([token_ids], np.int64)))
 
 
 def to_torch(tensor: Tensor) -> Any:

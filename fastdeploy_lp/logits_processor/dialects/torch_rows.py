@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from fastdeploy_lp.logits_processor.actions import ACTIONS, RequestActions, takes_actions
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import token_row
 from fastdeploy_lp.logits_processor.vllm_v1 import require_same_kind
 
 TorchRow = Callable[[Sequence[int], Sequence[int], Any, RequestActions], Any]
@@ -72,10 +73,8 @@ def on_row(style: CallStyle, call: Callable[..., Any]) -> TorchRow:
             return require_same_kind(call(list(output_ids), row, **verbs), row)
         if style is CallStyle.PROMPT_OUTPUT_ROW:
             return require_same_kind(call(list(prompt_ids), list(output_ids), row, **verbs), row)
-        import torch
-
         scores = row.unsqueeze(0)
-        input_ids = torch.tensor([[*prompt_ids, *output_ids]], device=row.device)
+        input_ids = token_row([*prompt_ids, *output_ids], row)
         return require_same_kind(call(input_ids, scores, **verbs), scores).squeeze(0)
 
     return process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from fastdeploy_lp.logits_processor import vllm_v1
 from fastdeploy_lp.logits_processor.base import LogitsProcessor
 from fastdeploy_lp.logits_processor.dialects.base import Dialect, require_methods
 from fastdeploy_lp.logits_processor.dialects.batch_tracker import OWN, BatchInterface, BatchTracker
-from fastdeploy_lp.logits_processor.dialects.torch_bridge import to_paddle, to_torch, torch_device
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import beside_paddle, to_paddle, to_torch, torch_device
 from fastdeploy_lp.logits_processor.dialects.vllm import CONSTRUCTOR, VllmV1Processor
 from fastdeploy_lp.logits_processor.vllm_config import VllmConfig, set_current_vllm_config
 
@@ -69,7 +69,7 @@ class TorchVllmDialect(Dialect):
 
     def build(self, found: Any, fd_config: FDConfig) -> LogitsProcessor:
         """Returns an instance that works on torch tensors; it gets updates of the classes of vLLM's module."""
-        with set_current_vllm_config(torch_config(fd_config)) as config:
+        with set_current_vllm_config(torch_config(fd_config)) as config, beside_paddle():
             processor = found(config, torch_device(), False)
         eos_token_ids = fd_config.model_config.eos_token_ids
         if _is_vllms_adapter(processor):
@@ -81,9 +81,15 @@ class TorchVllmDialect(Dialect):
 class TorchVllmProcessor(VllmV1Processor):
     """Native wrapper of a vLLM processor written for torch."""
 
+    def update_state(self, share_inputs: Mapping[str, Any]) -> None:
+        """Passes on the changes, None if there are none."""
+        with beside_paddle():
+            super().update_state(share_inputs)
+
     def apply(self, logits: Tensor) -> Tensor:
         """Runs the processor on a torch view of the logits; its result may be in place or out of place."""
-        return to_paddle(self._processor.apply(to_torch(logits)), logits)
+        with beside_paddle():
+            return to_paddle(self._processor.apply(to_torch(logits)), logits)
 
 
 def _is_vllms_adapter(processor: Any) -> bool:

@@ -81,7 +81,7 @@ class SlotKeyedProcessor(LogitsProcessor):
     def __init__(self, found: Any, config: VllmConfig, slots: RequestSlots, tensors: Tensors) -> None:
         self._slots = slots
         self._tensors = tensors
-        with set_current_vllm_config(config):
+        with set_current_vllm_config(config), tensors.calls():
             self._processor = found(config, slots.state)
         self._wanted = np.zeros(slots.state.max_num_reqs, bool)
         self._failed = np.zeros(slots.state.max_num_reqs, bool)
@@ -92,6 +92,13 @@ class SlotKeyedProcessor(LogitsProcessor):
 
     def update_state(self, share_inputs: Mapping[str, Any]) -> None:
         """Adds new requests and flushes staged writes; raises RowErrors for requests that could not be added."""
+        with self._tensors.calls():
+            failed = self._add_new(share_inputs)
+            self._processor.apply_staged_writes()
+        raise_row_errors(failed)
+
+    def _add_new(self, share_inputs: Mapping[str, Any]) -> dict[int, Exception]:
+        """Adds the new requests; returns by row the errors of those that could not be added."""
         failed: dict[int, Exception] = {}
         for slot in self._slots.follow(share_inputs):
             self._wanted[slot] = self._failed[slot] = False
@@ -100,8 +107,7 @@ class SlotKeyedProcessor(LogitsProcessor):
             except BaseException as error:  # noqa: BLE001 - an author's code may raise anything
                 self._failed[slot] = True
                 failed[int(np.searchsorted(self._slots.active, slot))] = contained(error)
-        self._processor.apply_staged_writes()
-        raise_row_errors(failed)
+        return failed
 
     def _add(self, slot: int, share_inputs: Mapping[str, Any]) -> bool:
         wanted = self._processor.add_request(slot, self._slots.params_of(slot, share_inputs))
@@ -111,6 +117,10 @@ class SlotKeyedProcessor(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         """Returns the processor's result; calls it only if a request of this step wants it."""
+        with self._tensors.calls():
+            return self._apply(logits)
+
+    def _apply(self, logits: Tensor) -> Tensor:
         active = self._slots.active
         rows = np.flatnonzero(~self._failed[active])
         if not self._wanted[active[rows]].any():

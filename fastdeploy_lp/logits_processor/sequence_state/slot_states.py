@@ -36,9 +36,20 @@ class SlotStates(Generic[State]):
     the tokens alone, `remember` keeps that many states of requests that left.
     """
 
-    def __init__(self, build: Callable[[SlotRequest], State | None], *, remember: int = 0) -> None:
-        """`build` returns None for a request that the processor leaves alone."""
+    def __init__(
+        self,
+        build: Callable[[SlotRequest], State | None],
+        *,
+        remember: int = 0,
+        rewound: Callable[[State, SlotRequest], State | None] | None = None,
+    ) -> None:
+        """`build` returns None for a request that the processor leaves alone.
+
+        rewound: returns the state of a request whose last tokens were taken back from its state before; `build` alone
+        by default.
+        """
         self._build = build
+        self._rewound = rewound
         self._remember = remember
         self._held: dict[int, _Held[State]] = {}
         # By the id of the request's output list, which is kept alive here.
@@ -80,19 +91,30 @@ class SlotStates(Generic[State]):
 
     def _read(self, share_inputs: Mapping[str, Any], slots: Iterable[int]) -> None:
         args, outputs = share_inputs["logits_processors_args"], share_inputs["output_token_ids"]
+        prompts = share_inputs["prompt_token_ids"]
         # Both are new objects for every request and kept alive here, so their identity distinguishes requests.
         stay = {
             slot: held
             for slot, held in self._held.items()
             if held.request.args is args[slot] and held.request.output is outputs[slot]
         }
-        self._forget([held for slot, held in self._held.items() if slot not in stay])
-        self._held = stay | {slot: self._enter(slot, share_inputs) for slot in slots if slot not in stay}
+        left = {slot: held for slot, held in self._held.items() if slot not in stay}
+        # Unlike a request that returns after a preemption, one that was rewound has another output.
+        rewound = {
+            slot: held
+            for slot, held in left.items()
+            if held.request.prompt is prompts[slot] and held.request.output is not outputs[slot]
+        }
+        self._forget([held for slot, held in left.items() if slot not in rewound])
+        entered = {slot: self._enter(slot, share_inputs, rewound.get(slot)) for slot in slots if slot not in stay}
+        self._held = stay | rewound | entered
 
-    def _enter(self, slot: int, share_inputs: Mapping[str, Any]) -> _Held[State]:
+    def _enter(self, slot: int, share_inputs: Mapping[str, Any], rewound: _Held[State] | None) -> _Held[State]:
         args, output = share_inputs["logits_processors_args"][slot], share_inputs["output_token_ids"][slot]
         prompt, params = share_inputs["prompt_token_ids"][slot], share_inputs["sampling_params"][slot]
         request = SlotRequest(args, prompt, output, params)
+        if rewound is not None and rewound.state is not None and self._rewound is not None:
+            return _Held(request, self._rewound(rewound.state, request))
         before = self._left.pop(id(output), None)
         if before is not None and before.request.args == args:
             return _Held(request, before.state)

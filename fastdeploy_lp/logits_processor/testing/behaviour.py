@@ -134,6 +134,30 @@ def preemption(subject: Subject) -> None:
             )
 
 
+def rewind(subject: Subject) -> None:
+    """Checks that a request gets the same rows after its last tokens were taken back; raises Advice otherwise.
+
+    It leaves its slot and enters it at once, beside other requests too. Only servers with a processor that takes tokens
+    back do this.
+    """
+    rows: Rows = {}
+    for script in subject.using:
+        for count in (1, HALF):
+            stage = subject.stage()
+            slot = stage.enter(script, 1)
+            for _ in range(2):
+                stage.run(HALF - len(stage.harness.requests[slot].output))
+                stage.harness.rewind(slot, count)
+            stage.run(LENGTH)
+            rows |= stage.rows
+    crowd = _Churn(subject)
+    rows |= crowd.rows(rewinds=0.2)
+    found = next(differences(subject.alone | crowd.expected, rows), None)
+    if found is not None:
+        problem = "gives another row after its last tokens were taken back: build state from the request's tokens"
+        raise Advice(f"{problem}, for every new req_id or list of tokens ({found})")
+
+
 def recovery(subject: Subject) -> None:
     """Checks that a new instance, built after a failure, returns the same rows; raises Advice otherwise.
 
@@ -170,29 +194,46 @@ def every_token(subject: Subject) -> None:
 
 def churn(subject: Subject) -> None:
     """Checks the rows of requests that enter, are held, preempted and aborted, and end at random."""
-    source = random.Random(subject.seed)
-    every = [script.args for script in subject.scripts]
-    scripts = [
-        subject.script(f"churn-{index}", source.choice(every), length=source.randint(1, LENGTH))
-        for index in range(CHURN_REQUESTS)
-    ]
-    expected = subject.rows_alone(scripts)
-    stage, waiting = subject.stage(), [(script, list[int]()) for script in scripts]
-    while waiting or stage.harness.requests:
-        free = SLOTS - len(stage.harness.requests)
-        for _ in range(min(source.choice((0, 1, 1, 3)), free, len(waiting))):
-            script, output = waiting.pop(0)
-            stage.enter(script, output=output, held=source.random() < 0.3)
-        for slot in list(stage.harness.requests):
-            stage.harness.release(slot) if source.random() < 0.6 else None
-        if stage.harness.active and source.random() < 0.3:
-            slot = source.choice(stage.harness.active)
-            name = stage.harness.requests[slot].request_id
-            output = stage.leave(slot)
-            if source.random() < 0.7:
-                waiting.insert(0, (next(each for each in scripts if each.request_id == name), output))
-        stage.run(1)
-    require_same(expected, stage.rows, "gives another row while requests come and go")
+    crowd = _Churn(subject)
+    require_same(crowd.expected, crowd.rows(), "gives another row while requests come and go")
+
+
+class _Churn:
+    """Requests that enter, are held, preempted and aborted, and end at random. `expected`: their rows alone."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._source = random.Random(subject.seed)
+        every = [script.args for script in subject.scripts]
+        self._scripts = [
+            subject.script(f"churn-{index}", self._source.choice(every), length=self._source.randint(1, LENGTH))
+            for index in range(CHURN_REQUESTS)
+        ]
+        self.expected = subject.rows_alone(self._scripts)
+
+    def rows(self, rewinds: float = 0.0) -> Rows:
+        """Runs them; `rewinds`: the probability that a step is followed by a rewind."""
+        source, stage = self._source, self._subject.stage()
+        harness, waiting = stage.harness, [(script, list[int]()) for script in self._scripts]
+        while waiting or harness.requests:
+            free = SLOTS - len(harness.requests)
+            for _ in range(min(source.choice((0, 1, 1, 3)), free, len(waiting))):
+                script, output = waiting.pop(0)
+                stage.enter(script, output=output, held=source.random() < 0.3)
+            for slot in list(harness.requests):
+                harness.release(slot) if source.random() < 0.6 else None
+            if harness.active and source.random() < 0.3:
+                slot = source.choice(harness.active)
+                name = harness.requests[slot].request_id
+                output = stage.leave(slot)
+                if source.random() < 0.7:
+                    waiting.insert(0, (next(each for each in self._scripts if each.request_id == name), output))
+            stage.run(1)
+            rewindable = [slot for slot in harness.active if harness.requests[slot].output]
+            if rewindable and source.random() < rewinds:
+                slot = source.choice(rewindable)
+                harness.rewind(slot, source.randint(1, len(harness.requests[slot].output)))
+        return stage.rows
 
 
 def actions(subject: Subject) -> None:
@@ -225,7 +266,8 @@ def _printed(acts: SlotActions | None) -> str:
     if acts is None:
         return "nothing"
     ends = [] if acts.finish is None else [f"finish {acts.finish['reason']!r}"]
-    return ", ".join([*(f"emit {value.decode()}" for _, value in acts.values), *ends])
+    back = [] if acts.rewind is None else [f"rewind {acts.rewind.count}, ban {sorted(acts.rewind.ban)}"]
+    return ", ".join([*(f"emit {value.decode()}" for _, value in acts.values), *ends, *back])
 
 
 def _bystander(stage: Stage, subject: Subject, slot: int) -> None:

@@ -77,6 +77,7 @@ CHECKS = (
         "gives the same rows while requests come and go",
         (*_SAME, *_SINGLE, "row-isolation", "chunked-prefill"),
     ),
+    Check("rewind", behaviour.rewind, "goes on after tokens were taken back", (*_SAME, "preemption", "churn")),
     Check("actions", behaviour.actions, "acts on each request by itself", _SAME),
     Check("finished-requests", tensors.finished_requests, "keeps nothing of requests that have ended", _SOUND),
     Check("argmax-invariance", claims.argmax_invariance, "is_argmax_invariant() is true to what it does", _SOUND),

@@ -84,7 +84,7 @@ def share_inputs(subject: Subject) -> None:
     harness = stage.harness
     for _ in range(LENGTH // 2):
         harness.slots.set_active(harness.active)
-        harness.entry.view.bind(harness.slots, harness.slots["stop_flags"])
+        harness.entry.view.bind(harness.slots, harness.stop_flags)
         before = {name: _copy(value) for name, value in harness.entry.view.items()}
         for phase in ("update_state", "apply"):
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.arguments.request import RequestArgsValidator
 from fastdeploy_lp.logits_processor.chain.entry import ChainEntry
-from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
+from fastdeploy_lp.logits_processor.chain.recorded_actions import ActionTotals, SlotActions
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
 from fastdeploy_lp.logits_processor.errors import contained
 from fastdeploy_lp.logits_processor.processor_args import ReadOnlyList
 from fastdeploy_lp.logits_processor.selection import Selection
+from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.logits_processor.share_inputs import ShareInputs
+from fastdeploy_lp.logits_processor.stages import DRAW, FILTERED, LOGITS
 from fastdeploy_lp.logits_processor.testing.loading import Processor, load, phrase_encoder, standalone_fd_config
 from fastdeploy_lp.logits_processor.vllm_v1 import RowErrors
 from fastdeploy_lp.request.sampling_params import SamplingParams
@@ -38,6 +40,12 @@ class Occupant:
     output: list[int]
     selection: Selection = field(default_factory=Selection)
     params: SamplingParams = field(default_factory=SamplingParams)
+    dropped_draws: int = 0
+
+    @property
+    def entry_id(self) -> str:
+        """See `SlotSequence`."""
+        return self.request_id if not self.dropped_draws else f"{self.request_id}~{self.dropped_draws}"
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -71,7 +79,7 @@ PROMPT = (5, 6, 7)
 
 
 class StepError(Exception):
-    """The processor raised `cause` in `phase`: "update_state", "apply" or "forced_tokens"; or "an action" failed."""
+    """The processor raised `cause` in `phase`, a method such as "update_state" or "draw"; or "an action" failed."""
 
     def __init__(self, phase: str, cause: Exception) -> None:
         super().__init__(f"{phase} raises {type(cause).__name__}: {cause}")
@@ -86,7 +94,7 @@ class ProcessorHarness:
     without a real model, with 1024 tokens and 8 slots. seed: seed of random logits, besides request and position.
 
     `actions` has the processor's actions in the last step, by request id. They change nothing here: a request that the
-    processor finishes stays until `leave`.
+    processor finishes stays until `leave`, and one that it rewinds goes on with the step's token until `rewind`.
 
     Raises LogitsProcessorSpecError for an object that is no processor, RuntimeError if its constructor fails.
     """
@@ -97,7 +105,8 @@ class ProcessorHarness:
         declared = processor if isinstance(processor, DeclaredProcessor) else load(processor)
         self.fd_config = fd_config or standalone_fd_config()
         self.vocab_size = self.fd_config.model_config.vocab_size
-        self.entry = ChainEntry(declared, self.fd_config, ProcessorStats(declared.name))
+        self._totals: dict[int, ActionTotals] = {}
+        self.entry = ChainEntry(declared, self.fd_config, ProcessorStats(declared.name), totals=self._totals)
         num_slots = self.fd_config.scheduler_config.max_num_seqs
         self.slots = Slots(num_slots, self.fd_config.model_config.max_model_len)
         self.requests: dict[int, Occupant] = {}
@@ -163,6 +172,17 @@ class ProcessorHarness:
         self.entry.leave(slot)
         return self.requests.pop(slot)
 
+    def rewind(self, slot: int, count: int) -> None:
+        """Takes back the request's last `count` output tokens, as a server does: it leaves and enters its slot."""
+        occupant = self.requests[slot]
+        kept = ReadOnlyList(occupant.output[: len(occupant.output) - count])
+        dropped = occupant.dropped_draws + count + 1
+        self.slots.clear(slot)
+        self.entry.leave(slot)
+        self.requests[slot] = replace(occupant, output=kept, dropped_draws=dropped)
+        self.slots.assign(self.requests[slot])
+        self.entry.enter(slot, occupant.selection, again=True)
+
     def hold(self, slot: int) -> None:
         """Leaves the request without a row until `release`."""
         self._held.add(slot)
@@ -195,6 +215,7 @@ class ProcessorHarness:
         self.update()
         for _ in range(applications):
             after = self.apply(self.tensor(before)).numpy()
+        self._require_choices(after)
         self.actions = self._taken()
         rows = {self.requests[slot].request_id: row for slot, row in zip(self.active, after, strict=True)}
         for slot in self.active:
@@ -206,16 +227,65 @@ class ProcessorHarness:
     def update(self) -> None:
         """Runs the first half of a step: the processor reads the slots."""
         self.count.steps += 1
+        self._totals.clear()
+        # No token is sent to a client.
+        self._totals |= {slot: ActionTotals(rewindable=len(each.output)) for slot, each in self.requests.items()}
         self.slots.set_active(self.active)
         if self.entry.needs_update:
-            self._run("update_state", self.entry.update_state, self.slots, self.slots["stop_flags"])
+            self._run("update_state", self.entry.update_state, self.slots, self.stop_flags)
+
+    @property
+    def stop_flags(self) -> NDArray[np.bool_]:
+        """Stop flags [S, 1] of this step as the processor sees them."""
+        flags: NDArray[np.bool_] = np.ones_like(self.slots["stop_flags"])
+        flags[self.seen] = False
+        return flags
+
+    @property
+    def seen(self) -> list[int]:
+        """Slots whose rows the processor sees, ascending: after the filters, its own with a temperature above 0."""
+        if self.entry.stage == LOGITS:
+            return self.active
+        sampled = (slot for slot in self.active if self.requests[slot].params.temperature > 0)
+        return [slot for slot in sampled if self.entry.works_on(slot)]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Runs the second half; returns the logits [rows, vocab_size] after the processor."""
-        if not self.entry.has_work:
+        """Runs the second half; returns the logits [rows, vocab_size] after the processor.
+
+        A row whose token it draws becomes 0 for this token and -inf for others, NaN if it cannot be drawn.
+        """
+        if not self.entry.has_work or not self.seen:
             return logits
+        if self.entry.stage == LOGITS:
+            return self._applied(logits)
+        import paddle
+
+        rows = paddle.to_tensor(np.searchsorted(self.active, self.seen))
+        part = paddle.gather(logits, rows)
+        part = self._applied(part) if self.entry.stage == FILTERED else self._drawn(part)
+        return logits.index_put_((rows,), part)
+
+    def _applied(self, logits: Tensor) -> Tensor:
         result: Tensor = self._run("apply", self.entry.apply, logits)
         return result
+
+    def _drawn(self, logits: Tensor) -> Tensor:
+        import paddle
+
+        held = [self.requests[slot] for slot in self.seen]
+        seeds = np.array([each.params.seed or 0 for each in held], np.uint64)
+        places = np.array([len(each.prompt) + len(each.output) for each in held], np.uint64)
+        tokens: Tensor = self._run("draw", self.entry.draw, logits, seeded_uniform(seeds, places))
+        chosen = paddle.arange(self.vocab_size).unsqueeze(0) == tokens.unsqueeze(1)
+        legal = chosen & (logits > -np.inf)
+        impossible = ~legal.any(axis=1, keepdim=True)
+        values = paddle.where(legal, paddle.zeros_like(logits), paddle.full_like(logits, -np.inf))
+        return paddle.where(impossible, paddle.full_like(logits, np.nan), values)
+
+    def _require_choices(self, after: NDArray[np.float32]) -> None:
+        """Raises StepError for a row whose token cannot be drawn."""
+        if self.entry.stage == DRAW and np.isnan(after[np.searchsorted(self.active, self.seen)]).any():
+            raise StepError("draw", ValueError("the token is out of the vocabulary, or its logit is -inf"))
 
     def forced_tokens(self, slot: int, count: int) -> list[int]:
         """Returns up to `count` tokens that the processor will force in a slot after its output; asked between steps.

@@ -13,6 +13,7 @@ import numpy as np
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.chain.recorded_actions import SlotActions
 from fastdeploy_lp.logits_processor.declared import DeclaredProcessor
+from fastdeploy_lp.logits_processor.stages import LOGITS
 from fastdeploy_lp.logits_processor.testing.arguments import integers_in
 from fastdeploy_lp.logits_processor.testing.harness import ProcessorHarness, Row, StepCount
 from fastdeploy_lp.logits_processor.testing.loading import resized
@@ -149,7 +150,8 @@ class Subject:
         named = [each for each in integers_in(args or {}) if 0 <= each < self.vocab_size]
         pool = [*named, *(source.randrange(self.vocab_size) for _ in range(3))]
         drawn = [source.choice(pool) for _ in range(length + 8)]
-        sampled = source.random() < 0.5
+        # Processors after the filters see no request that takes the most likely token.
+        sampled = source.random() < 0.5 or self.declared.stage != LOGITS
         params = SamplingParams(temperature=0.8 if sampled else 0.0, seed=source.randrange(2**32))
         return Script(request_id, args, tuple(drawn[: source.randint(1, 8)]), tuple(drawn[8:]), params)
 

@@ -1,4 +1,4 @@
-"""vLLM's buffers of slot-keyed state, on torch's CPU memory, where a copy to the device is a copy in memory."""
+"""vLLM's buffers of slot-keyed state: host arrays with copies beside the logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from fastdeploy_lp.logits_processor.dialects.torch_bridge import on_device
 
 
 class UvaBackedTensor:
@@ -15,11 +17,11 @@ class UvaBackedTensor:
         self.dtype = dtype
         self.cpu = torch.zeros(size, dtype=dtype)
         self.np = self.cpu.numpy()
-        self.gpu = self.cpu.clone()
+        self.gpu = on_device(self.np)
 
     def copy_to_uva(self, n: int | None = None) -> torch.Tensor:
         """Sets `gpu` to a copy of the first `n` rows, of all by default, and returns it."""
-        self.gpu = self.cpu[:n].clone()
+        self.gpu = on_device(self.np[:n])
         return self.gpu
 
 
@@ -57,7 +59,7 @@ class StagedWriteTensor:
         """Makes the collected writes in their order."""
         flat = self.gpu.view(-1)
         for begin, values in self._staged:
-            flat[begin : begin + len(values)] = torch.tensor(values, dtype=self.dtype)
+            flat[begin : begin + len(values)] = on_device(torch.tensor(values, dtype=self.dtype).numpy())
         self.clear_staged_writes()
 
     def clear_staged_writes(self) -> None:

@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.model_executor.decoder_weights import FloatArray, LinearWeights, Matrix, floats
 from fastdeploy_lp.model_executor.layers.linear import LinearLayer, linear
-from fastdeploy_lp.model_executor.layers.quantization import rounded_weight
+from fastdeploy_lp.model_executor.layers.quantization import ACTIVATION_DIGITS, rounded_activations, rounded_weight
 from fastdeploy_lp.model_executor.loader.split import Section, part_size
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
 from fastdeploy_lp.platforms import current_platform
@@ -26,10 +26,21 @@ class Embedding:
     def __init__(self, weight: FloatArray, precision: str | None) -> None:
         platform = current_platform()
         rounded = weight if platform.weight_only_int8 else rounded_weight(weight, precision)
-        self._weight = paddle.to_tensor(rounded, dtype=platform.model_dtype)
+        self.weight = paddle.to_tensor(rounded, dtype=platform.model_dtype)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        return paddle.gather(self._weight, token_ids)
+        return paddle.gather(self.weight, token_ids)
+
+
+class TiedHead:
+    """x [tokens, hidden_size] → [tokens, vocab_size]: the product with an embedding, in the embedding's own memory."""
+
+    def __init__(self, embedding: Embedding, precision: str | None) -> None:
+        self.weight = embedding.weight
+        self._precision = precision
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return paddle.matmul(rounded_activations(x, self._precision), self.weight, transpose_y=True)
 
 
 EmbeddingLayer = Callable[[Tensor], Tensor]
@@ -41,22 +52,30 @@ def row_parallel(weights: LinearWeights, precision: str | None, communicator: Co
     return part if communicator.size == 1 else _RowParallel(part, communicator)
 
 
-def vocab_embedding(
-    weight: Matrix, precision: str | None, vocab_size: int, communicator: Communicator
-) -> EmbeddingLayer:
-    """The embedding of tokens that are divided among the ranks; `weight` [tokens of this rank, hidden_size]."""
+def vocab_layers(
+    embedding: Matrix, lm_head: LinearWeights | None, precision: str | None, vocab_size: int, communicator: Communicator
+) -> tuple[EmbeddingLayer, LinearLayer]:
+    """The embedding and the language-model head of tokens that are divided among the ranks.
+
+    embedding: [tokens of this rank, hidden_size]. lm_head: None for a head with the embedding's weight. Rank 0 alone
+    has the whole logits.
+    """
     # A rank that has none of a small vocabulary looks its zeros up as well.
-    held = floats(weight) if len(weight) else np.zeros((1, weight.shape[1]), np.float32)
+    held = floats(embedding) if len(embedding) else np.zeros((1, embedding.shape[1]), np.float32)
     part = Embedding(held, precision)
-    return part if communicator.size == 1 else _VocabEmbedding(part, vocab_size, communicator)
+    if lm_head is None and len(embedding) and _shares_weights(precision):
+        head: LinearLayer = TiedHead(part, precision)
+    else:
+        head = linear(lm_head or LinearWeights(embedding), precision)
+    if communicator.size == 1:
+        return part, head
+    return _VocabEmbedding(part, vocab_size, communicator), _VocabHead(head, vocab_size, communicator)
 
 
-def vocab_head(
-    weights: LinearWeights, precision: str | None, vocab_size: int, communicator: Communicator
-) -> LinearLayer:
-    """The language-model head of tokens that are divided among the ranks; rank 0 alone has the whole logits."""
-    part = linear(weights, precision)
-    return part if communicator.size == 1 else _VocabHead(part, vocab_size, communicator)
+def _shares_weights(precision: str | None) -> bool:
+    """Returns True if one tensor serves look-ups and products; on the CPU products are faster with their own layout."""
+    platform = current_platform()
+    return not (platform.computes_on_host or (ACTIVATION_DIGITS[precision] and platform.weight_only_int8))
 
 
 class _RowParallel:

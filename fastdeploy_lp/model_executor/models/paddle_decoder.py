@@ -10,7 +10,7 @@ from paddle import Tensor
 
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.model_executor.decode_graphs import Capture, DecodeGraphs, bucket_sizes
-from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights, LinearWeights
+from fastdeploy_lp.model_executor.decoder_weights import DecoderWeights, LayerWeights
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.forward_batch import SequenceChunk
 from fastdeploy_lp.model_executor.layers.attention import (
@@ -21,7 +21,7 @@ from fastdeploy_lp.model_executor.layers.attention import (
 )
 from fastdeploy_lp.model_executor.layers.linear import linear, merged
 from fastdeploy_lp.model_executor.layers.norm import RMSNorm
-from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_embedding, vocab_head
+from fastdeploy_lp.model_executor.layers.parallel import row_parallel, vocab_layers
 from fastdeploy_lp.model_executor.layers.quantization import precision_of
 from fastdeploy_lp.model_executor.layers.rotary import RotaryTables
 from fastdeploy_lp.model_executor.parallel.communicator import SINGLE_RANK, Communicator
@@ -46,20 +46,23 @@ class PaddleDecoder:
     ) -> None:
         precision = precision_of(fd_config)
         self._attention = attention or attention_backend(fd_config, dims, tables)
-        self._embedding = vocab_embedding(weights.embedding, precision, dims.vocab_size, communicator)
+        self._embedding, self._lm_head = vocab_layers(
+            weights.embedding, weights.lm_head, precision, dims.vocab_size, communicator
+        )
         self._layers = [
             _Layer(each, dims, self._attention.layer(each), precision, communicator) for each in weights.layers
         ]
         self._norm = RMSNorm(weights.norm, dims.rms_norm_eps)
-        head = weights.lm_head or LinearWeights(weights.embedding)
-        self._lm_head = vocab_head(head, precision, dims.vocab_size, communicator)
         self._decode_graphs: DecodeGraphs | None = None
+        self._records = fd_config.device_config.cuda_graphs
 
     def record_decode(self, max_num_seqs: int, capture: Capture | None = None) -> None:
-        """Record passes of up to `max_num_seqs` sequences that generate, where the device can repeat recorded work.
+        """Record passes of up to `max_num_seqs` sequences that generate, if device and configuration allow it.
 
         To be called once, before the first pass; `capture` is the platform's unless it is given.
         """
+        if not self._records:
+            return
         capture = capture or current_platform().capture
         sizes = bucket_sizes(max_num_seqs)
         self._decode_graphs = DecodeGraphs.record(sizes, self._attention, self._compute, capture)

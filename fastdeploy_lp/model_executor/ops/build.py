@@ -45,27 +45,29 @@ def library_name() -> str:
     return f"ops-{digest.hexdigest()[:16]}.so"
 
 
+def compiler() -> list[str]:
+    """Returns the command that `CXX` names, which may have arguments ("ccache g++"), else the first compiler on PATH.
+
+    Raises BuildError if there is none.
+    """
+    given = shlex.split(os.environ.get("CXX", ""))
+    names = given[:1] or ["g++", "c++", "clang++"]
+    for name in names:
+        if found := shutil.which(name):
+            return [found, *given[1:]]
+    raise BuildError(f"no C++ compiler ({', '.join(names)}) on PATH")
+
+
 def compile_library(directory: Path) -> Path:
     """Compile into `directory`, where the library appears whole or not at all; returns its path.
 
     Raises BuildError when there is no compiler, it fails, or `directory` cannot be written.
     """
-    compiler = _compiler()
     target = directory / library_name()
     partial = directory / f".{target.stem}.{secrets.token_hex(4)}.partial"
-    sources = [str(path) for path in sorted(SOURCE_DIRECTORY.rglob("*.cpp"))]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [*compiler, *FLAGS, "-I", str(SOURCE_DIRECTORY), "-o", str(partial), *sources],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise BuildError(
-                f"{shlex.join(compiler)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
-            )
+        compile_files(sorted(SOURCE_DIRECTORY.rglob("*.cpp")), partial)
         # Regardless of the caller's umask: no other user may change a file that many processes load.
         partial.chmod(0o755)
         partial.rename(target)
@@ -78,14 +80,17 @@ def compile_library(directory: Path) -> Path:
     return target
 
 
-def _compiler() -> list[str]:
-    """The command that `CXX` names, which may have arguments ("ccache g++"), else the first compiler on PATH."""
-    given = shlex.split(os.environ.get("CXX", ""))
-    names = given[:1] or ["g++", "c++", "clang++"]
-    for name in names:
-        if found := shutil.which(name):
-            return [found, *given[1:]]
-    raise BuildError(f"no C++ compiler ({', '.join(names)}) on PATH")
+def compile_files(sources: list[Path], library: Path) -> None:
+    """Compiles some of the sources to a library; raises BuildError without a compiler or if it fails."""
+    command = compiler()
+    done = subprocess.run(
+        [*command, *FLAGS, "-I", str(SOURCE_DIRECTORY), "-o", str(library), *map(str, sources)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
 
 
 def _cpu_features() -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy_lp.model_executor.ops.library import compiled_ops
@@ -22,31 +20,12 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     Penalties,
     RowDistributions,
     RowLogprobs,
-    RowOps,
     TokenLists,
 )
+from fastdeploy_lp.model_executor.ops.row_signatures import addresses, declare_row_functions
 from fastdeploy_lp.model_executor.ops.structs import AdditionsStruct
 
 _FLOAT32 = paddle.float32
-_POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
-# Arguments of the functions of csrc/rows/row_*.cpp.
-_DRAW_ARGUMENTS = [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 4]
-SIGNATURES = {
-    "fdlp_draw_rows": [*_DRAW_ARGUMENTS, _POINTER, _POINTER],
-    "fdlp_filter_rows": [*_DRAW_ARGUMENTS, _POINTER],
-    "fdlp_row_logprobs": [
-        *[_POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER, ctypes.c_int],
-        *[_POINTER] * 3,
-    ],
-    "fdlp_compare_rows": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
-    "fdlp_penalize": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 7],
-    "fdlp_ban": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
-    "fdlp_allow_only": [_POINTER, _INTEGER, _INTEGER, *[_POINTER] * 3],
-    "fdlp_mask": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER],
-    "fdlp_cut_rows": [_POINTER, _INTEGER, ctypes.c_int, _INTEGER, _POINTER, _POINTER],
-    "fdlp_add": [_POINTER, _POINTER],
-    "fdlp_add_scaled": [_POINTER, _INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
-}
 
 
 class CompiledRowOps(PaddleRowOps):
@@ -60,13 +39,17 @@ class CompiledRowOps(PaddleRowOps):
         self._library = library
         self._addresses: LastOperands[int] = LastOperands(addresses)
         self._additions = _LastAdditions()
-        for name, arguments in SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
+        declare_row_functions(library)
+
+    @classmethod
+    def open(cls) -> CompiledRowOps | None:
+        """Returns them with this process's library; None where there is none."""
+        library = compiled_ops()
+        return None if library is None else cls(library)
 
     def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:  # noqa: ARG002 - always on
         """As the interface says; the guard costs nothing and is always on."""
-        logits = _plain(logits)
+        logits = plain(logits)
         rows, size = logits.shape
         tokens = paddle.empty([rows], "int64")
         arguments = _draw_arguments(draws)
@@ -77,7 +60,7 @@ class CompiledRowOps(PaddleRowOps):
 
     def filtered(self, logits: Tensor, draws: Draws) -> Tensor:
         """As the interface says."""
-        logits = _plain(logits)
+        logits = plain(logits)
         rows, size = logits.shape
         result = paddle.empty_like(logits)
         self._library.fdlp_filter_rows(logits.data_ptr(), rows, size, *_draw_arguments(draws), result.data_ptr())
@@ -85,7 +68,7 @@ class CompiledRowOps(PaddleRowOps):
 
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
         """As the interface says; of equal tokens the first ones are listed."""
-        logits = _plain(logits)
+        logits = plain(logits)
         rows, size = logits.shape
         count = min(count, size)
         values = paddle.empty([rows, count + 1], "float32")
@@ -99,7 +82,7 @@ class CompiledRowOps(PaddleRowOps):
 
     def copy_rows(self, logits: Tensor, rows: Int64s, into: Tensor, at: int) -> None:
         """As the interface says."""
-        logits = _plain(logits)
+        logits = plain(logits)
         size = logits.shape[-1] * logits.element_size()
         source, target = logits.data_ptr(), into.data_ptr() + at * size
         for place, row in enumerate(rows.tolist()):
@@ -107,7 +90,7 @@ class CompiledRowOps(PaddleRowOps):
 
     def compare(self, logits: Tensor, before: Int64s) -> RowDistributions:
         """As the interface says."""
-        logits = _plain(logits)
+        logits = plain(logits)
         rows, size = logits.shape
         scratch = paddle.empty([rows, size], "float32")
         inverses, log_sums, entropies, moved = (paddle.empty([rows], "float64") for _ in range(4))
@@ -202,12 +185,8 @@ def is_plain(logits: Tensor) -> bool:
     return bool((dtype is _FLOAT32 or dtype == _FLOAT32) and logits.is_contiguous())
 
 
-def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
-    """Returns the addresses of C-contiguous arrays, which must exist until the call returns."""
-    return tuple(array.ctypes.data for array in arrays)
-
-
-def _plain(logits: Tensor) -> Tensor:
+def plain(logits: Tensor) -> Tensor:
+    """Returns the logits as the operators on rows take them, converted if necessary."""
     return logits if is_plain(logits) else logits.astype("float32").contiguous()
 
 
@@ -217,9 +196,3 @@ def _draw_arguments(draws: Draws) -> tuple[int, ...]:
 
 def _list_arguments(lists: TokenLists) -> tuple[int, ...]:
     return (len(lists.rows), *addresses(lists.rows, lists.offsets, lists.tokens))
-
-
-def row_ops() -> RowOps:
-    """The fastest implementation for the platform that serves."""
-    library = compiled_ops()
-    return PaddleRowOps() if library is None else CompiledRowOps(library)

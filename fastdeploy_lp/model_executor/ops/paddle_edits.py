@@ -20,10 +20,12 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowEdits,
     TokenLists,
 )
-from fastdeploy_lp.platforms import to_device, writable_view
+from fastdeploy_lp.platforms import to_device, writable_view, write_rows
 
 # The weight of the most likely token; csrc/rows/row_weights.h says why weights are whole numbers.
 ONE = 2.0**32
+# A row's maximum below this is none: a GPU's `max` begins with the lowest float, and finds that in a row of -inf.
+NO_LOGIT = -3e38
 # A logit so far below the greatest one weighs nothing, and unlike -inf its product with nothing is nothing.
 LOWEST = -700.0
 # A word with one bit set, for each of its bits.
@@ -93,7 +95,7 @@ class PaddleRowEdits(RowEdits):
             host[lists.row_of_token, lists.tokens] = kept
             return
         values = _gathered(logits, lists.row_of_token, lists.tokens)
-        logits.index_put_((to_device(lists.rows),), _no_tokens(logits, len(lists.rows)))
+        write_rows(logits, to_device(lists.rows), _no_tokens(logits, len(lists.rows)))
         logits.index_put_((to_device(lists.row_of_token), to_device(lists.tokens)), values)
 
     def mask(self, logits: Tensor, rows: Int64s, bits: Bits) -> None:
@@ -102,7 +104,7 @@ class PaddleRowEdits(RowEdits):
         part = paddle.gather(logits, at)
         allowed = paddle.bitwise_and(to_device(bits).unsqueeze(-1), to_device(EACH_BIT)) != 0
         allowed = allowed.reshape([len(rows), -1])[:, : logits.shape[-1]]
-        logits.index_put_((at,), paddle.where(allowed, part, paddle.full_like(part, -np.inf)))
+        write_rows(logits, at, paddle.where(allowed, part, paddle.full_like(part, -np.inf)))
 
     def force(self, logits: Tensor, rows: Int64s, tokens: Int64s) -> None:
         """As the interface says."""
@@ -112,7 +114,7 @@ class PaddleRowEdits(RowEdits):
             host[rows, tokens] = 0.0
             return
         where, chosen = self._tensors.of(rows, tokens)
-        logits.index_put_((where,), _no_tokens(logits, len(rows)))
+        write_rows(logits, where, _no_tokens(logits, len(rows)))
         logits.index_put_((where, chosen), paddle.zeros([len(rows)], logits.dtype))
 
     def add(self, logits: Tensor, rows: Int64s, tokens: Int64s, values: Floats | Tensor) -> None:
@@ -148,8 +150,30 @@ class PaddleRowEdits(RowEdits):
         wide = part.astype("float64")
         highest = wide.max(axis=-1, keepdim=True)
         value = to_device(values.astype(np.float64)).unsqueeze(1)
-        banned = _banned(cut, wide, highest, value) & paddle.isfinite(highest)
-        logits.index_put_((where,), paddle.where(banned, paddle.full_like(part, -np.inf), part))
+        banned = _banned(cut, wide, highest, value) & can_be_drawn_from(highest)
+        write_rows(logits, where, paddle.where(banned, paddle.full_like(part, -np.inf), part))
+
+
+def can_be_drawn_from(highest: Tensor) -> Tensor:
+    """Returns True for the greatest logit of a row without NaN and +inf that has a finite logit; bool."""
+    return paddle.isfinite(highest) & (highest > NO_LOGIT)
+
+
+def cumsum(rows: Tensor) -> Tensor:
+    """Returns the cumulated sums of each of rows [n, *].
+
+    A GPU sums a single row by a library that allocates memory, for which the host waits.
+    """
+    if rows.shape[0] != 1:
+        return paddle.cumsum(rows, axis=-1)
+    return paddle.cumsum(paddle.concat([rows, rows]), axis=-1)[:1]
+
+
+def argsort(rows: Tensor) -> Tensor:
+    """Returns the ascending order of each of rows [n, *], int64; the host waits for a single row as in `cumsum`."""
+    if rows.shape[0] != 1:
+        return paddle.argsort(rows, axis=-1)
+    return paddle.argsort(paddle.concat([rows, rows]), axis=-1)[:1]
 
 
 def _gathered(logits: Tensor, rows: Int64s, tokens: Int64s) -> Tensor:
@@ -226,8 +250,8 @@ def _above_last(logits: Tensor, highest: Tensor, bound: Tensor) -> Tensor:
 def _untypical(logits: Tensor, highest: Tensor, share: Tensor) -> Tensor:
     weights = _weights(logits, highest)
     distance = ((logits - highest) - _mean(logits, highest)).abs().astype("float32")
-    order = paddle.argsort(distance, axis=-1)
-    cumulated = paddle.cumsum(paddle.take_along_axis(weights, order, axis=1), axis=-1)
+    order = argsort(distance)
+    cumulated = cumsum(paddle.take_along_axis(weights, order, axis=1))
     mass = share * weights.sum(axis=-1, keepdim=True)
     reached = (cumulated < mass).astype("int64").sum(axis=-1, keepdim=True).clip(max=logits.shape[-1] - 1)
     return distance > paddle.take_along_axis(distance, paddle.take_along_axis(order, reached, axis=1), axis=1)

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE, PaddleRowEdits
+from fastdeploy_lp.model_executor.ops.paddle_edits import LOWEST, ONE, PaddleRowEdits, can_be_drawn_from, cumsum
 from fastdeploy_lp.model_executor.ops.row_ops import (
     Draws,
     Floats,
@@ -15,7 +15,7 @@ from fastdeploy_lp.model_executor.ops.row_ops import (
     RowLogprobs,
     RowOps,
 )
-from fastdeploy_lp.platforms import to_device
+from fastdeploy_lp.platforms import to_device, write_rows
 from fastdeploy_lp.request.limits import MAX_LOGPROBS
 
 # Digits, from the highest, by which `_keep_top_p` finds a 32-bit key: (shift, bits).
@@ -35,11 +35,12 @@ class PaddleRowOps(PaddleRowEdits, RowOps):
         else:
             where = to_device(random)
             drawn = _draw_random(paddle.gather(logits, where), draws.of(random))
-            tokens = paddle.argmax(logits, axis=-1).index_put_((where,), drawn)
+            tokens = paddle.argmax(logits, axis=-1)
+            write_rows(tokens, where, drawn)
         if not guard:
             return tokens
-        # The maximum is NaN if any logit is, and -inf if all are.
-        usable = paddle.isfinite(logits.max(axis=-1))
+        # The maximum is NaN if any logit is.
+        usable = can_be_drawn_from(logits.max(axis=-1))
         return paddle.where(usable, tokens, paddle.full_like(tokens, -1))
 
     def filtered(self, logits: Tensor, draws: Draws) -> Tensor:
@@ -53,7 +54,8 @@ class PaddleRowOps(PaddleRowEdits, RowOps):
         scaled = (part.astype("float64") * _inverse(chosen)).astype("float32")
         filtering = (chosen.min_p > 0) | (chosen.top_k > 0) | (chosen.top_p < 1)
         left_out = (_kept_weights(part, chosen) == 0) & to_device(filtering).unsqueeze(1)
-        return result.index_put_((where,), paddle.where(left_out, paddle.full_like(scaled, -np.inf), scaled))
+        write_rows(result, where, paddle.where(left_out, paddle.full_like(scaled, -np.inf), scaled))
+        return result
 
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
         """As the interface says; of equal tokens at the end of the list Paddle decides which ones are on it."""
@@ -94,7 +96,7 @@ class PaddleRowOps(PaddleRowEdits, RowOps):
 
 def _draw_random(logits: Tensor, draws: Draws) -> Tensor:
     """The first token, by id, at which the kept weights reach `uniform` of their sum."""
-    cumulated = paddle.cumsum(_kept_weights(logits, draws), axis=-1)
+    cumulated = cumsum(_kept_weights(logits, draws))
     target = _column(draws.uniform) * cumulated[:, -1:]
     return (cumulated < target).astype("int64").sum(axis=-1)
 
@@ -113,7 +115,7 @@ def _kept_weights(logits: Tensor, draws: Draws) -> Tensor:
         if rows.size:
             at = to_device(rows)
             part = keep(paddle.gather(logits, at), paddle.gather(weights, at), draws.of(rows))
-            weights.index_put_((at,), part)
+            write_rows(weights, at, part)
     return weights
 
 
@@ -132,13 +134,13 @@ def _keep_top_k(logits: Tensor, weights: Tensor, draws: Draws) -> Tensor:
     values, _ = paddle.topk(logits, int(limits.max()))
     within = paddle.arange(values.shape[-1]).unsqueeze(0) < to_device(limits).unsqueeze(1)
     ranked = paddle.where(within, _weights(values, values[:, :1], draws), paddle.zeros(values.shape, "float64"))
-    cumulated = paddle.cumsum(ranked, axis=-1)
+    cumulated = cumsum(ranked)
     mass = _column(draws.top_p) * cumulated[:, -1:]
     count = (cumulated - ranked < mass).astype("int64").sum(axis=-1, keepdim=True).clip(min=1)
     last = paddle.take_along_axis(values, count - 1, axis=1)
     ties = count - (logits > last).astype("int64").sum(axis=-1, keepdim=True)
     equal = logits == last
-    kept = (logits > last) | (equal & (paddle.cumsum(equal.astype("int64"), axis=-1) <= ties))
+    kept = (logits > last) | (equal & (cumsum(equal.astype("int64")) <= ties))
     return paddle.where(kept, weights, paddle.zeros_like(weights))
 
 
@@ -153,12 +155,12 @@ def _keep_top_p(logits: Tensor, weights: Tensor, draws: Draws) -> Tensor:
         sums = paddle.put_along_axis(
             paddle.zeros([logits.shape[0], 2**bits], "float64"), digits, equal, axis=1, reduce="add"
         )
-        cumulated = before + paddle.cumsum(sums, axis=-1)
+        cumulated = before + cumsum(sums)
         digit = (cumulated < mass).astype("int64").sum(axis=-1, keepdim=True).clip(max=2**bits - 1)
         before = paddle.take_along_axis(cumulated - sums, digit, axis=1)
         equal = paddle.where(digits == digit, equal, nothing)
         last = last + digit * 2**shift
-    earlier = paddle.cumsum((equal > 0).astype("float64"), axis=-1) - 1
+    earlier = cumsum((equal > 0).astype("float64")) - 1
     kept = (keys < last) | ((equal > 0) & (before + earlier * equal < mass))
     return paddle.where(kept, weights, nothing)
 

@@ -6,10 +6,13 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from paddle import Tensor
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -187,6 +190,11 @@ class RowOps(RowEdits):
     are rounded to whole numbers, so that sums do not depend on their order.
     """
 
+    @classmethod
+    def open(cls) -> RowOps | None:
+        """Returns operators for this process; None, with the reason in the log, if they are unavailable here."""
+        return cls()
+
     @abstractmethod
     def draw(self, logits: Tensor, draws: Draws, *, guard: bool) -> Tensor:
         """A token for each row, int64 [rows]; with `guard`, -1 for a row with a NaN or without a finite maximum."""
@@ -202,7 +210,8 @@ class RowOps(RowEdits):
     def logprobs(self, logits: Tensor, chosen: Tensor, count: int, *, normalize: bool) -> RowLogprobs:
         """Log probabilities of `chosen` (int64 [rows]) and of the `count` (at most MAX_LOGPROBS) most likely tokens.
 
-        normalize: False returns the logits themselves. Results of rows with a chosen -1 are meaningless.
+        normalize: False returns the logits themselves. Results of rows with a chosen -1 are meaningless, and so are the
+        ids of tokens with -inf.
         """
 
     @abstractmethod

@@ -26,6 +26,7 @@ class PaddleCommunicator(Communicator):
         platform = current_platform()
         paddle.set_device(platform.device_of_rank(place.rank))
         os.environ.update(_launch_environment(place, platform.distributed_backend))
+        os.environ.update(platform.communication_environment(place.rank))
         # Suppress Paddle's report of its flags.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")

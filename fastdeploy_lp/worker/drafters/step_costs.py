@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 
-ROUNDS = 3
+ROUNDS = 5
 # Weight of the last round of verification in the average.
 WEIGHT = 0.1
 # Seconds of a round beyond the first one, as a share of a step of one token, before one was measured.
@@ -18,21 +18,24 @@ class StepCosts:
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self._tokens = sorted(seconds)
-        # A measurement can be disturbed upwards only.
+        # A measurement can be disturbed upwards only. More tokens take no less time, and at most in proportion.
         self._seconds = [min(seconds[more] for more in self._tokens[place:]) for place in range(len(self._tokens))]
+        for place in range(1, len(self._tokens)):
+            in_proportion = self._seconds[place - 1] * self._tokens[place] / self._tokens[place - 1]
+            self._seconds[place] = min(self._seconds[place], in_proportion)
         self.round_seconds = FIRST_ROUND * self._seconds[0]
 
     @classmethod
     def measured(cls, run: Callable[[int], None], most: int) -> StepCosts:
-        """Measures `run(tokens)` for 1, 2, 4, … tokens, up to at least `most`; of several runs the fastest counts."""
-        seconds: dict[int, float] = {}
-        tokens = 1
-        while not seconds or max(seconds) < most:
-            tokens = min(tokens, most)
+        """Measures `run(tokens)` for 1, 2, 4, … `most` tokens; of several runs the fastest counts.
+
+        The runs of one number are not one after another: other work on the machine seldom disturbs all of them.
+        """
+        sizes = [*(1 << bit for bit in range((most - 1).bit_length())), most]
+        for tokens in sizes:
             run(tokens)
-            seconds[tokens] = min(_timed(run, tokens) for _ in range(ROUNDS))
-            tokens *= 2
-        return cls(seconds)
+        rounds = [[_timed(run, tokens) for tokens in sizes] for _ in range(ROUNDS)]
+        return cls(dict(zip(sizes, map(min, zip(*rounds, strict=True)), strict=True)))
 
     def of(self, tokens: int) -> float:
         """Returns the seconds of a pass with this many tokens."""

@@ -15,8 +15,8 @@ _FACTOR = 0x9E3779B1
 class TokenIndex:
     """Finds the longest earlier occurrence of a text's last tokens, in constant time for each token.
 
-    Positions whose last `shortest` tokens have the same hash form a chain, newest first. A token takes 16 to 32 bytes:
-    4 for itself, 4 for its chain, and 2 to 4 entries of the table, which are 4 bytes each.
+    Positions whose last `shortest` tokens have the same hash form a chain, newest first. A token takes 16 to 40 bytes:
+    4 for itself, 4 for its chain, and 2 to 8 entries of the table, which are 4 bytes each.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:

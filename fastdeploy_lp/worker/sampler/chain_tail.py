@@ -17,6 +17,7 @@ from fastdeploy_lp.logits_processor.builtin.bans import (
 from fastdeploy_lp.logits_processor.builtin.penalties import NO_PENALTIES, TokenPenaltyProcessor
 from fastdeploy_lp.logits_processor.builtin.slot_processor import SlotProcessor
 from fastdeploy_lp.model_executor.ops.row_ops import Int64s, RowEdits
+from fastdeploy_lp.worker.sampler.rewind_bans import REWIND_BAN, RewindBans
 from fastdeploy_lp.worker.sequence import Sequence
 
 # With their arguments, in the order in which they edit a row.
@@ -25,11 +26,23 @@ PROCESSORS: dict[type[SlotProcessor[Any]], tuple[str, ...]] = {
     TokenPenaltyProcessor: tuple(NO_PENALTIES),
     BadWordsLogitsProcessor: ("bad_words_token_ids",),
     MinTokensLogitsProcessor: ("min_tokens",),
+    RewindBans: (REWIND_BAN,),
 }
 # Values that change nothing.
-OFF: dict[str, Any] = {**NO_PENALTIES, "allowed_token_ids": None, "bad_words_token_ids": [], "min_tokens": 0}
-# Request fields that rule tokens out, by the argument of their processor.
-BANS = {"allowed_token_ids": "allowed_token_ids", "bad_words_token_ids": "bad_words", "min_tokens": "min_tokens"}
+OFF: dict[str, Any] = {
+    **NO_PENALTIES,
+    "allowed_token_ids": None,
+    "bad_words_token_ids": [],
+    "min_tokens": 0,
+    REWIND_BAN: frozenset(),
+}
+# Names of what rules tokens out, by the argument of its processor: request fields, and rewinds.
+BANS = {
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words_token_ids": "bad_words",
+    "min_tokens": "min_tokens",
+    REWIND_BAN: "the ban of a rewind",
+}
 
 
 class ChainTail:
@@ -124,5 +137,6 @@ def _args_of(sequence: Sequence) -> dict[str, Any]:
         **{name: getattr(params, name) for name in NO_PENALTIES},
         "bad_words_token_ids": params.bad_words_token_ids or [],
         "min_tokens": params.min_tokens if sequence.stop_token_ids else 0,
+        REWIND_BAN: sequence.bans.get(len(sequence.output_token_ids), OFF[REWIND_BAN]),
     }
     return {name: value for name, value in given.items() if value != OFF[name]}

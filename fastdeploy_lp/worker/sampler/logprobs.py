@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,5 +102,11 @@ class LogprobsCapture:
 
 
 def token_logprobs(count: int, values: list[float], tokens: list[float], rank: float) -> TokenLogprobs:
-    """Returns the message of one position: the chosen token and the `count` most likely ones."""
-    return TokenLogprobs([int(token) for token in tokens[: count + 1]], values[: count + 1], int(rank))
+    """Returns the message of one position: the chosen token and the `count` most likely ones, without ruled-out ones.
+
+    Of ruled-out tokens, with -inf, a GPU does not find the ids.
+    """
+    top = [(int(token), value) for token, value in zip(tokens[1 : count + 1], values[1:], strict=False)]
+    top = [(token, value) for token, value in top if value > -math.inf]
+    found = [(int(tokens[0]), values[0]), *top]
+    return TokenLogprobs([token for token, _ in found], [value for _, value in found], int(rank))

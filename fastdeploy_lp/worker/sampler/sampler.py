@@ -13,11 +13,12 @@ from paddle import Tensor
 from fastdeploy_lp.config import FDConfig
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
 from fastdeploy_lp.messages import TokenLogprobs
-from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Draws, Int64s, RowOps
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.worker.sampler.chain_tail import ChainTail
 from fastdeploy_lp.worker.sampler.device_read import read_together
 from fastdeploy_lp.worker.sampler.draw_watcher import DrawWatcher
+from fastdeploy_lp.worker.sampler.final_rows import FinalRows
 from fastdeploy_lp.worker.sampler.logprobs import LogprobsCapture
 from fastdeploy_lp.worker.sequence import Sequence as WorkerSequence
 
@@ -37,8 +38,8 @@ class SampledRows:
 class Sampler:
     """Sampler: greedy at temperature 0; otherwise temperature, min-p, top-k, top-p and a seeded draw.
 
-    A row's token depends only on its logits, parameters, tokens, seed and position, never on other rows or its slot.
-    Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
+    A row's token depends only on its logits, parameters, tokens, seed and number of earlier draws, never on other rows
+    or its slot. Requests enter and leave slots; in a step, `capture` takes the raw logits before `__call__` samples.
     """
 
     def __init__(self, fd_config: FDConfig, ops: RowOps | None = None) -> None:
@@ -60,13 +61,15 @@ class Sampler:
         """Returns True if the slot's request has penalties, bans or logprobs."""
         return self._tail.works_on(slot) or self._logprobs.works_on(slot)
 
-    def draw_ahead(self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s) -> Tensor:
+    def draw_ahead(
+        self, logits: Tensor, share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s, *, guard: bool
+    ) -> Tensor:
         """Returns a token int64 [rows] for each row of logits [rows, vocab_size], on the device.
 
         Row r is for the token that is `places[r]` after the next one of slot `slots[r]`, which must not need each
-        token.
+        token. guard: a row may be without a token; it yields -1.
         """
-        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=False)
+        return self.ops.draw(logits, _draws(share_inputs, slots, places), guard=guard)
 
     def capture(self, logits: Tensor, slots: Int64s) -> None:
         """Keeps the rows of the raw logits [rows, vocab_size] that logprobs need; row r is slot `slots[r]`."""
@@ -88,19 +91,27 @@ class Sampler:
         slots: Int64s,
         *,
         guard: bool = False,
+        final: FinalRows | None = None,
         also_read: Sequence[Tensor] = (),
         watchers: Sequence[DrawWatcher] = (),
     ) -> SampledRows:
         """Samples from logits [rows, vocab_size], which penalties and bans change in place.
 
-        guard: a processor may have left a row without a usable logit. also_read: tensors to copy to the host in the
-        same read. watchers: observers, whose tensors are read along.
+        guard: a processor may have left a row without a usable logit. final: the rows on which processors run after the
+        filters. also_read: tensors to copy to the host in the same read. watchers: observers, whose tensors are read
+        along.
         """
         self._tail.apply(logits, slots)
+        if final is not None:
+            watchers = [*watchers, final]
         for watcher in watchers:
             watcher.edited(logits, slots, self._tail)
         draws = _draws(share_inputs, slots)
-        tokens = self.ops.draw(logits, draws, guard=guard or self._tail.any_bans)
+        guard = guard or self._tail.any_bans
+        if final is None:
+            tokens = self.ops.draw(logits, draws, guard=guard)
+        else:
+            draws, tokens = final.draw(logits, draws, slots, guard=guard)
         if watchers:
             return self._watched(logits, draws, tokens, also_read, watchers)
         return self._read(logits, draws, tokens, also_read)
@@ -146,7 +157,7 @@ def _draws(share_inputs: Mapping[str, Any], slots: Int64s, places: Int64s | int 
         # All rows are greedy: the other fields are unused.
         zeros = np.zeros(len(slots), np.int64)
         return Draws(temperature, temperature, zeros, temperature, temperature)
-    positions = share_inputs["prompt_lens"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
+    positions = share_inputs["draw_offset"][slots, 0] + share_inputs["step_idx"][slots, 0] + places
     return Draws(
         temperature=temperature,
         min_p=share_inputs["min_p_cpu"][slots, 0],

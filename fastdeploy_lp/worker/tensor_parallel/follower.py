@@ -19,7 +19,7 @@ from fastdeploy_lp.logits_processor import fastdeploy_compat, vllm_compat
 from fastdeploy_lp.model_executor.causal_lm import load_causal_lm
 from fastdeploy_lp.model_executor.models.registry import CausalLM, WarmsUp
 from fastdeploy_lp.model_executor.parallel.communicator import Communicator
-from fastdeploy_lp.platforms import shared_memory
+from fastdeploy_lp.platforms import current_platform, shared_memory
 from fastdeploy_lp.plugins import load_class, load_general_plugins
 from fastdeploy_lp.worker.pipe import read_frame, write_frame
 from fastdeploy_lp.worker.tensor_parallel.commands import (
@@ -68,6 +68,7 @@ def _follow(start: RankStart, commands: queue.SimpleQueue[bytes]) -> None:
     if start.fd_config.structured_outputs_config.fastdeploy_compat:
         fastdeploy_compat.install()
     load_general_plugins()
+    current_platform().configure(start.fd_config)
     communicator: Communicator = load_class(start.communicator_class, Communicator)(start.place)
     model = _load(start, communicator)
     # All libraries are loaded: a process killed from now on leaves no entries.

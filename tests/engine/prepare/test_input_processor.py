@@ -57,7 +57,7 @@ def test_a_token_prompt_is_taken_as_it_is(inputs: InputProcessor) -> None:
 def test_a_chat_becomes_the_references_prompt(tokenizer: Tokenizer, golden_cases: list[dict[str, Any]]) -> None:
     roomy = input_processor(tokenizer, max_model_len=1000)
     for case in golden_cases:
-        assert roomy.chat_prompt(case["messages"]) == Prompt(case["prompt_ids"], case["rendered"])
+        assert roomy.chat_prompt(case["messages"]) == Prompt(case["prompt_ids"], case["rendered"], is_chat=True)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, True, 1.0, "5", None])

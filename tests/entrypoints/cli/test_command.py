@@ -97,7 +97,7 @@ def test_unknown_subcommand_is_one_line(capsys: pytest.CaptureFixture[str], argu
         (
             ["new-processor", "mine", "--dialect", "nativ"],
             "argument --dialect: 'nativ' is not allowed; did you mean native?; allowed: "
-            "native, vllm-mrv2, vllm-v1, request, plugin, torch",
+            "native, vllm-mrv2, vllm-v1, request, plugin, torch, wasm",
         ),
         (["bench", "--max-tokens", "0"], "argument --max-tokens: 0 is below 1"),
         (["chat", "--model", "m", "--zzz", "1"], "unknown option --zzz"),

@@ -14,7 +14,7 @@ from support.server import ServerProcess
 
 FAULTY, ONE_ROW = "RaisesOnBoom", "RaisesInOneRow"
 MAX_FAULTS = 2
-COUNTERS = ("seconds", "rows", "requests", "faults", "slow_steps", "skipped_greedy", "finishes", "emitted")
+COUNTERS = ("seconds", "rows", "requests", "faults", "slow_steps", "skipped_greedy", "finishes", "emitted", "rewinds")
 SCHEMA_OF_LOGIT_BIAS = {
     "additionalProperties": {"type": "number"},
     "maxProperties": 4096,
@@ -137,7 +137,7 @@ def test_counters_of_the_processors_in_use_go_up(aliases: ServerProcess) -> None
     after = cards(aliases)
     gained = {name: after["cold"]["counters"][name] - before["cold"]["counters"][name] for name in COUNTERS}
     assert gained.pop("seconds") > 0
-    rest = dict.fromkeys(("faults", "slow_steps", "skipped_greedy", "finishes", "emitted"), 0)
+    rest = dict.fromkeys(("faults", "slow_steps", "skipped_greedy", "finishes", "emitted", "rewinds"), 0)
     assert gained == {"rows": 2 * TOKENS, "requests": 2, **rest}
     assert after["SetsToZero"]["counters"] == before["SetsToZero"]["counters"]
     assert after["hot"]["counters"]["requests"] == before["hot"]["counters"]["requests"]

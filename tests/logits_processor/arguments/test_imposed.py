@@ -103,3 +103,22 @@ def test_nothing_imposed_changes_nothing() -> None:
     assert chosen(Imposed(), logits_processors_args=BIAS) == VALIDATOR.validate(
         SamplingParams(logits_processors_args=BIAS)
     )
+
+
+GUMBEL, MIROSTAT = "GumbelWatermarkLogitsProcessor", "MirostatLogitsProcessor"
+DRAWING = RequestArgsValidator(load_processors([GUMBEL, MIROSTAT]), 512)
+KEY = {GUMBEL: {"gumbel_key": 3}}
+
+
+def test_a_request_cannot_draw_beside_a_forced_processor_and_does_not_learn_its_name() -> None:
+    for fields in ({"extra_args": {"mirostat_tau": 3.0}}, {"logits_processors": {MIROSTAT: {"mirostat_tau": 3.0}}}):
+        with pytest.raises(RequestArgsError, match=f"{MIROSTAT} cannot be used: only one") as caught:
+            DRAWING.validate_imposed(SamplingParams(**fields), Imposed(forced=KEY))
+        assert GUMBEL not in str(caught.value)
+
+
+def test_a_default_processor_that_draws_yields_to_the_requests_own() -> None:
+    imposed = Imposed(default=KEY)
+    assert DRAWING.validate_imposed(SamplingParams(), imposed).imposed == KEY
+    for fields in ({"extra_args": {"mirostat_tau": 3.0}}, {"logits_processors": {MIROSTAT: {"mirostat_tau": 3.0}}}):
+        assert DRAWING.validate_imposed(SamplingParams(**fields), imposed).imposed == {}

@@ -32,6 +32,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"eta_cutoff": 3e-4},
     {"epsilon_cutoff": 3e-4},
     {"exponential_decay_length_penalty": [10, 1.1]},
+    {"gumbel_key": 0, "gumbel_context_width": 8},
+    {"synthid_key": 2**63 - 1, "synthid_layers": 32},
+    {"mirostat_tau": 3, "mirostat_eta": 0.2},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sequence_bias": [[[1, 100], 3.5]]}, "sequence_bias.0.0.1"),
@@ -66,6 +69,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"exponential_decay_length_penalty": [10]}, "exponential_decay_length_penalty.1"),
     ({"exponential_decay_length_penalty": [1.5, 1.1]}, "exponential_decay_length_penalty.0"),
     ({"exponential_decay_length_penalty": [1, math.inf]}, "exponential_decay_length_penalty.1"),
+    ({"gumbel_key": -1}, "gumbel_key"),
+    ({"gumbel_key": 2**63}, "gumbel_key"),
+    ({"gumbel_context_width": 2}, "gumbel_key"),
+    ({"synthid_key": 1, "synthid_layers": 33}, "synthid_layers"),
+    ({"mirostat_tau": -0.1}, "mirostat_tau"),
+    ({"mirostat_tau": 3, "mirostat_eta": 0}, "mirostat_eta"),
 ]
 
 

@@ -20,8 +20,8 @@ from fastdeploy_lp.logits_processor.builtin.filters import (
     XTCLogitsProcessor,
 )
 from fastdeploy_lp.logits_processor.sequence_state.uniform import seeded_uniform
-from fastdeploy_lp.model_executor.ops.compiled_rows import row_ops
 from fastdeploy_lp.model_executor.ops.row_ops import Cut, Draws
+from fastdeploy_lp.model_executor.ops.row_selection import row_ops
 from fastdeploy_lp.worker.sequence import Sequence
 
 min_shares = st.sampled_from([0.0, 1e-6, 0.1, 0.5, 1.0]) | st.floats(0, 1, width=32, allow_subnormal=False)

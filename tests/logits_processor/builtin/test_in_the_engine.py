@@ -25,6 +25,9 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"top_n_sigma": 2.0},
     {"typical_p": 0.6},
     {"epsilon_cutoff": 0.004, "eta_cutoff": 0.05},
+    {"gumbel_key": 5, "gumbel_context_width": 2},
+    {"synthid_key": 5, "synthid_context_width": 2} | FEW,
+    {"mirostat_tau": 4.0, "mirostat_eta": 0.5},
     {},
 ]
 

@@ -90,7 +90,7 @@ def test_a_fault_is_named_and_no_other(fault: str) -> None:
 def test_every_check_that_can_fail_has_a_fault_that_makes_it() -> None:
     """Some only give advice, and speed needs a processor that takes a second."""
     named = {check for _, check, _ in FAULTS.values()}
-    assert named == set(CHECK_NAMES) - {"in-place", "effect", "recovery", "every-token", "speed"}
+    assert named == set(CHECK_NAMES) - {"in-place", "effect", "rewind", "recovery", "every-token", "speed"}
 
 
 def without_fault(report: CheckReport) -> None:
@@ -139,11 +139,16 @@ def test_processors_for_torch_pass_and_a_copy_is_advised_against() -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "check"), [(wrong.ReturnsACopy, "in-place"), (wrong.RemembersWhoWasAway, "recovery")]
+    ("processor", "checks"),
+    [
+        (wrong.ReturnsACopy, ["in-place"]),
+        (wrong.RemembersWhoWasAway, ["recovery", "rewind"]),
+        (wrong.RemembersTheLongestOutput, ["rewind"]),
+    ],
 )
-def test_what_could_be_better_gives_advice_alone(processor: type, check: str) -> None:
+def test_what_could_be_better_gives_advice_alone(processor: type, checks: list[str]) -> None:
     report = check_processor(processor, BOOSTS, skip=NO_TIMES)
-    assert (report.of(Outcome.FAIL), report.of(Outcome.ADVICE)) == ([], [check])
+    assert (report.of(Outcome.FAIL), report.of(Outcome.ADVICE)) == ([], checks)
 
 
 def test_without_effect_and_without_arguments_there_is_advice() -> None:
@@ -157,6 +162,7 @@ def test_a_fault_takes_along_what_it_would_show_in() -> None:
     assert skipped.pop("speed") == "as asked"
     assert skipped == {
         "preemption": "needs slot-reuse",
+        "rewind": "needs preemption",
         "recovery": "needs preemption",
         "every-token": "needs preemption",
         "churn": "needs slot-reuse",

@@ -104,6 +104,20 @@ def test_a_row_is_drawn_alone_as_among_others(ops: RowOps, case: Case) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("greatest", [1e6, 3e7, 1e30])
+def test_large_logits_at_a_low_temperature_keep_their_weights(ops: RowOps, greatest: float) -> None:
+    """Neighboring floats of this size differ by as much as the depth to which logits have a weight."""
+    logits = np.full((4, 600), greatest, np.float32)
+    logits[:, 200:400] = np.nextafter(np.float32(greatest), np.float32(0))
+    logits[:, 400:] = -greatest
+    uniform = np.array([0.2, 0.6, 0.99, 1.0], np.float32)
+    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    draws = Draws(ones * np.float32(0.02), zeros, np.zeros(4, np.int64), ones, uniform)
+    case = Case(logits, draws)
+    expected = [reference_token(logits[row], case.row(row).draws) for row in range(4)]
+    assert ops.draw(paddle.to_tensor(logits), draws, guard=True).tolist() == expected
+
+
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 def test_both_implementations_draw_the_same_from_a_whole_vocabulary(compiled: RowOps, scale: float) -> None:
     rng = np.random.default_rng(int(scale))

@@ -132,7 +132,9 @@ COLOURS = ('"red"', '"blue"')
 TWICE: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
 TAG: dict[str, Any] = {"structures": [{"begin": "<c>", "schema": COLOUR, "end": "</c>"}], "triggers": ["<c"]}
 RANDOM: dict[str, Any] = {"temperature": 2.0, "seed": 5}
-ROOM: dict[str, Any] = {"max_tokens": 24}
+# A random model may begin to reason, which puts its form off.
+AT_ONCE: dict[str, Any] = {"guided_when": {"after_tokens": 0}}
+ROOM: dict[str, Any] = {"max_tokens": 24, **AT_ONCE}
 
 
 def forced(*tokens: int) -> dict[str, Any]:
@@ -196,7 +198,7 @@ MESSAGE_CASES = [
         prompt_has(3),
     ),
     MessageCase("guided_json", {"guided_json": COLOUR, **ROOM}, text_is_one_of(*COLOURS)),
-    MessageCase("guided_json_object", {"guided_json_object": True}, begins_an_object),
+    MessageCase("guided_json_object", {"guided_json_object": True, **AT_ONCE}, begins_an_object),
     MessageCase(
         "guided_whitespace", {"guided_json": TWICE, "guided_whitespace": "none", **ROOM}, text_is_one_of("[1,1]")
     ),
@@ -208,6 +210,7 @@ MESSAGE_CASES = [
     MessageCase("guided_regex", {"guided_regex": "ab{2}", **ROOM}, text_is_one_of("abb")),
     MessageCase("guided_choice", {"guided_choice": ["yes", "no"], **ROOM}, text_is_one_of("yes", "no")),
     MessageCase("guided_grammar", {"guided_grammar": 'start: "ab" "cd"', **ROOM}, text_is_one_of("abcd")),
+    MessageCase("guided_when", {"guided_choice": ["yes", "no"], **ROOM}, text_is_one_of("yes", "no")),
     MessageCase("structural_tag", {"structural_tag": TAG}, num_tokens_is(4)),
 ]
 COUNTED: dict[str, Any] = {

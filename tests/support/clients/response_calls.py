@@ -112,6 +112,7 @@ EXCLUSIVE: list[dict[str, Any]] = [
     {"guided_grammar": 'start: "a"'},
     {"structural_tag": {"triggers": ["<a>"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}},
     {"guided_json": {}, "guided_whitespace": "none"},
+    {"guided_json": {}, "guided_when": {"after_tokens": 0}},
     {"guided_json": {}, "guided_whitespace_pattern": " ?"},
     {"logit_bias": {str(A): 100.0}},
     {"logits_processors_args": {"logit_bias": {str(A): 1.0}}},

@@ -13,7 +13,7 @@ from support.tiny import tiny_fd_config
 from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.drafters.drafting import TRIAL_TOKENS, Drafting
-from fastdeploy_lp.worker.drafters.step_costs import StepCosts
+from fastdeploy_lp.worker.drafters.step_costs import ROUNDS, StepCosts
 from fastdeploy_lp.worker.sequence import Sequence
 
 # A pass of many tokens costs little more than one of a single token, or in proportion.
@@ -167,3 +167,16 @@ def test_costs_between_measurements_are_interpolated_and_never_fall() -> None:
     costs = StepCosts({1: 3.0, 2: 2.0, 4: 4.0})
     assert [costs.of(tokens) for tokens in (1, 2, 3, 4, 6)] == [2.0, 2.0, 3.0, 4.0, 6.0]
     assert StepCosts({1: 3.0}).of(9) == 3.0
+
+
+def test_a_pass_never_costs_more_than_its_tokens_alone() -> None:
+    """As a measurement says that other work has disturbed."""
+    costs = StepCosts({1: 1.0, 2: 1.5, 4: 9.0, 8: 10.0})
+    assert [costs.of(tokens) for tokens in (1, 2, 4, 8)] == [1.0, 1.5, 3.0, 6.0]
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_passes_of_each_size_are_measured_in_turns(most: int, sizes: list[int]) -> None:
+    ran: list[int] = []
+    StepCosts.measured(ran.append, most)
+    assert ran == sizes * (1 + ROUNDS)

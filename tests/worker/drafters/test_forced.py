@@ -353,7 +353,7 @@ def test_a_slot_without_such_processors_is_not_asked() -> None:
 
 # Every method, and a drafter that knows the answer, or the one that the request has without processors.
 HOLDING = [
-    *((method, "with", 0.0) for method in ("ngram", "grammar", "forced", "auto")),
+    *((method, "with", 0.0) for method in ("ngram", "grammar", "forced", "suffix", "auto")),
     *(
         (method, knows, wrong)
         for method in (KNOWN, (KNOWN, "auto"))
@@ -383,7 +383,7 @@ def budgeted() -> tuple[list[AddRequest], list[AddRequest], dict[str, Ended], di
 def test_budgets_phrases_and_minima_hold_exactly(
     monkeypatch: pytest.MonkeyPatch, budgeted: Any, method: Any, knows: str, wrong: float
 ) -> None:
-    """Also for drafts that pass the end of the budget."""
+    """Also for drafts that pass the end of the budget, the case of vLLM's issue 54906."""
     requests, _, expected, free = budgeted
     known = expected if knows == "with" else free
     monkeypatch.setattr(KnowsMost, "outputs", {name: ended.tokens for name, ended in known.items()})

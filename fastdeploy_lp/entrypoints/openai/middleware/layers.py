@@ -11,8 +11,10 @@ from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMidd
 from fastdeploy_lp.entrypoints.openai.middleware.policy import PolicyMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.uploads import UploadsMiddleware
 from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
+from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import PATH as PLAYGROUND
 from fastdeploy_lp.entrypoints.playground.routes import ROOT
 
@@ -41,11 +43,18 @@ BODIES = 8
 
 
 def behind_middleware(
-    app: ASGIApp, args: ServerArgs, in_flight: RequestsInFlight, metrics: HttpMetrics, policies: Policies | None
+    app: ASGIApp,
+    args: ServerArgs,
+    in_flight: RequestsInFlight,
+    metrics: HttpMetrics,
+    policies: Policies | None,
+    uploads: UploadStore | None,
 ) -> ASGIApp:
     """Returns the application wrapped in the layers that the options enable."""
     bodies = BodiesInFlight(args.max_bodies_size or BODIES * args.max_body_size)
     app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
+    if uploads is not None:
+        app = UploadsMiddleware(app, uploads)
     if policies is not None:
         app = PolicyMiddleware(app, policies)
     if args.api_key or args.admin_api_key:

@@ -6,10 +6,11 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -93,7 +94,7 @@ class RequestRecord:
     its API key; its address if the server has no keys. key: a digest of its API key, empty without one. operator: True
     if it has an operator's key, or the server has no keys. heavy: True if its body is large, so that its work runs in
     threads. answer_bytes: see `RequestsInFlight.hold_answer`. rule: of the policy, for its client. variant: of the
-    rule, once it is chosen.
+    rule, once it is chosen. brought: SPECs by name of the logits processors that its client has uploaded.
     """
 
     request_id: str
@@ -111,15 +112,18 @@ class RequestRecord:
     answer_bytes: int = 0
     rule: Rule = NO_RULE
     variant: str | None = None
+    brought: Mapping[str, str] = field(default_factory=dict)
 
     def deadline(self, timeout: float | None) -> float | None:
         """Returns the deadline set by the body's `timeout`, on the monotonic clock; None for no limit."""
         return None if timeout is None else self.began + timeout
 
     def imposed_on(self, body: GenerationRequest) -> Imposed:
-        """Returns the operator's part of the request; records the variant of its rule."""
+        """Returns the operator's part of the request, with the uploads of its client; records its rule's variant."""
         chosen = self.rule.of(body, self.key or self.client, self.request_id)
         self.variant = chosen.name if self.rule.name else None
+        if self.brought and body.logits_processors:
+            return msgspec.structs.replace(chosen.imposed, brought=dict(self.brought))
         return chosen.imposed
 
     @property

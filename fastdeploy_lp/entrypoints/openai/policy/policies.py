@@ -73,13 +73,13 @@ class Policies:
     def _rule(self, section: RuleSection) -> Rule:
         imposed = self._imposed(section, section.name)
         if section.experiment is None:
-            return Rule(section.name, imposed)
+            return Rule(section.name, imposed, uploads=section.uploads)
         variants = []
         for variant in section.experiment.variants:
             own = {name: getattr(variant, name) for name in variant.model_fields_set & Chain.model_fields.keys()}
             merged = Chain(**{name: getattr(section, name) for name in Chain.model_fields} | own)
             variants.append(RuleVariant(variant.name, variant.share, self._imposed(merged, variant.name)))
-        return Rule(section.name, imposed, section.experiment.by, variants)
+        return Rule(section.name, imposed, section.experiment.by, variants, section.uploads)
 
     def _imposed(self, chain: Chain, rule: str) -> Imposed:
         for name in chain.names:

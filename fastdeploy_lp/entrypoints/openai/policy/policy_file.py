@@ -85,11 +85,15 @@ class Experiment(BaseModel):
 
 
 class RuleSection(Chain):
-    """A rule for the clients with these API keys, or without `keys`, for all others."""
+    """A rule for the clients with these API keys, or without `keys`, for all others.
+
+    uploads: True if they may upload logits processors, on a server that allows uploads.
+    """
 
     name: Name
     keys: Annotated[list[Digest], Field(min_length=1)] | None = None
     experiment: Experiment | None = None
+    uploads: bool = False
 
 
 class PolicyFile(BaseModel):

@@ -22,12 +22,16 @@ class RuleVariant:
 
 @dataclass(frozen=True)
 class Rule:
-    """The operator's part of a client's requests. by: the field whose hash selects among the variants."""
+    """The operator's part of a client's requests. by: the field whose hash selects among the variants.
+
+    uploads: True if the client may upload logits processors.
+    """
 
     name: str = ""
     imposed: Imposed = NOTHING_IMPOSED
     by: str = "request_id"
     variants: Sequence[RuleVariant] = ()
+    uploads: bool = False
 
     def of(self, request: GenerationRequest, key: str, request_id: str) -> RuleVariant:
         """Returns the variant of a request, the rule's own chain as the variant "control".

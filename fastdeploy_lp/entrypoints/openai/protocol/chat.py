@@ -21,6 +21,7 @@ from fastdeploy_lp.request.sampling_params import SamplingParams
 
 # Fields of a body that are passed to the chat template as variables.
 TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "verbosity")
+FROM_THE_FIRST_TOKEN = {"after_tokens": 0}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
@@ -148,11 +149,14 @@ class ChatCompletionRequest(GuidedRequest):
         return bool(self.tools) and (self.tool_choice == "required" or self.chosen_tool is not None)
 
     @property
-    def has_form(self) -> bool:
-        """True if the answer is constrained from its first token, so that no reasoning precedes it."""
-        free = (None, "text", "structural_tag")
-        format_type = self.response_format.type if self.response_format is not None else None
-        return self.must_call_tools or bool(self.guided_fields) or format_type not in free
+    def may_have_form(self) -> bool:
+        """True if a field asks for a form, or tools may."""
+        return self.may_call_tools or super().may_have_form
+
+    @property
+    def may_reason(self) -> bool:
+        """True unless the request has its form from the first token on, so that no reasoning can precede it."""
+        return self.guided_when != FROM_THE_FIRST_TOKEN
 
     def sent_kind(self, kind: str) -> str:
         """Returns the body's name of a kind: "tools" for a grammar without a guided field, which the tools require."""

@@ -94,6 +94,7 @@ KINDS = {
 
 # Body fields of the whitespace of JSON, and their names in GuidedDecodingParams.
 WHITESPACE_NAMES = {"guided_whitespace": "whitespace", "guided_whitespace_pattern": "whitespace_pattern"}
+WHEN = "guided_when"
 
 
 class GuidedRequest(GenerationRequest):
@@ -108,6 +109,7 @@ class GuidedRequest(GenerationRequest):
     structural_tag: dict[str, Any] | str | None = None
     guided_whitespace: Literal["bounded", "any", "none"] | None = None
     guided_whitespace_pattern: str | None = None
+    guided_when: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -129,11 +131,22 @@ class GuidedRequest(GenerationRequest):
             raise ValueError(f"{given[0]}: is only allowed where a field asks for JSON")
         return self
 
+    @model_validator(mode="after")
+    def _when_has_a_form(self) -> Self:
+        if self.guided_when is not None and not self.may_have_form:
+            raise ValueError(f"{WHEN}: is only allowed with a field that asks for a form")
+        return self
+
     @property
     def guided_fields(self) -> list[str]:
         """Names of the fields in KINDS that are set."""
         # guided_json_object: false sets no constraint.
         return [name for name in KINDS if getattr(self, name) not in (None, False)]
+
+    @property
+    def may_have_form(self) -> bool:
+        """True if a field asks for a form."""
+        return bool(self.guided_fields) or (self.response_format is not None and self.response_format.type != "text")
 
     @property
     def may_have_json(self) -> bool:
@@ -155,6 +168,8 @@ class GuidedRequest(GenerationRequest):
         if self.response_format is not None:
             given.append(self.response_format.guided_decoding)
         form = next((each for each in given if each is not None), None)
+        if form is not None and self.guided_when is not None:
+            form = replace(form, when=self.guided_when)
         if form is not None and self.may_have_json:
             form = replace(form, whitespace=self.guided_whitespace, whitespace_pattern=self.guided_whitespace_pattern)
         return form
@@ -175,7 +190,7 @@ class GuidedRequest(GenerationRequest):
 
     def sent_kind(self, kind: str) -> str:
         """Returns the body's name for a field of GuidedDecodingParams."""
-        for name, own in WHITESPACE_NAMES.items():
+        for name, own in (*WHITESPACE_NAMES.items(), (WHEN, "when")):
             if own == kind:
                 return name
         if not self.guided_fields and self.response_format is not None:

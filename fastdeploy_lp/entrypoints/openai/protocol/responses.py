@@ -181,6 +181,11 @@ class ResponsesRequest(Conversation, GuidedRequest):
         return super().may_have_json or (form is not None and form.type != "text")
 
     @property
+    def may_have_form(self) -> bool:
+        """True if a field asks for a form; tools may, if a call is strict or required."""
+        return super().may_have_form or self.may_have_json or bool(self.tools)
+
+    @property
     def is_stored(self) -> bool:
         """True if the response is kept for later requests."""
         return self.store is not False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from fastdeploy_lp.engine.chat_template import ChatOptions, for_template
 from fastdeploy_lp.engine.client.engine import Engine
@@ -102,7 +105,9 @@ class ServingChat:
         self._serving.require_few_values(params, 1, request)
         calls = guided_calls(request, self._serving.engine)
         if calls is not None:
-            params.guided_decoding = calls
+            params.guided_decoding = msgspec.structs.replace(calls, when=request.guided_when)
+        if params.guided_decoding is None and request.guided_when is not None:
+            raise InvalidRequestError("guided_when", "this request has no form: no tool is strict or required")
         return params
 
     def response(self, output: RequestOutput, request: ChatCompletionRequest) -> PiecedObject:
@@ -160,7 +165,7 @@ class ServingChat:
         inputs = self._serving.engine.inputs
         if request.prompt_token_ids is not None:
             offered_tools(request, self._serving.engine.message_parsers)
-            return inputs.prompt(request.prompt_token_ids, "prompt_token_ids")
+            return replace(inputs.prompt(request.prompt_token_ids, "prompt_token_ids"), is_chat=True)
         return inputs.chat_prompt(*self._conversation(request))
 
     def _conversation(self, request: ChatCompletionRequest) -> tuple[list[dict[str, Any]], ChatOptions]:

@@ -43,7 +43,7 @@ class MessageReader:
         self._request = request
         self._index = index
         self._parser = engine.message_parsers.new(
-            tools=request.may_call_tools, parallel=request.parallel_tool_calls, reasoning=not request.has_form
+            tools=request.may_call_tools, parallel=request.parallel_tool_calls, reasoning=request.may_reason
         )
         skipped = request.skip_special_tokens is not False
         self._ends = TokenEnds(engine.tokenizer.decode_stream(skip_special_tokens=skipped))

@@ -14,13 +14,16 @@ from paddle import Tensor
 from fastdeploy_lp.model_executor.dimensions import Dimensions
 from fastdeploy_lp.model_executor.layers.rotary import RotaryEmbedding, RotaryTables
 
+# Bytes of attention scores computed at a time: 4,096 tokens after 28,000 others would have 17 GB, of 32 heads.
+SCORE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class PrefixChunk:
     """`length` tokens from packed row `first_row` on, at positions from `start` on, made once for all layers.
 
     rotation: cos and sin [length, 1, head_dim]. cache_rows [length * kv_heads]: where keys and values go. blocks: the
-    cache blocks of the whole context. mask float32 [length, start + length].
+    cache blocks of the whole context. ahead bool [length, start + length]: tokens that a query must not see.
     """
 
     first_row: int
@@ -29,7 +32,7 @@ class PrefixChunk:
     rotation: tuple[Tensor, Tensor]
     cache_rows: Tensor
     blocks: Tensor
-    mask: Tensor
+    ahead: Tensor
 
 
 class PrefixAttention:
@@ -48,8 +51,6 @@ class PrefixAttention:
         context, positions = self._positions[:end], self._positions[start:end]
         blocks = paddle.gather(block_table, positions // size)
         rows = (blocks.unsqueeze(1) * self._dims.num_kv_heads + self._kv_heads) * size + (positions % size).unsqueeze(1)
-        ahead = context.unsqueeze(0) > positions.unsqueeze(1)
-        visible = paddle.zeros([length, end], "float32")
         return PrefixChunk(
             first_row=first_row,
             length=length,
@@ -57,7 +58,7 @@ class PrefixAttention:
             rotation=self._rotary.tables(positions),
             cache_rows=rows.reshape([-1]),
             blocks=block_table[: -(-end // size)],
-            mask=paddle.where(ahead, paddle.full_like(visible, -float("inf")), visible),
+            ahead=context.unsqueeze(0) > positions.unsqueeze(1),
         )
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, chunk: PrefixChunk) -> Tensor:
@@ -69,15 +70,30 @@ class PrefixAttention:
         new_queries, new_keys, new_values = qkv.split([dims.num_heads, dims.num_kv_heads, dims.num_kv_heads], axis=1)
         self._store(keys, self._rotated(new_keys, chunk), chunk)
         self._store(values, new_values, chunk)
-        queries = self._rotated(new_queries, chunk).transpose([1, 0, 2])
-        queries = queries.reshape([dims.num_kv_heads, -1, dims.head_dim]) * dims.head_dim**-0.5
-        context_keys, context_values = self._context(keys, chunk), self._context(values, chunk)
-        scores = paddle.matmul(queries, context_keys, transpose_y=True).astype("float32")
+        queries = self._rotated(new_queries, chunk) * dims.head_dim**-0.5
+        context = self._context(keys, chunk), self._context(values, chunk)
+        rows = max(1, SCORE_BYTES // (4 * dims.num_heads * (chunk.start + chunk.length)))
+        pieces = [
+            self._attended(queries[begin : begin + rows], *context, chunk.ahead[begin : begin + rows])
+            for begin in range(0, chunk.length, rows)
+        ]
+        return pieces[0] if len(pieces) == 1 else paddle.concat(pieces)
+
+    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, ahead: Tensor) -> Tensor:
+        """Attended values [rows, heads * head_dim] of queries [rows, heads, head_dim].
+
+        keys, values: [kv_heads, context, head_dim]. ahead: bool [rows, context].
+        """
+        rows, context = ahead.shape
+        heads = queries.transpose([1, 0, 2]).reshape([self._dims.num_kv_heads, -1, self._dims.head_dim])
+        scores = paddle.matmul(heads, keys, transpose_y=True).astype("float32")
+        visible = paddle.zeros([rows, context], "float32")
+        mask = paddle.where(ahead, paddle.full_like(visible, -float("inf")), visible)
         # The heads of a group, each with its tokens, are rows of one product.
-        per_token = [dims.num_kv_heads, -1, chunk.length, chunk.start + chunk.length]
-        weights = F.softmax(scores.reshape(per_token) + chunk.mask).reshape(scores.shape).astype(values.dtype)
-        out = paddle.matmul(weights, context_values).reshape([dims.num_heads, chunk.length, dims.head_dim])
-        return out.transpose([1, 0, 2]).reshape([chunk.length, -1])
+        per_token = [self._dims.num_kv_heads, -1, rows, context]
+        weights = F.softmax(scores.reshape(per_token) + mask).reshape(scores.shape).astype(values.dtype)
+        out = paddle.matmul(weights, values).reshape([self._dims.num_heads, rows, self._dims.head_dim])
+        return out.transpose([1, 0, 2]).reshape([rows, -1])
 
     def _rotated(self, x: Tensor, chunk: PrefixChunk) -> Tensor:
         return self._rotary.rotate(x.astype("float32"), chunk.rotation).astype(x.dtype)

@@ -12,6 +12,8 @@ from support.chat import ENDLESS, REQUEST_SECONDS, chat_url, chunks, metric, wai
 from support.errors import check_error
 from support.server import ServerProcess, wait_until
 
+FIRST_TOKENS = "time_to_first_token_seconds_count"
+
 
 def abort(server: ServerProcess, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/abort_requests", json=body)
@@ -39,10 +41,11 @@ def test_a_stream_ends_with_what_it_has_and_the_reason(server: ServerProcess) ->
 
 
 def test_only_the_named_plain_request_ends(server: ServerProcess) -> None:
-    before = metric(server, "request_aborted_total")
+    before, first_tokens = metric(server, "request_aborted_total"), metric(server, FIRST_TOKENS)
     with ThreadPoolExecutor(2) as pool:
         ended, other = pool.submit(ask, server, "to-be-ended"), pool.submit(ask, server, "other")
-        wait_for_running(server, 2)
+        # A sequence that runs may be at its prompt: both have a token first.
+        wait_until(lambda: metric(server, FIRST_TOKENS) == first_tokens + 2, REQUEST_SECONDS)
         assert [each["request_id"] for each in abort(server, req_ids=["to-be-ended"]).json()["result"]["aborted"]] == [
             "to-be-ended"
         ]

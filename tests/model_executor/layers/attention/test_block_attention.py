@@ -11,6 +11,7 @@ import paddle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paddle import Tensor
 from support.block_attention_operator import KernelError, block_multihead_attention
 from support.decoders import (
     Piece,
@@ -29,7 +30,9 @@ from support.decoders import (
     thrifty_schedules,
 )
 
+from fastdeploy_lp.model_executor.layers.attention import prefix_attention
 from fastdeploy_lp.model_executor.layers.attention.block_attention import BlockAttentionBackend
+from fastdeploy_lp.model_executor.layers.attention.prefix_attention import PrefixAttention
 from fastdeploy_lp.model_executor.models.paddle_decoder import PaddleDecoder
 
 TOLERANCE = 2e-4
@@ -71,6 +74,30 @@ def test_any_schedule_gives_what_plain_attention_gives(data: st.DataObject) -> N
     found = run_schedule(block_decoder(shape, setting), seats, data.draw(schedules(seats)))
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 1000])
+def test_scores_of_a_continued_prompt_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """All scores of a long context at once would not fit into a GPU's memory."""
+    shape, setting = Shape(layers=1), Setting(block_size=4, max_model_len=37)
+    tokens = [np.random.default_rng(1).integers(0, shape.vocab, 30)]
+    seats = Seats(tokens, setting.block_size, range(1, setting.num_blocks))
+    schedule = [[Piece(0, 0, 9, 9)], [Piece(0, 9, 30, 21)]]
+    (expected,) = run_schedule(block_decoder(shape, setting), seats, schedule)
+    # Room for this many rows of the second pass, and not quite for another one.
+    monkeypatch.setattr(prefix_attention, "SCORE_BYTES", 4 * shape.dimensions.num_heads * 30 * (rows + 1) - 1)
+    pieces: list[int] = []
+    attended = PrefixAttention._attended
+
+    def watched(self: PrefixAttention, queries: Tensor, *context: Tensor) -> Tensor:
+        pieces.append(queries.shape[0])
+        return attended(self, queries, *context)
+
+    monkeypatch.setattr(PrefixAttention, "_attended", watched)
+    (found,) = run_schedule(block_decoder(shape, setting), seats, schedule)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert max(pieces) == min(rows, 21)
+    assert sum(pieces) == 21
 
 
 @settings(max_examples=15, **SLOW)

@@ -153,3 +153,8 @@ class MessagesRequest(CountTokensRequest, GuidedRequest):
     def may_have_json(self) -> bool:
         """True if a field asks for JSON."""
         return super().may_have_json or (self.output_config is not None and self.output_config.format is not None)
+
+    @property
+    def may_have_form(self) -> bool:
+        """True if a field asks for a form; tools may, if a call is required."""
+        return super().may_have_form or self.may_have_json or bool(self.tools)

@@ -18,8 +18,16 @@ constexpr int kGroupsAhead = 4;
 
 using packed_weights::groups_of;
 
-// Rows per pass over a panel: as many as fit their sums in 32 registers.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
+#define FDLP_NIBBLES
+#endif
+
+// Rows per pass over a panel: as many as fit their sums in 32 registers, or in 16 with two sums each (`add_lines`).
+#if defined(FDLP_NIBBLES)
+constexpr int max_tile(int digits) { return digits == 1 ? 6 : 3; }
+#else
 constexpr int max_tile(int digits) { return digits == 1 ? 6 : 4; }
+#endif
 
 // A group with no larger activation counts as zero: the inverse of its step would overflow float32.
 constexpr float kNothing = 1e-30f;
@@ -83,32 +91,6 @@ constexpr const char* kInstructions = "AVX2";
 constexpr const char* kInstructions = "no special instructions";
 #endif
 
-// acc + Σ over 4 consecutive k of q [16][4] * a [4].
-static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
-    int32_t four;
-    std::memcpy(&four, a, sizeof four);
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)q, _mm512_set1_epi32(four));
-#elif defined(__AVX2__)
-    // Products of two neighbors are added in 16 bits, which hold only 7-bit levels at a time.
-    const __m256i factors = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1), top = _mm256_set1_epi8(-128);
-    __m256i halves[2], sums[2];
-    std::memcpy(halves, &q, sizeof halves);
-    std::memcpy(sums, &acc, sizeof sums);
-    for (int i = 0; i < 2; ++i) {
-        const __m256i low = _mm256_maddubs_epi16(_mm256_andnot_si256(top, halves[i]), factors);
-        const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(top, halves[i]), factors);
-        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones)));
-    }
-    std::memcpy(&acc, sums, sizeof acc);
-    return acc;
-#else
-    for (int lane = 0; lane < kLanes; ++lane)
-        for (int i = 0; i < 4; ++i) acc[lane] += static_cast<int32_t>(q[4 * lane + i]) * a[i];
-    return acc;
-#endif
-}
-
 // The digits of one row and group times one half panel: an exact integer.
 template <int Digits>
 static inline Ints combine(const Ints* acc) {
@@ -122,8 +104,114 @@ static inline void add_group(Floats* out, const Ints* acc, Floats scales, Floats
     if (has_minima) *out += minima * splat(total);
 }
 
+#if defined(FDLP_NIBBLES)
+constexpr int kColumns = kLanes / 2;
+
+// Σ of levels [8 columns][k] * a [k] over the 4 k of each of `count` lines, for every row and digit: exact integers. `stride` is the bytes
+// from one row of activations to the next one.
+//
+// Products of the low and of the high 4 bits of levels are added in 16 bits: of at most 8 lines, 8 * 2 * 15 * 128 is below 2^15.
+template <int Rows, int Digits, int Bits>
+inline void add_lines(const uint8_t* lines, int count, const int8_t* a, int64_t stride, __m256i (*acc)[Digits]) {
+    const __m256i digit = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    __m256i low[Rows][Digits], high[Rows][Digits];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+        for (int d = 0; d < Digits; ++d) low[r][d] = high[r][d] = _mm256_setzero_si256();
+    for (int line = 0; line < count; ++line) {
+        const __m256i levels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines + line * packed_weights::kLine));
+        const __m256i lows = Bits > 4 ? _mm256_and_si256(levels, digit) : levels;
+        const __m256i highs = _mm256_and_si256(_mm256_srli_epi16(levels, 4), digit);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+            for (int d = 0; d < Digits; ++d) {
+                int32_t four;
+                std::memcpy(&four, a + r * stride + d * kGroup + line * 4, sizeof four);
+                const __m256i factors = _mm256_set1_epi32(four);
+                low[r][d] = _mm256_add_epi16(low[r][d], _mm256_maddubs_epi16(lows, factors));
+                if (Bits > 4) high[r][d] = _mm256_add_epi16(high[r][d], _mm256_maddubs_epi16(highs, factors));
+            }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+        for (int d = 0; d < Digits; ++d) {
+            acc[r][d] = _mm256_madd_epi16(low[r][d], ones);
+            if (Bits > 4) acc[r][d] = _mm256_add_epi32(acc[r][d], _mm256_madd_epi16(high[r][d], sixteens));
+        }
+}
+
+// As `add_group` of 16 columns. Multiply-adds are spelled out: GCC would choose others for one row than for several.
+template <int Digits, bool has_minima>
+static inline void add_group(__m256* out, const __m256i* acc, __m256 scales, __m256 minima, float scale, float total) {
+    const __m256i whole = Digits == 1 ? acc[0] : _mm256_add_epi32(_mm256_slli_epi32(acc[0], 8), acc[Digits - 1]);
+    *out = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole), scales), _mm256_set1_ps(scale), *out);
+    if (has_minima) *out = _mm256_fmadd_ps(minima, _mm256_set1_ps(total), *out);
+}
+
 // One panel for `Rows` rows: sums[row] holds its 32 columns. `groups` is also the stride of scale and total. `prefetcher` prefetches memory
 // that is needed later, a little with each group.
+template <int Rows, int Digits, packed_weights::Format format, class Prefetcher>
+inline void multiply(const Activations& x, int groups, const uint8_t* panel, Prefetcher& prefetcher, Floats (*sums)[2]) {
+    constexpr int kStep = Digits * kGroup, kShare = packed_weights::group_share(format), kParts = packed_weights::parts_of(format);
+    constexpr int kCenter = packed_weights::center_of(format), kLinesOfPart = packed_weights::kLines / kParts;
+    const int64_t stride = static_cast<int64_t>(groups) * kStep;
+    alignas(64) uint8_t room[packed_weights::kLines * packed_weights::kLine];
+    __m256 out[4][Rows] = {};
+    for (int g = 0; g < groups; ++g) {
+        prefetcher.ask(panel + static_cast<int64_t>(g + kGroupsAhead) * kShare, kShare);
+        const auto group = packed_weights::PanelGroup<format>::of(panel, g);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const packed_weights::HalfGroup<format> from = group.half(half);
+            const uint8_t* lines = from.all_lines(room);
+            for (int part = 0; part < kParts; ++part) {
+                const Floats all_scales = from.scales(part), all_minima = from.minima(part);
+                __m256 scales[2], minima[2];
+                std::memcpy(scales, &all_scales, sizeof scales);
+                std::memcpy(minima, &all_minima, sizeof minima);
+                const int8_t* a = x.q + static_cast<int64_t>(g) * kStep + part * kLinesOfPart * 4;
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; ++i) {
+                    __m256i acc[Rows][Digits];
+                    const uint8_t* of_part = lines + part * kLinesOfPart * packed_weights::kLine + i * 4 * kColumns;
+                    add_lines<Rows, Digits, packed_weights::bits_of(format)>(of_part, kLinesOfPart, a, stride, acc);
+#pragma GCC unroll 8
+                    for (int r = 0; r < Rows; ++r) {
+                        if (kCenter > 0) {
+                            const __m256i center = _mm256_set1_epi32(kCenter * x.sums[(r * groups + g) * 2 + part]);
+                            acc[r][Digits - 1] = _mm256_sub_epi32(acc[r][Digits - 1], center);
+                        }
+                        add_group<Digits, kCenter == 0>(&out[2 * half + i][r], acc[r], scales[i], minima[i], x.scale[r * groups + g],
+                                                        x.total[r * groups + g]);
+                    }
+                }
+            }
+        }
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int half = 0; half < 2; ++half) {
+            std::memcpy(&sums[r][half], &out[2 * half][r], sizeof(__m256));
+            std::memcpy(reinterpret_cast<float*>(&sums[r][half]) + kColumns, &out[2 * half + 1][r], sizeof(__m256));
+        }
+}
+#else
+// acc + Σ over 4 consecutive k of q [16][4] * a [4].
+static inline Ints dot4(Ints acc, Bytes q, const int8_t* a) {
+    int32_t four;
+    std::memcpy(&four, a, sizeof four);
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)q, _mm512_set1_epi32(four));
+#else
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int i = 0; i < 4; ++i) acc[lane] += static_cast<int32_t>(q[4 * lane + i]) * a[i];
+    return acc;
+#endif
+}
+
+// The same.
 template <int Rows, int Digits, packed_weights::Format format, class Prefetcher>
 inline void multiply(const Activations& x, int groups, const uint8_t* panel, Prefetcher& prefetcher, Floats (*sums)[2]) {
     constexpr int kStep = Digits * kGroup, kShare = packed_weights::group_share(format);
@@ -172,5 +260,6 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) sums[r][0] = out[r][0], sums[r][1] = out[r][1];
 }
+#endif
 
 }  // namespace linear_int8

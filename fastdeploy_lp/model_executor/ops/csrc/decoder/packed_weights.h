@@ -188,6 +188,17 @@ struct HalfGroup {
             *high |= moved_bits(load(higher + kLine), 4 - 2 * pair, 0x30);
         }
     }
+    // All lines in order: where they are, or unpacked into `room` [kLines][kLine].
+    const uint8_t* all_lines(uint8_t* room) const {
+        if constexpr (format == Format::levels8) return at;
+        for (int pair = 0; pair < kLines / 2; ++pair) {
+            Bytes low, high;
+            lines(pair, &low, &high);
+            std::memcpy(room + pair * kLine, &low, kLine);
+            std::memcpy(room + (kLines / 2 + pair) * kLine, &high, kLine);
+        }
+        return room;
+    }
     // Products of a half float and an 8-bit integer are exact.
     Floats scales(int part = 0) const {
         if constexpr (has_header(format))

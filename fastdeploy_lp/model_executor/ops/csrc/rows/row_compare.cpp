@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "exports.h"
+#include "rows/row_math.h"
 #include "rows/row_scan.h"
 #include "simd.h"
 
@@ -16,57 +17,75 @@ struct Distribution {
     double inverse;  // factor from weights to probabilities
 };
 
-// Numbers summed in single precision before they are added to a sum in double precision.
-constexpr int64_t kBlock = 64 * kLanes;
+// Numbers of a strip, summed in single precision before they are added to a sum in double precision.
+constexpr int64_t kStrip = kFloatLanes * kLaneSteps;
+static_assert(kFloatLanes == kLanes, "one vector");
 // Logits further below the greatest do not count; without a limit, -inf times a weight of 0 would be NaN.
-constexpr float kLowest = -87.0f;
+constexpr float kLowestFloat = -87.0f;
 
-double sum_of(Floats lanes) {
-    double total = 0.0;
-    for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
-    return total;
+// a * b + c, rounded once. Spelled out: a compiler makes one instruction of a product and a sum only if no branch is between them.
+Floats fused(Floats a, Floats b, Floats c) {
+    Floats sum;
+#if defined(__AVX512F__)
+    sum = (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 halves[3][2];
+    std::memcpy(halves[0], &a, sizeof a);
+    std::memcpy(halves[1], &b, sizeof b);
+    std::memcpy(halves[2], &c, sizeof c);
+    for (int i = 0; i < 2; ++i) halves[0][i] = _mm256_fmadd_ps(halves[0][i], halves[1][i], halves[2][i]);
+    std::memcpy(&sum, halves[0], sizeof sum);
+#else
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] = std::fma(a[lane], b[lane], c[lane]);
+#endif
+    return sum;
+}
+
+// Moves the lanes of a strip, added in order, to the sum of the row.
+void drain(Floats& lanes, double& total) {
+    double sum = 0.0;
+    for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+    total += sum;
+    lanes = Floats{};
 }
 
 // Fills `to` [size] with weights, 1 for the most likely token.
 Distribution weigh(const float* row, int64_t size, float max, float* to) {
+    const Ints lane_numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     double sum = 0.0, product = 0.0;
-    int64_t at = 0;
-    while (at + kLanes <= size) {
-        const int64_t end = std::min(at + kBlock, size);
-        Floats sums = {}, products = {};
-        for (; at + kLanes <= end; at += kLanes) {
-            const Floats below = maximum(load(row + at) - max, splat(kLowest));
-            const Floats weights = exp_up_to_87(below);
+    Floats sums = {}, products = {};
+    for (int64_t at = 0; at < size;) {
+        const int64_t end = std::min(at + kStrip, size);
+        for (; at < end; at += kLanes) {
+            const int count = static_cast<int>(std::min<int64_t>(kLanes, end - at));
+            const Floats below = maximum(load_first(row + at, count) - max, splat(kLowestFloat));
+            const Floats weights = select(lane_numbers < count, exp_up_to_87(below), Floats{});
             sums += weights;
-            products += weights * below;
-            store(to + at, weights);
+            products = fused(weights, below, products);
+            store_first(to + at, weights, count);
         }
-        sum += sum_of(sums);
-        product += sum_of(products);
+        at = end;
+        drain(sums, sum);
+        drain(products, product);
     }
-    for (; at < size; ++at) {
-        const float below = std::max(row[at] - max, kLowest);
-        to[at] = std::exp(below);
-        sum += to[at];
-        product += to[at] * below;
-    }
-    return {max + std::log(sum), std::log(sum) - product / sum, 1.0 / sum};
+    return {max + log_of(sum), log_of(sum) - product / sum, 1.0 / sum};
 }
 
-double half_of_differences(const float* one, float one_inverse, const float* other, float other_inverse, int64_t size) {
+// Sum of |one * ratio - other|.
+double sum_of_differences(const float* one, float ratio, const float* other, int64_t size) {
     double sum = 0.0;
-    int64_t at = 0;
-    while (at + kLanes <= size) {
-        const int64_t end = std::min(at + kBlock, size);
-        Floats lanes = {};
-        for (; at + kLanes <= end; at += kLanes) {
-            const Floats a = load(one + at) * one_inverse, b = load(other + at) * other_inverse;
-            lanes += maximum(a - b, b - a);
+    Floats lanes = {};
+    for (int64_t at = 0; at < size;) {
+        const int64_t end = std::min(at + kStrip, size);
+        for (; at < end; at += kLanes) {
+            const int count = static_cast<int>(std::min<int64_t>(kLanes, end - at));
+            const Floats difference = fused(load_first(one + at, count), splat(ratio), -load_first(other + at, count));
+            lanes += maximum(difference, -difference);
         }
-        sum += sum_of(lanes);
+        at = end;
+        drain(lanes, sum);
     }
-    for (; at < size; ++at) sum += std::abs(one[at] * one_inverse - other[at] * other_inverse);
-    return 0.5 * sum;
+    return sum;
 }
 
 }  // namespace
@@ -96,8 +115,11 @@ FDLP_EXPORT void fdlp_compare_rows(const float* logits, int64_t rows, int64_t si
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t b = before[r];
-        moved[r] = b < 0 ? 0.0
-                         : fdlp::half_of_differences(scratch + r * size, static_cast<float>(inverses[r]), scratch + b * size,
-                                                     static_cast<float>(inverses[b]), size);
+        if (b < 0) {
+            moved[r] = 0.0;
+            continue;
+        }
+        const float ratio = static_cast<float>(inverses[r] / inverses[b]);
+        moved[r] = 0.5 * inverses[b] * fdlp::sum_of_differences(scratch + r * size, ratio, scratch + b * size, size);
     }
 }

@@ -3,7 +3,7 @@
 //
 // Below, x is a logit less the row's greatest one. Weights are those of a draw at temperature 1, so that their sum is
 // exact; where a bound is compared, it is compared in doubles.
-#include <cmath>
+#include <algorithm>
 #include <vector>
 
 #include "exports.h"
@@ -14,76 +14,67 @@
 namespace fdlp {
 namespace {
 
-// The order of `Cut` in row_ops.py.
-enum Cut : int { kMinP, kEpsilon, kEta, kTopNSigma, kTypical, kExcludeTop };
+// Calls take(logits) for each 8 logits of a row, the last ones followed by -inf, and end_strip() after each 64 calls and at the end.
+template <class Take, class EndStrip>
+void walk(const float* row, int64_t size, const Take& take, const EndStrip& end_strip) {
+    for (int64_t at = 0; at < size;) {
+        const int64_t end = std::min<int64_t>(at + kDoubleLanes * kLaneSteps, size);
+        for (; at + kWide <= end; at += kWide) take(widen(row + at));
+        if (at < end) {
+            float rest[kWide];
+            for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < end ? row[at + lane] : kMinusInfinity;
+            take(widen(rest));
+            at = end;
+        }
+        end_strip();
+    }
+}
 
-// The lowest x considered: lower logits have no weight.
-constexpr double kLowest = -700.0;
-
-struct Moments {
-    double total;      // of the weights
-    double log_total;  // log of the sum of exp(x)
-    double mean;       // of x, weighted; the entropy is log_total - mean
-};
+// Moves the lanes of a strip, added in order, to the sum of the row.
+void drain(Doubles& lanes, double& total) {
+    double sum = 0.0;
+    for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
+    total += sum;
+    lanes = Doubles{};
+}
 
 Moments moments_of(const float* row, int64_t size, double max, bool with_mean) {
     const Weigher weigher{max, 1.0, 1.0};
     const Doubles lowest = Doubles{} + kLowest;
     Doubles totals = {}, products = {};
+    double total = 0.0, product = 0.0;
     const auto take = [&](Doubles logits) {
         const Doubles weights = weigher(logits);
         totals += weights;
         if (!with_mean) return;
         const Doubles x = logits - max;
-        products += weights * (x > lowest ? x : lowest);
+        products = multiply_add(weights, x > lowest ? x : lowest, products);
     };
-    int64_t at = 0;
-    for (; at + kWide <= size; at += kWide) take(widen(row + at));
-    if (at < size) {
-        float rest[kWide];
-        for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < size ? row[at + lane] : kMinusInfinity;
-        take(widen(rest));
-    }
-    double total = 0.0, product = 0.0;
-    for (int64_t lane = 0; lane < kWide; ++lane) {
-        total += totals[lane];
-        product += products[lane];
-    }
-    return {total, std::log(total / kOne), product / total};
+    walk(row, size, take, [&] {
+        drain(totals, total);
+        drain(products, product);
+    });
+    return {total, log_of(total / kOne), product / total};
 }
 
 // Standard deviation of the finite logits.
-double deviation_of(const float* row, int64_t size, double max) {
+double deviation_of_row(const float* row, int64_t size, double max) {
     const Doubles zero = {}, one = zero + 1.0;
     Doubles sums = {}, squares = {}, counts = {};
+    double sum = 0.0, square = 0.0, count = 0.0;
     const auto take = [&](Doubles logits) {
         const auto finite = logits > static_cast<double>(kMinusInfinity);
         const Doubles x = finite ? logits - max : zero;
         sums += x;
-        squares += x * x;
+        squares = multiply_add(x, x, squares);
         counts += finite ? one : zero;
     };
-    int64_t at = 0;
-    for (; at + kWide <= size; at += kWide) take(widen(row + at));
-    if (at < size) {
-        float rest[kWide];
-        for (int64_t lane = 0; lane < kWide; ++lane) rest[lane] = at + lane < size ? row[at + lane] : kMinusInfinity;
-        take(widen(rest));
-    }
-    double sum = 0.0, square = 0.0, count = 0.0;
-    for (int64_t lane = 0; lane < kWide; ++lane) {
-        sum += sums[lane];
-        square += squares[lane];
-        count += counts[lane];
-    }
-    const double variance = square / count - (sum / count) * (sum / count);
-    return variance > 0.0 ? std::sqrt(variance) : 0.0;
-}
-
-// The lowest float that is not below `bound`.
-float float_from(double bound) {
-    const float rounded = static_cast<float>(bound);
-    return static_cast<double>(rounded) < bound ? std::nextafterf(rounded, std::numeric_limits<float>::infinity()) : rounded;
+    walk(row, size, take, [&] {
+        drain(sums, sum);
+        drain(squares, square);
+        drain(counts, count);
+    });
+    return deviation_of(sum, square, count);
 }
 
 void cut_below(float* row, int64_t size, float bound) {
@@ -188,21 +179,9 @@ void cut_row(Cut cut, float* row, int64_t size, double value) {
         cut_untypical(row, size, max, value);
         return;
     }
-    double bound = 0.0;  // of x
-    if (cut == kMinP) {
-        // As a draw's weight is compared: in whole steps.
-        const double least = std::ceil(value * kOne);
-        bound = std::log((least > 1.0 ? least : 1.0) / kOne);
-    } else if (cut == kTopNSigma) {
-        bound = -value * deviation_of(row, size, max);
-    } else {
-        const Moments moments = moments_of(row, size, max, cut == kEta);
-        bound = std::log(value) + moments.log_total;
-        if (cut == kEta) {
-            const double by_entropy = 0.5 * std::log(value) + moments.mean;
-            bound = by_entropy < bound ? by_entropy : bound;
-        }
-    }
+    const bool weighs = cut == kEpsilon || cut == kEta || cut == kExcludeTop;
+    const Moments moments = weighs ? moments_of(row, size, max, cut == kEta) : Moments{};
+    const double bound = cut_bound(cut, value, moments, cut == kTopNSigma ? deviation_of_row(row, size, max) : 0.0);
     if (cut == kExcludeTop) {
         if (bound <= 0.0) cut_above_last(row, size, float_from(max + bound));
         return;

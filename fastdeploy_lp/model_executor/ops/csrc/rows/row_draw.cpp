@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "exports.h"
+#include "rows/row_candidates.h"
 #include "rows/row_scan.h"
 #include "rows/row_select.h"
 #include "rows/row_weights.h"
 
 namespace fdlp {
 namespace {
-
-constexpr int64_t kBlock = 512;
 
 struct Filters {
     float temperature;
@@ -27,101 +26,9 @@ struct Filters {
     bool ranks() const { return top_k > 0 || top_p < 1.0f; }
 };
 
-// Memory that a thread reuses from row to row: `count` tokens of the row, by id, with their logits and weights.
-struct Scratch {
-    size_t count = 0;
-    std::vector<int32_t> tokens;
-    std::vector<float> logits, part;
-    std::vector<double> weights, blocks;
-
-    // Room for a whole row and what vectors take at once.
-    void reserve(int64_t size) {
-        const size_t room = size + kLanes;
-        if (tokens.size() >= room) return;
-        tokens.resize(room);
-        logits.resize(room);
-        weights.resize(room);
-    }
-};
-
-Scratch& scratch() {
-    thread_local Scratch mine;
-    return mine;
-}
-
 Weigher weigher_of(const Filters& filters, float max) {
     const double least = std::max(1.0, static_cast<double>(filters.min_p) * kOne);
     return {max, 1.0 / filters.temperature, least};
-}
-
-// Sums of the weights of each block of the row; returns their total.
-double weigh_blocks(const Weigher& weigher, const float* row, int64_t size, std::vector<double>& sums) {
-    sums.clear();
-    double buffer[kBlock];
-    double total = 0.0;
-    for (int64_t begin = 0; begin < size; begin += kBlock) {
-        const int64_t count = std::min(kBlock, size - begin);
-        Doubles lanes = {};
-        int64_t at = 0;
-        for (; at + kWide <= count; at += kWide) lanes += weigher(widen(row + begin + at));
-        double sum = 0.0;
-        for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
-        if (at < count) {
-            weigher.weigh(row + begin + at, count - at, buffer);
-            for (int64_t rest = 0; rest < count - at; ++rest) sum += buffer[rest];
-        }
-        sums.push_back(sum);
-        total += sum;
-    }
-    return total;
-}
-
-int64_t draw_unranked(const Weigher& weigher, const float* row, int64_t size, float uniform) {
-    std::vector<double>& sums = scratch().blocks;
-    const double target = uniform * weigh_blocks(weigher, row, size, sums);
-    double before = 0.0;
-    size_t block = 0;
-    while (block + 1 < sums.size() && before + sums[block] < target) before += sums[block++];
-    const int64_t begin = static_cast<int64_t>(block) * kBlock;
-    double weights[kBlock];
-    const int64_t count = std::min(kBlock, size - begin);
-    weigher.weigh(row + begin, count, weights);
-    int64_t at = 0;
-    while (at + 1 < count && (before += weights[at]) < target) ++at;
-    return begin + at;
-}
-
-// Tokens whose logit is at least `bound`, by id, with their weights.
-void gather(const Weigher& weigher, const float* row, int64_t size, float bound, Scratch& to) {
-    to.reserve(size);
-    size_t count = 0;
-    const Floats bounds = splat(bound);
-    for (int64_t at = 0; at < size; at += kLanes) {
-        const int64_t end = std::min(at + kLanes, size);
-        if (end - at == kLanes && !any(load(row + at) >= bounds)) continue;
-        for (int64_t token = at; token < end; ++token) {
-            // Written first, then counted: in a flat row a branch would be unpredictable.
-            to.tokens[count] = static_cast<int32_t>(token);
-            to.logits[count] = row[token];
-            count += row[token] >= bound;
-        }
-    }
-    to.count = count;
-    weigher.weigh(to.logits.data(), static_cast<int64_t>(count), to.weights.data());
-}
-
-double sum(const Scratch& gathered) {
-    Doubles lanes = {};
-    size_t at = 0;
-    for (; at + kWide <= gathered.count; at += kWide) {
-        Doubles weights;
-        std::memcpy(&weights, gathered.weights.data() + at, sizeof(weights));
-        lanes += weights;
-    }
-    double total = 0.0;
-    for (int64_t lane = 0; lane < kWide; ++lane) total += lanes[lane];
-    for (; at < gathered.count; ++at) total += gathered.weights[at];
-    return total;
 }
 
 // Gathered tokens whose logit is below `last`, or that come after the first `ties` equal to it, get weight 0.
@@ -162,8 +69,6 @@ void keep_top_p(const Weigher& weigher, Scratch& gathered, double mass) {
 constexpr int kDepths = 3;
 constexpr double kDepth[kDepths] = {4.0, 10.0, -kNothingBelow};
 
-float bound_at(double depth, const Filters& filters, float max) { return static_cast<float>(max - depth * filters.temperature); }
-
 // Total weight of the tokens whose logit is at least each of `bounds`, which are descending.
 std::array<double, kDepths> weights_from(const Weigher& weigher, const float* row, int64_t size, const std::array<float, kDepths>& bounds) {
     Doubles lanes[kDepths] = {};
@@ -186,7 +91,7 @@ std::array<double, kDepths> weights_from(const Weigher& weigher, const float* ro
 void select(const Filters& filters, const float* row, int64_t size, float max, Scratch& into) {
     const Weigher weigher = weigher_of(filters, max);
     std::array<float, kDepths> bounds;
-    for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters, max);
+    for (int d = 0; d < kDepths; ++d) bounds[d] = bound_at(kDepth[d], filters.temperature, max);
     if (filters.top_k > 0) {
         for (float bound : bounds) {
             gather(weigher, row, size, bound, into);
@@ -243,7 +148,7 @@ void filter_row(const Filters& filters, const float* row, int64_t size, float* t
         if (filters.ranks()) {
             select(filters, row, size, scan.max, kept);
         } else {
-            gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters, scan.max), kept);
+            gather(weigher_of(filters, scan.max), row, size, bound_at(kDepth[kDepths - 1], filters.temperature, scan.max), kept);
         }
         last = least_kept(kept, scan.max);
         size_t at = kept.count - 1;

@@ -1,6 +1,5 @@
 // Log probabilities of a token a row and of the row's most likely tokens.
 #include <algorithm>
-#include <cmath>
 
 #include "exports.h"
 #include "rows/row_scan.h"
@@ -10,13 +9,13 @@ namespace fdlp {
 namespace {
 
 double log_sum_exp(const float* row, int64_t size, float max) {
-    Doubles lanes = {};
+    Longs lanes = {};
     int64_t at = 0;
-    for (; at + kWide <= size; at += kWide) lanes += exp_of_negative(widen(row + at) - static_cast<double>(max));
-    double sum = 0.0;
+    for (; at + kWide <= size; at += kWide) lanes += units_of_exp(widen(row + at) - static_cast<double>(max));
+    int64_t sum = 0;
     for (int64_t lane = 0; lane < kWide; ++lane) sum += lanes[lane];
-    for (; at < size; ++at) sum += std::exp(static_cast<double>(row[at]) - max);
-    return max + std::log(sum);
+    for (; at < size; ++at) sum += units_of_exp(row[at] - static_cast<double>(max));
+    return max + log_of(static_cast<double>(sum) / kExpUnits);
 }
 
 // The `count` greatest logits in descending order, equal ones by id.

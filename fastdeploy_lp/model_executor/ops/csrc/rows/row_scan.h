@@ -10,6 +10,28 @@ namespace fdlp {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// Vectors of one AVX2 register: GCC keeps those of two registers in memory.
+constexpr int64_t kWide = 8;
+typedef float HalfFloats __attribute__((vector_size(kWide * sizeof(float))));
+typedef int32_t HalfInts __attribute__((vector_size(kWide * sizeof(int32_t))));
+typedef uint32_t HalfWords __attribute__((vector_size(kWide * sizeof(uint32_t))));
+
+inline HalfFloats load_half(const float* from) {
+    HalfFloats v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+}
+
+inline bool any(HalfInts mask) {
+#if defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+    int32_t joined = 0;
+    for (int64_t lane = 0; lane < kWide; ++lane) joined |= mask[lane];
+    return joined != 0;
+#endif
+}
+
 // True if any lane of a comparison is true.
 inline bool any(Ints mask) {
     int64_t halves[sizeof(Ints) / sizeof(int64_t)];
@@ -32,22 +54,26 @@ struct RowScan {
 };
 
 inline RowScan scan_row(const float* row, int64_t size) {
-    constexpr int64_t kBlock = 4096;
+    constexpr int64_t kBlock = 4096, kParts = 4, kStride = kParts * kWide;
     float max = kMinusInfinity;
     int64_t block_of_max = 0;
-    Ints bad = {};
+    HalfInts bad = {};
     int64_t tail_bad = 0;
     for (int64_t begin = 0; begin < size; begin += kBlock) {
         const int64_t end = begin + kBlock < size ? begin + kBlock : size;
-        Floats highest = splat(kMinusInfinity);
+        HalfFloats highest[kParts];
+        for (HalfFloats& each : highest) each = HalfFloats{} + kMinusInfinity;
         int64_t at = begin;
-        for (; at + kLanes <= end; at += kLanes) {
-            const Floats values = load(row + at);
-            highest = values > highest ? values : highest;
-            bad |= values != values;
+        for (; at + kStride <= end; at += kStride) {
+            for (int64_t part = 0; part < kParts; ++part) {
+                const HalfFloats values = load_half(row + at + part * kWide);
+                highest[part] = values > highest[part] ? values : highest[part];
+                bad |= values != values;
+            }
         }
         float block_max = kMinusInfinity;
-        for (int64_t lane = 0; lane < kLanes; ++lane) block_max = highest[lane] > block_max ? highest[lane] : block_max;
+        for (const HalfFloats& each : highest)
+            for (int64_t lane = 0; lane < kWide; ++lane) block_max = each[lane] > block_max ? each[lane] : block_max;
         for (; at < end; ++at) {
             block_max = row[at] > block_max ? row[at] : block_max;
             tail_bad |= row[at] != row[at];

@@ -6,9 +6,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from fastdeploy_lp.engine.tokenizer import TokenBytes, Tokenizer
+from fastdeploy_lp.checkpoint import resolve_model
+from fastdeploy_lp.engine.tokenizer import Tokenizer
+from fastdeploy_lp.model_tokenizer import TokenBytes
 
 IM_END = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """The real tokenizer of the default model."""
+    return Tokenizer(resolve_model("smollm2-135m", show_progress=False).directory)
 
 
 @settings(max_examples=80)
@@ -21,6 +29,8 @@ def test_the_bytes_of_its_tokens_make_up_a_text(tokenizer: Tokenizer, text: str)
 
 
 def test_special_tokens_are_spelled_out(tokenizer: Tokenizer) -> None:
+    assert isinstance(tokenizer.token_bytes, TokenBytes)
+    assert IM_END in tokenizer.token_bytes.special
     assert tokenizer.token_bytes(IM_END) == b"<|im_end|>"
     assert tokenizer.token_text(IM_END) == "<|im_end|>"
 

@@ -1,0 +1,1 @@
+"""Logits processors that clients upload."""

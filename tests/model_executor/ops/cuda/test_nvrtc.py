@@ -1,0 +1,52 @@
+"""NVIDIA's compiler takes the kernels, for three generations of GPUs; it needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+from support.tiny_kernels import TINY
+
+from fastdeploy_lp.model_executor.ops.cuda import nvrtc
+from fastdeploy_lp.model_executor.ops.cuda.cubins import cubin_for
+from fastdeploy_lp.model_executor.ops.cuda.nvrtc import Nvrtc, NvrtcError
+from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+# Of an ELF file: its magic number, and the number of CUDA's machines at byte 18.
+MAGIC, CUDA_MACHINE = b"\x7fELF", 190
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_compiles(architecture: str) -> None:
+    """By the way of a start: from the cache if these sources were compiled by this compiler before."""
+    sources = KernelSources.read()
+    cubin = cubin_for(architecture, sources)
+    assert cubin.startswith(MAGIC)
+    assert int.from_bytes(cubin[18:20], "little") == CUDA_MACHINE
+    assert len(sources.kernels) == 15
+    for name in sources.kernels:
+        assert f".text.{name}".encode() in cubin
+
+
+def test_a_mistake_is_told_with_the_compilers_words() -> None:
+    broken = KernelSources('#include "tiny.cuh"\nint x = undeclared;', TINY.headers)
+    with pytest.raises(
+        NvrtcError, match=r'(?s)NVRTC 1\d\.\d+ failed for sm_90: .*identifier "undeclared" is undefined'
+    ):
+        Nvrtc().compile(broken, "sm_90")
+
+
+def test_a_device_that_the_compiler_does_not_know_is_named() -> None:
+    with pytest.raises(NvrtcError, match=r"does not compile for sm_10; it compiles for sm_\d+, "):
+        Nvrtc().compile(TINY, "sm_10")
+
+
+def test_without_the_compiler_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "PACKAGE_DIRECTORIES", ("nvidia.absent", "absent"))
+    monkeypatch.setattr(nvrtc, "LIBRARIES", ("libabsent.so.1",))
+    nvrtc._library.cache_clear()
+    try:
+        with pytest.raises(NvrtcError, match=r"the package nvidia-cuda-nvrtc-cu12, of the extra fastdeploy-lp\[gpu\]"):
+            Nvrtc()
+    finally:
+        nvrtc._library.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -77,7 +78,11 @@ Ended = TypeVar("Ended", EngineDeadError, RequestFailedError, EngineDeadError | 
 
 
 def discreet(error: Ended, secret: Sequence[str]) -> Ended:
-    """Returns the error without its reason if that names a processor of which the client must not learn."""
-    if not any(name in str(error) for name in secret):
+    """Returns the error without its reason if that names a processor of which the client must not learn.
+
+    Every message of a processor's fault has the name after "logits processor".
+    """
+    names = "|".join(map(re.escape, secret))
+    if not names or not re.search(rf"logits processor ({names})(?!\w)", str(error)):
         return error
     return type(error)(UNNAMED_FAULT)

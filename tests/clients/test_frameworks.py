@@ -15,6 +15,7 @@ from support.clients.failures import CLIENT_KEY
 from support.clients.generation_cases import END, A
 from support.clients.programs import CLIENTS, PROGRAM_SECONDS, PYTHON, require, told_by
 from support.clients.python_client import PythonAsker
+from support.forced import AT_ONCE
 from support.server import REPOSITORY, ServerProcess
 
 TEXT = "It is sunny. <b>1 < 2</b>"
@@ -69,7 +70,7 @@ def test_llama_index(plan: dict[str, Any]) -> None:
 
 def test_the_agents_sdk(plan: dict[str, Any]) -> None:
     # The tiny model's free text is noise without an end: here it says one token four times.
-    own = {"logit_bias": {str(A): 50.0, str(END): 100.0}, "min_tokens": 4}
+    own = {"logit_bias": {str(A): 50.0, str(END): 100.0}, "min_tokens": 4, **AT_ONCE}
     read = told("openai_agents.py", plan | {"own": own})
     for name, run in read.items():
         assert run["items"] == ["tool_call_item", "tool_call_output_item", "message_output_item"], name

@@ -20,7 +20,9 @@ def test_a_secret_name_takes_the_reason_with_it(kind: type[RequestFailedError]) 
     assert (type(told), str(told)) == (kind, UNNAMED_FAULT)
 
 
-@pytest.mark.parametrize("message", ["logits processor Other failed", "logits processor Masked failed", "a Mask of bits"])
+@pytest.mark.parametrize(
+    "message", ["logits processor Other failed", "logits processor Masked failed", "a Mask of bits"]
+)
 @pytest.mark.parametrize("secret", [("Mask",), ()])
 def test_an_error_of_something_else_is_kept(message: str, secret: tuple[str, ...]) -> None:
     kept = RequestFailedError(message)

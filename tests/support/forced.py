@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 END = 2
 
+# A model of random weights may begin to reason, which puts its form off.
+AT_ONCE: dict[str, Any] = {"guided_when": {"after_tokens": 0}}
+
 
 class ForcesTokens(LogitsProcessor):
     """Rows that pass `forced_tokens` get these tokens, one a step, and then the end of sequence."""

@@ -127,7 +127,8 @@ def main() -> None:
     bearer = anthropic.Anthropic(auth_token=PLAN["key"], **SERVER)
     biased = asked("text", max_tokens=3, extra_body={"logit_bias": {"70": 100.0}, "return_token_ids": True})
     colour = {"format": {"type": "json_schema", "schema": {"enum": ["red"]}}}
-    in_json = asked("text", output_config=colour, extra_body={"temperature": 0})
+    at_once = {"guided_when": {"after_tokens": 0}}
+    in_json = asked("text", output_config=colour, extra_body={"temperature": 0, **at_once})
     shown = {
         "plain": told(client.messages.create(**asked("text"))),
         "bearer": told(bearer.messages.create(**asked("text"))),

@@ -36,7 +36,12 @@ def found(mode: instructor.Mode) -> Person:
     client = instructor.from_openai(server, mode=mode)
     messages = [{"role": "user", "content": "Ann is 2."}]
     person = client.chat.completions.create(
-        model=PLAN["model"], response_model=Person, messages=messages, max_retries=0, temperature=0
+        model=PLAN["model"],
+        response_model=Person,
+        messages=messages,
+        max_retries=0,
+        temperature=0,
+        extra_body={"guided_when": {"after_tokens": 0}},
     )
     return Person.model_validate(person.model_dump())
 

@@ -17,13 +17,13 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 from support.chat import HELLO, MODEL, chunks, encode, opened_stream, post, text_of
-from support.forced import says
+from support.forced import AT_ONCE, says
 from support.grammars import ambiguous
 from support.json_schemas import random_schema
 from support.server import ServerProcess
 
 SCHEMAS = int(os.environ.get("FASTDEPLOY_LP_GUIDED_SCHEMAS", "16"))
-AT_ONCE = 16
+NUM_CLIENTS = 16
 ASK = [{"role": "user", "content": "Make up a short record, as JSON."}]
 # Raised in every other request, by more than the model's logits differ; forbidden nearly everywhere.
 PUSHED = [token for text in ("Hello", "}", '"', "]", "=", "<|im_end|>") for token in encode(text)]
@@ -66,7 +66,7 @@ def refusal(server: ServerProcess, **fields: Any) -> dict[str, Any]:
 
 
 def together(work: Callable[[int], Any], count: int) -> list[Any]:
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
         return list(threads.map(work, range(count)))
 
 
@@ -283,7 +283,7 @@ def ask(client: openai.Client, **fields: Any) -> Any:
 
 
 def test_a_named_tool_is_called_with_its_arguments(scripted: openai.Client) -> None:
-    choice = ask(scripted, tool_choice={"type": "function", "function": {"name": "save_person"}})
+    choice = ask(scripted, tool_choice={"type": "function", "function": {"name": "save_person"}}, extra_body=AT_ONCE)
     (call,) = choice.message.tool_calls
     assert call.function.name == "save_person"
     check(PERSON, call.function.arguments)
@@ -293,7 +293,7 @@ def test_a_named_tool_is_called_with_its_arguments(scripted: openai.Client) -> N
 
 def test_a_required_call_is_one_of_the_tools(scripted: openai.Client) -> None:
     for seed in range(3):
-        choice = ask(scripted, tool_choice="required", parallel_tool_calls=False, seed=seed)
+        choice = ask(scripted, tool_choice="required", parallel_tool_calls=False, seed=seed, extra_body=AT_ONCE)
         if choice.finish_reason == "length":
             continue
         (call,) = choice.message.tool_calls
@@ -304,8 +304,8 @@ def test_a_required_call_is_one_of_the_tools(scripted: openai.Client) -> None:
         assert isinstance(arguments, dict)
 
 
-def test_a_call_begins_the_answer_also_on_a_server_that_reads_reasoning(scripted: openai.Client) -> None:
-    choice = ask(scripted, tool_choice="required", max_tokens=40)
+def test_a_call_can_begin_the_answer_on_a_server_that_reads_reasoning(scripted: openai.Client) -> None:
+    choice = ask(scripted, tool_choice="required", max_tokens=40, extra_body=AT_ONCE)
     assert choice.message.tool_calls
     assert getattr(choice.message, "reasoning_content", None) is None
 
@@ -324,7 +324,7 @@ def test_strict_functions_are_held_to_their_schemas(scripted: openai.Client) -> 
 
 def test_json_or_a_call(scripted: openai.Client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-    choice = ask(scripted, response_format=form)
+    choice = ask(scripted, response_format=form, extra_body=AT_ONCE)
     if choice.message.tool_calls is None:
         check(PERSON, choice.message.content)
     else:

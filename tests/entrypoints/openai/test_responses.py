@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from support.chat import MODEL, encode, post
-from support.forced import says
+from support.forced import AT_ONCE, says
 from support.server import ServerProcess
 
 from fastdeploy_lp.entrypoints.openai.protocol.response_events import ResponseEvent
@@ -251,14 +251,15 @@ class Person(BaseModel):
 
 def test_json_of_a_schema_is_parsed_by_the_client(scripted: openai.Client) -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": "Bob is 12.", "text_format": Person}
-    parsed = scripted.responses.parse(**asked, max_output_tokens=60, temperature=0)
+    parsed = scripted.responses.parse(**asked, max_output_tokens=60, temperature=0, extra_body=AT_ONCE)
     assert isinstance(parsed.output_parsed, Person)
 
 
 def test_a_chosen_function_is_called(scripted: openai.Client) -> None:
     tool = {**WEATHER, "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}}
     asked: dict[str, Any] = {"model": MODEL, "input": "Go", "tools": [tool], "temperature": 0}
-    response = scripted.responses.create(**asked, tool_choice={"type": "function", "name": "get_weather"})
+    chosen: Any = {"type": "function", "name": "get_weather"}
+    response = scripted.responses.create(**asked, tool_choice=chosen, extra_body=AT_ONCE)
     (call,) = response.output
     assert call.type == "function_call"
     assert json.loads(call.arguments) == {"n": 1}

@@ -7,6 +7,7 @@ from typing import Any
 
 from support.clients.answer import Answer
 from support.clients.case import Asker, Case, another_text, num_tokens_is, same_as_ever, text_is, tokens_are
+from support.forced import AT_ONCE
 
 # A token of the served model, and two others.
 A, B, C = 70, 71, 72
@@ -147,8 +148,6 @@ def only_shadowed(answer: Answer, asker: Asker) -> None:
     assert counts == {"LogitBiasLogitsProcessor": {"tokens": 8, "changed": 8, "faults": 0}}
 
 
-# A random model may begin to reason, which puts its form off.
-AT_ONCE: dict[str, Any] = {"guided_when": {"after_tokens": 0}}
 ROOM: dict[str, Any] = {"max_tokens": 24, **AT_ONCE}
 COLOURS: dict[str, Any] = {"enum": ["red", "blue"]}
 COLOUR = '"(red|blue)"'

@@ -8,6 +8,7 @@ from typing import Any
 
 from support.clients.case import USER
 from support.clients.generation_cases import ONLY_A, A, B, C
+from support.forced import AT_ONCE
 
 MESSAGES, COUNT_TOKENS = "POST /v1/messages", "POST /v1/messages/count_tokens"
 END = 2
@@ -132,8 +133,6 @@ COLOURS = ('"red"', '"blue"')
 TWICE: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
 TAG: dict[str, Any] = {"structures": [{"begin": "<c>", "schema": COLOUR, "end": "</c>"}], "triggers": ["<c"]}
 RANDOM: dict[str, Any] = {"temperature": 2.0, "seed": 5}
-# A random model may begin to reason, which puts its form off.
-AT_ONCE: dict[str, Any] = {"guided_when": {"after_tokens": 0}}
 ROOM: dict[str, Any] = {"max_tokens": 24, **AT_ONCE}
 
 

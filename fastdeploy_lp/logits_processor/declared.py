@@ -192,10 +192,9 @@ class DeclaredProcessor:
         meant for a processor in shadow; every request is meant for a mandatory one of a dialect without flat arguments,
         and for those that the operator imposes on it.
         """
-        if self.name in selection.imposed:
-            return True
-        if self.name in selection.shadow or self.name in selection.secret:
-            return False
+        decided = selection.decides(self.name)
+        if decided is not None:
+            return decided
         if self.dialect.by_name_only and self.mandatory:
             return True
         if selection.named is not None:
@@ -217,10 +216,9 @@ class DeclaredProcessor:
 
         The request names others or wants it in shadow, or the operator withholds it from the client.
         """
-        if self.name in selection.imposed:
-            return False
-        if self.name in selection.shadow or self.name in selection.secret:
-            return True
+        decided = selection.decides(self.name)
+        if decided is not None:
+            return not decided
         return selection.named is not None and self.name not in selection.named and not self.mandatory
 
     def _owns(self, argument: str) -> bool:

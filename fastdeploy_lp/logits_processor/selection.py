@@ -57,14 +57,22 @@ class Selection(msgspec.Struct, omit_defaults=True):
         return msgspec.structs.replace(self, shadow=shadow, order=order, secret=(*self.secret, name))
 
     def _args_for(self, name: str) -> ProcessorArgs:
-        if name in self.imposed:
-            return ProcessorArgs(self.imposed[name])
-        if name in self.shadow or name in self.secret:
-            return ProcessorArgs()
+        decided = self.decides(name)
+        if decided is not None:
+            return ProcessorArgs(self.imposed[name] if decided else {})
         if self.named is not None:
             return ProcessorArgs(self.named.get(name, {}))
         hidden = self.hidden.get(name, ())
         return ProcessorArgs({key: value for key, value in self.flat.items() if key not in hidden})
+
+    def decides(self, name: str) -> bool | None:
+        """Returns True if the operator imposes the processor, False if it is in shadow or secret, None otherwise.
+
+        None leaves the decision to the processor's dialect and the request's arguments.
+        """
+        if name in self.imposed:
+            return True
+        return False if name in self.shadow or name in self.secret else None
 
     def forces(self, name: str) -> bool:
         """Returns True if the operator imposes the processor and the client must not learn of it."""

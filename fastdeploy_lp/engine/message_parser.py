@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_lp.config import ChatConfig
-from fastdeploy_lp.engine.output_parts import output_parts
 from fastdeploy_lp.engine.reasoning_parsers import ReasoningParser, find_reasoning_parser
 from fastdeploy_lp.engine.tool_parsers import ToolCallDelta, ToolParser, find_tool_parser, tool_parser_for
 from fastdeploy_lp.engine.tool_parsers.base import ParsedText
 from fastdeploy_lp.guided_decoding.grammar import Tagged, calls_only, free_text_with, with_whitespace
 from fastdeploy_lp.request.guided_decoding import Whitespace
-from fastdeploy_lp.request.phase import Parts
+from fastdeploy_lp.request.phase import Parts, Section
 
 
 @dataclass
@@ -101,7 +100,7 @@ class MessageParsers:
         named = find_tool_parser(config.tool_call_parser) if config.tool_call_parser is not None else None
         self._tools = (named or tool_parser_for(chat_template)) if config.enable_auto_tool_choice else None
         self._reasoning = find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None
-        self.parts: Parts = output_parts(self._reasoning, self._tools)
+        self.parts: Parts = _parts(self._reasoning, self._tools)
 
     @property
     def reads_tools(self) -> bool:
@@ -166,3 +165,24 @@ class ToolGrammar:
             begin, end = self._parser.call_frame(tool.name)
             tags.append(Tagged(begin, with_whitespace(tool.schema, self._whitespace), end))
         return tags
+
+
+def _parts(reasoning: type[ReasoningParser] | None, tools: type[ToolParser] | None) -> Parts:
+    """Returns the sections of each part: reasoning and answer with a reasoning parser, tool_call with a tool parser."""
+    parts: dict[str, tuple[Section, ...]] = {}
+    if reasoning is not None:
+        parts["reasoning"] = (*_reasoning_sections(reasoning, inside=True), Section(False, may_end=True))
+        parts["answer"] = (*_reasoning_sections(reasoning, inside=False), Section(True))
+    if tools is not None:
+        before = () if reasoning is None else _reasoning_sections(reasoning, inside=False)
+        text = len(before)
+        calls = (Section(False, tools.marker, then=text + 1, may_end=True), Section(True, tools.end_marker, then=text))
+        parts["tool_call"] = (*before, *calls)
+    return parts
+
+
+def _reasoning_sections(parser: type[ReasoningParser], *, inside: bool) -> tuple[Section, ...]:
+    """Returns the sections up to the end of the reasoning; the section after them has the next index."""
+    if parser.reasons_unmarked:
+        return (Section(inside, parser.end, then=1),)
+    return (Section(False, parser.begin, then=1, opening=True, otherwise=2), Section(inside, parser.end, then=2))

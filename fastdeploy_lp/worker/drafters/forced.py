@@ -1,4 +1,4 @@
-"""Drafts of the tokens that a request's logits processors will force."""
+"""Drafts of forced tokens: those that a request's logits processors or its grammar will force."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
+from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sequence import Sequence
 
 FORCED = "forced"
+GRAMMAR = "grammar"
 
 
 class ForcedDrafter(Drafter):
@@ -26,3 +28,17 @@ class ForcedDrafter(Drafter):
         # The row before the last token yields it; a row after it would yield nothing.
         tokens = list(takewhile(lambda token: token not in sequence.stop_token_ids, tokens))
         return Draft(tokens, FORCED) if tokens else None
+
+
+class GrammarDrafter(Drafter):
+    """Takes the tokenization of the only text that may follow, such as the keys of a JSON schema."""
+
+    kinds: ClassVar[dict[str, float]] = {GRAMMAR: 0.95}
+
+    def __init__(self, mask: LogitsMask) -> None:
+        self._mask = mask
+
+    def draft(self, sequence: Sequence, count: int) -> Draft | None:
+        """See `Drafter`."""
+        forced = self._mask.forced(sequence.slot)
+        return Draft(forced[:count], GRAMMAR) if forced else None

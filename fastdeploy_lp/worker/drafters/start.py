@@ -13,8 +13,7 @@ from fastdeploy_lp.plugins import load_class
 from fastdeploy_lp.worker.drafters.draft_model import DraftModelDrafter
 from fastdeploy_lp.worker.drafters.drafter import Drafter
 from fastdeploy_lp.worker.drafters.drafting import Drafting
-from fastdeploy_lp.worker.drafters.forced import ForcedDrafter
-from fastdeploy_lp.worker.drafters.grammar import GrammarDrafter
+from fastdeploy_lp.worker.drafters.forced import ForcedDrafter, GrammarDrafter
 from fastdeploy_lp.worker.drafters.greedy_model import GreedyModel
 from fastdeploy_lp.worker.drafters.ngram import NgramDrafter
 from fastdeploy_lp.worker.drafters.pass_costs import measured_passes

@@ -8,10 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastdeploy_lp.entrypoints.openai.listener.bodies import BodiesInFlight
 from fastdeploy_lp.entrypoints.openai.middleware.authentication import OPEN_PATHS, AuthenticationMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.body_limit import BodyLimitMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.policy import PolicyMiddleware
+from fastdeploy_lp.entrypoints.openai.middleware.client import ClientMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_log import HttpMetrics, RequestLogMiddleware
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestsInFlight, RootPathMiddleware
-from fastdeploy_lp.entrypoints.openai.middleware.uploads import UploadsMiddleware
 from fastdeploy_lp.entrypoints.openai.policy.policies import Policies
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
@@ -53,10 +52,8 @@ def behind_middleware(
     """Returns the application wrapped in the layers that the options enable."""
     bodies = BodiesInFlight(args.max_bodies_size or BODIES * args.max_body_size)
     app = BodyLimitMiddleware(HeadMiddleware(app), args.max_body_size, bodies)
-    if uploads is not None:
-        app = UploadsMiddleware(app, uploads)
-    if policies is not None:
-        app = PolicyMiddleware(app, policies)
+    if policies is not None or uploads is not None:
+        app = ClientMiddleware(app, policies, uploads)
     if args.api_key or args.admin_api_key:
         # Browsers fetch pages without a key; the playground's API requests carry one.
         open_paths = (*OPEN_PATHS, PLAYGROUND, ROOT) if args.playground else OPEN_PATHS

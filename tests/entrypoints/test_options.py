@@ -129,7 +129,7 @@ def test_help_lists_every_option_and_its_default(capsys: pytest.CaptureFixture[s
     for default in (
         "32",
         "16; on a GPU 64",
-        "512",
+        "512; on a GPU 4096",
         "1024",
         "0.9",
         "True",

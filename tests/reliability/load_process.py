@@ -29,6 +29,7 @@ from fastdeploy_lp.engine.prepare.input_processor import InputProcessor, Prompt
 from fastdeploy_lp.engine.prepare.preparation import RequestPreparation
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
 from fastdeploy_lp.messages import AddRequest
+from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
 from fastdeploy_lp.request.sampling_params import SamplingParams
 from fastdeploy_lp.startup.engine_args import EngineArgs
@@ -65,6 +66,8 @@ def main(kind: str, seed: int, first: int, last: int, folder: Path) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
+    # From the user's cache: in a new one, every process would compile them.
+    compiled_ops()
     os.environ["FASTDEPLOY_LP_CACHE"] = str(folder / "cache")
     models = DamagedModels(kind, folder)
     # Here, so that what only a first model needs is done once for all. A fork has none of the threads of grammars.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from fastdeploy_lp.checkpoint import resolve_model
 from fastdeploy_lp.engine.tokenizer import Tokenizer
@@ -39,9 +39,10 @@ class WatermarkArgs:
 
     model: str = field(metadata={"help": "the model that may have written the text, for its tokenizer"})
     key: int = field(metadata={"help": "watermark_key, gumbel_key or synthid_key of the requests"})
-    scheme: Literal["green", "gumbel", "synthid"] = field(
+    scheme: str = field(
         default=GREEN,
         metadata={
+            "choices": (GREEN, GUMBEL, SYNTHID),
             "help": "the processor: green for WatermarkLogitsProcessor, gumbel for GumbelWatermarkLogitsProcessor, "
             "synthid for SynthIDWatermarkLogitsProcessor"
         },

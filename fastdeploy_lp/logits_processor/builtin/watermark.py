@@ -92,8 +92,11 @@ class WatermarkLogitsProcessor(SlotProcessor["_Marking"]):
         flip, factor, bound = to_device(np.array(numbers, np.int64)).unsqueeze(-1).unbind(1)
         mixed = paddle.bitwise_xor(self._hashes_on_device(hashes), flip) * factor
         green = paddle.bitwise_and(mixed, paddle.full_like(mixed, 0xFFFFFFFF)) < bound
-        deltas = to_device(np.array([[state.delta] for _, state, _ in self._marked], np.float32)).astype(logits.dtype)
-        write_rows(logits, rows, paddle.gather(logits, rows) + green.astype(logits.dtype) * deltas)
+        deltas = to_device(np.array([[state.delta] for _, state, _ in self._marked], np.float32))
+        # In float32: Paddle's CPU operators cannot add bfloat16.
+        bias = green.astype("float32") * deltas.astype(logits.dtype).astype("float32")
+        marked = paddle.gather(logits, rows).astype("float32") + bias
+        write_rows(logits, rows, marked.astype(logits.dtype))
 
     def _hashes_on_device(self, hashes: NDArray[np.uint32]) -> Tensor:
         if self._tensor is None:

@@ -44,7 +44,7 @@ class WatermarkArgs:
         metadata={
             "choices": (GREEN, GUMBEL, SYNTHID),
             "help": "the processor: green for WatermarkLogitsProcessor, gumbel for GumbelWatermarkLogitsProcessor, "
-            "synthid for SynthIDWatermarkLogitsProcessor"
+            "synthid for SynthIDWatermarkLogitsProcessor",
         },
     )
     input_file: str | None = field(

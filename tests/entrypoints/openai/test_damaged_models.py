@@ -13,6 +13,7 @@ from support.server import free_port, server_command, server_environment
 from fastdeploy_lp.checkpoint import CheckpointError
 from fastdeploy_lp.entrypoints.openai.api_server import main
 from fastdeploy_lp.logits_processor import LogitsProcessorChain
+from fastdeploy_lp.model_executor.ops import compiled_ops
 from fastdeploy_lp.startup.engine_args import EngineArgs
 from fastdeploy_lp.worker.model_runner import ModelRunner
 
@@ -24,7 +25,8 @@ ENGINE = ["--max-num-seqs", "2", "--max-model-len", "64"]
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Conversions go to a folder of their own."""
+    """Conversions go to a folder of their own, the operators of this process come from the user's."""
+    compiled_ops()
     monkeypatch.setenv("FASTDEPLOY_LP_CACHE", str(tmp_path / "cache"))
 
 

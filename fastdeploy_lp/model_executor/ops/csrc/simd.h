@@ -48,6 +48,24 @@ static inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x, x, x
 
 static inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
+// a * b + c, rounded once where the processor has such an instruction. Spelled out: a compiler that does not optimize, or with a branch
+// between product and sum, rounds twice.
+static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 halves[3][2];
+    std::memcpy(halves[0], &a, sizeof a);
+    std::memcpy(halves[1], &b, sizeof b);
+    std::memcpy(halves[2], &c, sizeof c);
+    for (int i = 0; i < 2; ++i) halves[0][i] = _mm256_fmadd_ps(halves[0][i], halves[1][i], halves[2][i]);
+    std::memcpy(&a, halves[0], sizeof a);
+    return a;
+#else
+    return a * b + c;
+#endif
+}
+
 static inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
 
 // a where a > b, else b, also where one is NaN.

@@ -23,22 +23,14 @@ static_assert(kFloatLanes == kLanes, "one vector");
 // Logits further below the greatest do not count; without a limit, -inf times a weight of 0 would be NaN.
 constexpr float kLowestFloat = -87.0f;
 
-// a * b + c, rounded once. Spelled out: a compiler makes one instruction of a product and a sum only if no branch is between them.
+// a * b + c, rounded once on every processor.
 Floats fused(Floats a, Floats b, Floats c) {
-    Floats sum;
-#if defined(__AVX512F__)
-    sum = (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    __m256 halves[3][2];
-    std::memcpy(halves[0], &a, sizeof a);
-    std::memcpy(halves[1], &b, sizeof b);
-    std::memcpy(halves[2], &c, sizeof c);
-    for (int i = 0; i < 2; ++i) halves[0][i] = _mm256_fmadd_ps(halves[0][i], halves[1][i], halves[2][i]);
-    std::memcpy(&sum, halves[0], sizeof sum);
+#if defined(__AVX512F__) || defined(__FMA__)
+    return multiply_add(a, b, c);
 #else
-    for (int lane = 0; lane < kLanes; ++lane) sum[lane] = std::fma(a[lane], b[lane], c[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) a[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return a;
 #endif
-    return sum;
 }
 
 // Moves the lanes of a strip, added in order, to the sum of the row.

@@ -228,13 +228,16 @@ class EngineCore:
 
     def _advance(self, sequence: Sequence, token: int, result: StepResult) -> SequenceStep:
         slot, actions = sequence.slot, result.actions.get(sequence.slot)
-        tokens = [token] if actions is None or actions.finish is None else []
+        finish = None if actions is None else actions.finish
+        tokens = [token] if finish is None and slot not in result.overrun else []
         if tokens:
             sequence.append(token)
             if slot in result.completed:
                 sequence.complete()
-        elif actions is not None and actions.finish is not None:
-            sequence.stop(actions.finish)
+        elif slot in result.overrun:
+            sequence.complete()
+        elif finish is not None:
+            sequence.stop(finish)
         # Processors that may take back the last token are to see it first.
         if sequence.finish_reason is not None and not (tokens and sequence.max_rewind):
             self._end(sequence)

@@ -76,6 +76,7 @@ class GuidedDecoding(LogitsMask):
         self._ahead: dict[int, MasksAhead] = {}
         self._known_ahead: dict[int, int] = {}
         self._completed: set[int] = set()
+        self._overrun: set[int] = set()
         self._failures: dict[int, str] = {}
         self._changed = threading.Condition()
         self._held = held
@@ -92,6 +93,11 @@ class GuidedDecoding(LogitsMask):
     def completed(self) -> set[int]:
         """Slots whose text is complete with this step's token."""
         return self._completed
+
+    @property
+    def overrun(self) -> set[int]:
+        """Slots whose text was found complete too late for the step of its last token."""
+        return self._overrun
 
     @property
     def failures(self) -> dict[int, str]:
@@ -157,7 +163,7 @@ class GuidedDecoding(LogitsMask):
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Copies the masks of these slots' grammars."""
-        self._completed, self._failures, self._step = set(), {}, []
+        self._completed, self._overrun, self._failures, self._step = set(), set(), {}, []
         if not self._by_slot:
             return
         guided = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
@@ -215,8 +221,13 @@ class GuidedDecoding(LogitsMask):
         if not self._step:
             return
         self._grace = GRACE_SECONDS
+        self._overrun = {slot for slot, row in self._step if row.complete}
         first = tokens[self._rows].tolist()
-        sampled = [(*each, [token, *further.get(each[0], ())]) for each, token in zip(self._step, first, strict=True)]
+        sampled = [
+            (*each, [token, *further.get(each[0], ())])
+            for each, token in zip(self._step, first, strict=True)
+            if each[0] not in self._overrun
+        ]
         self._follow([(row, run) for _, row, run in sampled if row.error is None and 0 <= run[0] not in self._ends])
         for slot, row, run in sampled:
             if row.error is not None:

@@ -75,6 +75,11 @@ class LogitsMask(ABC):
         return ()
 
     @property
+    def overrun(self) -> Collection[int]:
+        """Slots whose output was found complete after this step began, which do not take its token."""
+        return ()
+
+    @property
     def failures(self) -> Mapping[int, str]:
         """By slot, the reason why a request cannot continue after this step."""
         return NOTHING

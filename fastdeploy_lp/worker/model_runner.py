@@ -224,8 +224,8 @@ class ModelRunner(ModelRunnerBase):
         failures = {**impossible, **self.chain.failures}
         for row in np.flatnonzero(sampled.tokens < 0).tolist():
             # After a sequence's last token, nothing need be left.
-            if self._round[row].sequence.finish_reason is None:
-                slot = int(slots[row])
+            slot = int(slots[row])
+            if self._round[row].sequence.finish_reason is None and slot not in self.mask.overrun:
                 failures.setdefault(slot, self._nothing_is_left(slot, compute, slots, final))
         self._record(slots, sampled.tokens, further)
         return StepResult(
@@ -235,6 +235,7 @@ class ModelRunner(ModelRunnerBase):
             prompt_logprobs=prompts.unpack(read),
             pooled=pooled.unpack(read),
             completed=frozenset(self.mask.completed),
+            overrun=frozenset(self.mask.overrun),
             traces={} if trace is None else trace.stages,
             shadows={} if shadows is None else shadows.tokens,
             actions=self.chain.take_actions(failures),

@@ -26,6 +26,7 @@ from fastdeploy_lp.logits_processor import LogitsProcessor, Selection
 from fastdeploy_lp.messages import AddRequest, SequenceStep
 from fastdeploy_lp.model_executor.ops.paddle_rows import PaddleRowOps
 from fastdeploy_lp.request.guided_decoding import GuidedDecodingParams
+from fastdeploy_lp.worker import guided_decoding
 from fastdeploy_lp.worker.engine_core import EngineCore
 from fastdeploy_lp.worker.mask_threads import MAX_LOST_OF_CLIENT
 from fastdeploy_lp.worker.sampler import sampler
@@ -109,6 +110,42 @@ def test_an_output_matches_and_ends_with_its_last_token(
     assert re.fullmatch(PHONE, text_of(tokenizer, steps))
     assert steps[-1].finish_reason == "stop"
     assert steps[-1].stop_reason is None
+
+
+class LateMatcher(GrammarMatcher):
+    """Reads each token after the step that sampled it."""
+
+    between_steps = threading.Event()
+
+    def consume(self, token_ids: list[int]) -> None:
+        self.between_steps.wait()
+        super().consume(token_ids)
+
+
+def test_an_output_ends_with_the_same_token_if_its_end_is_found_late(
+    engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = guided("r", [1, 2, 3], max_tokens=40, logprobs=1)
+    expected = run(engine(), asked)["r"]
+    core = engine()
+    mask: Any = core.runner.mask
+    accept, matcher_of = mask.accept, mask._compiler.matcher_of
+
+    def accept_before_the_reading(*arguments: Any) -> None:
+        LateMatcher.between_steps.clear()
+        accept(*arguments)
+        LateMatcher.between_steps.set()
+
+    LateMatcher.between_steps.set()
+    monkeypatch.setattr(guided_decoding, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(mask, "accept", accept_before_the_reading)
+    monkeypatch.setattr(
+        mask._compiler, "matcher_of", lambda compiled: LateMatcher(matcher_of(compiled)._matcher, (TINY_EOS,))
+    )
+    found = run(core, asked)["r"]
+    assert tokens_of(found) == tokens_of(expected)
+    assert sum(len(step.logprobs or ()) for step in found) == len(tokens_of(found))
+    assert [(step.finish_reason, step.stop_reason) for step in (found[-1], expected[-1])] == [("stop", None)] * 2
 
 
 def test_the_end_of_sequence_is_allowed_where_the_text_may_end(engine: Make, tokenizer: Tokenizer) -> None:

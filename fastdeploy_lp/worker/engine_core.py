@@ -143,7 +143,7 @@ class EngineCore:
         """Yields the steps of a chunk's sequence: its token, and further tokens while it runs."""
         sequence, slot = chunk.sequence, chunk.sequence.slot
         run = [] if token is None else [token, *result.further.get(slot, ())]
-        # The result's failures and completed slots are those of the last tokens.
+        # The result's failures and completed slots belong to the last tokens.
         begun = replace(result, completed=frozenset()) if len(run) > 1 and slot in result.completed else result
         for each in run[:-1]:
             self.blocks.share_computed(sequence)

@@ -14,7 +14,7 @@ class ScheduledChunk:
     `samples` is True if they reach the sequence's last token, so that a new one is sampled; `pools` if they do in a
     pooled prompt, which then ends. `cost` is the number of tokens charged to the step's budget.
     `draft` are tokens of the kind `draft_kind` that may follow; the step computes them, too, and `accepted` of them
-    were sampled. `over` is True once processors have taken back tokens of the sequence: it goes on in a later step.
+    were sampled. `over` is True once processors have taken back tokens of the sequence: it continues in a later step.
     """
 
     sequence: Sequence

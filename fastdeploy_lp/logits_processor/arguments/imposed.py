@@ -13,7 +13,7 @@ from fastdeploy_lp.logits_processor.stages import DRAW
 
 
 class Imposed(msgspec.Struct, frozen=True):
-    """Processors that the operator sets for a request, and those that do not exist for its client.
+    """Processors that the operator sets for a request, and processors that do not exist for its client.
 
     forced: arguments by name of processors that run whatever the request asks for. default: arguments by name of
     processors that run unless the request names processors or passes one of their arguments; one that draws also yields

@@ -277,7 +277,7 @@ class LogitsProcessorChain:
             self.stats.setdefault(declared.name, ProcessorStats(declared.name))
 
     def _drop_unused(self, names: Collection[str]) -> set[str]:
-        """Forgets those of these processors that no request uses; returns the others."""
+        """Forgets the processors that no request uses; returns the others."""
         used = self._groups.drop_unused(names)
         for name in set(names) - used:
             self.stats.pop(name, None)

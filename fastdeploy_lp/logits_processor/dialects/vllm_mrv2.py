@@ -98,7 +98,7 @@ class SlotKeyedProcessor(LogitsProcessor):
         raise_row_errors(failed)
 
     def _add_new(self, share_inputs: Mapping[str, Any]) -> dict[int, Exception]:
-        """Adds the new requests; returns by row the errors of those that could not be added."""
+        """Adds the new requests; returns by row the errors of requests that could not be added."""
         failed: dict[int, Exception] = {}
         for slot in self._slots.follow(share_inputs):
             self._wanted[slot] = self._failed[slot] = False

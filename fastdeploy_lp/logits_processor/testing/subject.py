@@ -56,7 +56,7 @@ class Script:
 class Stage:
     """A harness that runs scripted requests.
 
-    `rows` are all rows that the processor has returned, `acts` all its actions. A request goes on after its finish, so
+    `rows` are all rows that the processor has returned, `acts` all its actions. A request continues after its finish, so
     that the checks of rows do not depend on it.
     """
 

@@ -16,7 +16,7 @@ UNKNOWN = b""
 
 @dataclass(slots=True)
 class _Slot:
-    """The first `known` tokens of a sequence have keys and values; after them come those of the tokens `drafted`.
+    """The first `known` tokens of a sequence have keys and values; the tokens `drafted` follow.
 
     Of `drafted` only tokens in the sequence's own blocks count. The first `named` blocks have their names.
     """

@@ -1,4 +1,4 @@
-"""Drafts of forced tokens: those that a request's logits processors or its grammar will force."""
+"""Drafts of forced tokens: tokens that a request's logits processors or its grammar will force."""
 
 from __future__ import annotations
 

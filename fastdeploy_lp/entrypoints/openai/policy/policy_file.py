@@ -60,7 +60,7 @@ class Chain(BaseModel):
 
 
 class Variant(Chain):
-    """Another chain for a share of a rule's requests; fields that are set replace those of the rule."""
+    """Another chain for a share of a rule's requests; a field that is set replaces the field of the rule."""
 
     name: Name
     share: Annotated[float, Field(gt=0, le=1, strict=False)]

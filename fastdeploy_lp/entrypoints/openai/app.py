@@ -43,6 +43,7 @@ from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, failed_events
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
+from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor
@@ -73,6 +74,7 @@ def build_app(
             raise errors.OperatorOnlyError
 
     uploads = UploadStore(args.upload_store) if args.allow_uploads else None
+    permission = UploadPermission(uploads, restricted=policies is not None)
     responses = ServingResponses(engine, ResponseStore(args.response_store, args.response_store_max_bytes))
     for router in (
         _completion_routes(engine, body_route, in_flight, turns, watch),
@@ -84,8 +86,8 @@ def build_app(
         pooling_routes(engine, io_processor, in_flight, turns, watch, body_route),
         tokenization_routes(engine),
         abort_routes(engine, in_flight),
-        upload_routes(engine, uploads, restricted=policies is not None),
-        processor_routes(engine, uploads),
+        upload_routes(engine, permission),
+        processor_routes(engine, permission),
         model_routes(engine),
     ):
         app.include_router(router, dependencies=[Depends(require_started)])

@@ -56,9 +56,9 @@ class PhraseBanLogitsProcessor(SlotProcessor["OutputText"]):
     """`{"banned_phrases": ["Acme Corp"]}` keeps phrases out of the output's text, in any casing and tokenization.
 
     When the output completes a phrase, its tokens are taken back from the one in which the phrase begins. That token is
-    banned there, and the model continues in its next best way. A phrase is found within words too: write " art" or "art "
-    for a word. The text is sent once no phrase can take it back: later, by as many tokens as the longest phrase has
-    bytes. As koboldcpp's and ExLlamaV2's banned strings.
+    banned there, and the model continues in its next best way. A phrase is found within words too: write " art" or
+    "art " for a word. The text is sent once no phrase can take it back: later, by as many tokens as the longest phrase
+    has bytes. As koboldcpp's and ExLlamaV2's banned strings.
     """
 
     Params = PhraseBanParams

@@ -56,8 +56,8 @@ class Script:
 class Stage:
     """A harness that runs scripted requests.
 
-    `rows` are all rows that the processor has returned, `acts` all its actions. A request continues after its finish, so
-    that the checks of rows do not depend on it.
+    `rows` are all rows that the processor has returned, `acts` all its actions. A request continues after its finish,
+    so that the checks of rows do not depend on it.
     """
 
     def __init__(self, harness: ProcessorHarness) -> None:

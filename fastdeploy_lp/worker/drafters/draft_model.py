@@ -20,8 +20,8 @@ class DraftModelDrafter(Drafter):
     """Continues sequences greedily, all of them together: one pass for each drafted token.
 
     Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, with greedy drafts.
-    The first pass also computes the tokens that the model has not seen, at most the number that a step may have. A sequence
-    with more of them has no draft until later steps have computed the rest.
+    The first pass also computes the tokens that the model has not seen, at most the number that a step may have. A
+    sequence with more of them has no draft until later steps have computed the rest.
     """
 
     kinds: ClassVar[dict[str, float]] = {DRAFT_MODEL: 0.6}

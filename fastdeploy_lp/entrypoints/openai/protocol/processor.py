@@ -82,7 +82,11 @@ class ProcessorCard(BaseModel):
 
 
 class ProcessorList(BaseModel):
-    """Body of GET /v1/logits_processors, in the order of execution."""
+    """Body of GET /v1/logits_processors, in the order of execution.
+
+    takes_uploads: True if the client may upload processors.
+    """
 
     object: Literal["list"] = "list"
     data: list[ProcessorCard]
+    takes_uploads: bool = False

@@ -17,13 +17,15 @@ from fastdeploy_lp.entrypoints.openai.protocol.processor import (
     ShadowCounters,
     UploadCard,
 )
-from fastdeploy_lp.entrypoints.openai.uploads.store import Upload, UploadStore
+from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
+from fastdeploy_lp.entrypoints.openai.uploads.store import Upload
 from fastdeploy_lp.logits_processor import ProcessorStats
 
 
-def processor_routes(engine: Engine, uploads: UploadStore | None = None) -> APIRouter:
+def processor_routes(engine: Engine, permission: UploadPermission) -> APIRouter:
     """Returns the routes that list the processors and reset a quarantined one."""
     router = APIRouter(responses=failures(503))
+    uploads = permission.store
     in_shadow = engine.fd_config.structured_outputs_config.shadow
 
     def card(info: ProcessorInfo) -> ProcessorCard:
@@ -41,7 +43,8 @@ def processor_routes(engine: Engine, uploads: UploadStore | None = None) -> APIR
     @router.get("/v1/logits_processors")
     async def logits_processors(request: Request) -> ProcessorList:
         """The declared logits processors in the order of execution, with their parameters, state and counters."""
-        return ProcessorList(data=[*declared(request), *uploaded(request)])
+        data = [*declared(request), *uploaded(request)]
+        return ProcessorList(data=data, takes_uploads=permission.allows(record_of(request)))
 
     @router.get("/v1/logits_processors/{name}", responses=failures(404))
     async def logits_processor(name: str, request: Request) -> ProcessorCard:

@@ -10,20 +10,20 @@ from fastapi import APIRouter, Request
 from fastdeploy_lp.engine.client.engine import Engine
 from fastdeploy_lp.engine.errors import InvalidRequestError
 from fastdeploy_lp.engine.helpers.module_check import ModuleCheck
-from fastdeploy_lp.entrypoints.openai.errors import ConflictError, ForbiddenError
-from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord, record_of
+from fastdeploy_lp.entrypoints.openai.errors import ConflictError
+from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorDeleted
 from fastdeploy_lp.entrypoints.openai.routes.processors import unknown_processor, upload_card
 from fastdeploy_lp.entrypoints.openai.uploads.body import FORM, UploadRequest, read_upload
-from fastdeploy_lp.entrypoints.openai.uploads.store import StoreFullError, UploadStore
+from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
+from fastdeploy_lp.entrypoints.openai.uploads.store import StoreFullError
 
-CODE = "uploads_not_allowed"
 PATH = "/v1/logits_processors"
 
 
-def upload_routes(engine: Engine, uploads: UploadStore | None, *, restricted: bool) -> APIRouter:
-    """Returns the routes that store and delete uploads. restricted: only keys whose rule allows it may upload."""
+def upload_routes(engine: Engine, permission: UploadPermission) -> APIRouter:
+    """Returns the routes that store and delete uploads."""
     router = APIRouter(responses=failures(403, 503))
     check = ModuleCheck()
     schema = UploadRequest.model_json_schema()
@@ -38,7 +38,7 @@ def upload_routes(engine: Engine, uploads: UploadStore | None, *, restricted: bo
     async def upload(request: Request) -> ProcessorCard:
         """Stores a logits processor, a WebAssembly module, for the requests of the client's key."""
         record = record_of(request)
-        store = _require_allowed(record, uploads, restricted=restricted)
+        store = permission.require(record)
         sent = await request.body()
         label, module = await asyncio.to_thread(read_upload, request.headers.get("content-type", ""), sent)
         refusal = await check.refusal(module, record.client)
@@ -54,7 +54,7 @@ def upload_routes(engine: Engine, uploads: UploadStore | None, *, restricted: bo
     async def delete(name: str, request: Request) -> ProcessorDeleted:
         """Deletes an upload of the client's key; requests that run already keep it."""
         record = record_of(request)
-        store = _require_allowed(record, uploads, restricted=False)
+        store = permission.store_of(record)
         try:
             await asyncio.to_thread(store.remove, record.key, name)
         except KeyError:
@@ -62,14 +62,3 @@ def upload_routes(engine: Engine, uploads: UploadStore | None, *, restricted: bo
         return ProcessorDeleted(name=name)
 
     return router
-
-
-def _require_allowed(record: RequestRecord, uploads: UploadStore | None, *, restricted: bool) -> UploadStore:
-    """Returns the store; raises ForbiddenError for a client that may not use it."""
-    if uploads is None:
-        raise ForbiddenError("this server takes no uploads; it was started without --allow-uploads", CODE)
-    if not record.key and not record.operator:
-        raise ForbiddenError("uploads belong to an API key: send one", CODE)
-    if restricted and not record.rule.uploads and not record.sees_secrets:
-        raise ForbiddenError("this client may not upload logits processors", CODE)
-    return uploads

@@ -6,9 +6,11 @@ import { h } from "./element.js";
 import { ProcessorCard } from "./processor_card.js";
 
 export class ChainPanel {
-  constructor(list, server) {
+  /** `removed(card)` is called when the user deletes an upload. */
+  constructor(list, server, removed) {
     this.list = list;
     this.server = server;
+    this.removed = removed;
     this.cards = [];
     this.filter = new ChainFilter(list, () => this.filter.apply(this.cards));
   }
@@ -16,7 +18,8 @@ export class ChainPanel {
   /** Creates a card for each declared processor, and keeps the settings of former cards. */
   show(infos) {
     const { settings } = this;
-    this.cards = infos.map((info) => new ProcessorCard(info, this.server, (card) => this._used(card)));
+    const handlers = { used: (card) => this._used(card), removed: this.removed };
+    this.cards = infos.map((info) => new ProcessorCard(info, this.server, handlers));
     for (const card of this.cards) this._watch(card);
     if (this.cards.length === 1) this.cards[0].open();
     this.settings = settings;
@@ -29,6 +32,13 @@ export class ChainPanel {
   /** The entries of a request: the processors to name in it, in order. */
   get entries() {
     return this._named().map((card) => card.entry);
+  }
+
+  /** Turns a processor on, and shows its form. */
+  use(name) {
+    const card = this.cards.find((each) => each.name === name);
+    card?.open();
+    card?.use(true);
   }
 
   /** The processors that take part in a request, in order. */

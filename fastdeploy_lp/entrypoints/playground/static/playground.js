@@ -12,12 +12,27 @@ import { Server } from "./server.js";
 import { SnippetDialog } from "./snippet_dialog.js";
 import { explainTerms } from "./term.js";
 import { TokenInspector } from "./token_inspector.js";
+import { UploadZone } from "./upload_zone.js";
 
 const byId = (id) => document.getElementById(id);
 const server = new Server();
-const chain = new ChainPanel(byId("chain"), server);
+const chain = new ChainPanel(byId("chain"), server, async (card) => {
+  try {
+    await server.deleteUpload(card.name);
+    announce(`${card.name} is deleted`);
+    await connect();
+  } catch (error) {
+    card.showError([], error.message);
+  }
+});
+const uploads = new UploadZone(byId("chain"), server, async (name) => {
+  await connect();
+  chain.use(name);
+});
 const sampling = new SamplingPanel(byId("sampling"));
 const system = byId("system");
+// The first message removes it from the page.
+const banStep = byId("ban-step");
 
 function showStatus(text, kind) {
   byId("status").textContent = text;
@@ -107,20 +122,22 @@ async function connect() {
 
 async function load() {
   await server.health();
-  return { processors: await server.processors(), model: await server.model(), schema: await server.schema() };
+  const { declared, takesUploads } = await server.processors();
+  return { processors: declared, takesUploads, model: await server.model(), schema: await server.schema() };
 }
 
 /** Returns the part of a server's answers that the page shows, without counters and times. */
-function declarationOf({ processors, model, schema }) {
+function declarationOf({ processors, takesUploads, model, schema }) {
   const cards = processors.map(({ counters, shadow, last_error, ...card }) => card);
-  return JSON.stringify([model.id, cards, schema]);
+  return JSON.stringify([model.id, cards, takesUploads, schema]);
 }
 
 function show(found) {
   sampling.show(found.schema.components.schemas.ChatCompletionRequest, found.schema);
   chain.show(found.processors);
+  uploads.shown = found.takesUploads;
   presets.show(found.processors);
-  byId("ban-step").hidden = !chain.canBias;
+  banStep.hidden = !chain.canBias;
   inspector.bias = chain.canBias
     ? (token, value) => {
         const name = chain.bias(token, value);

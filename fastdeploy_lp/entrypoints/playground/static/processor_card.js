@@ -6,9 +6,13 @@ import { SchemaForm } from "./schema_form.js";
 import { termInControl } from "./term.js";
 
 export class ProcessorCard {
-  /** `info`: the server's description of the processor; `used(card)` is called when the user turns it on or off. */
-  constructor(info, server, used) {
+  /**
+   * `info`: the server's description of the processor. `used(card)` is called when the user turns it on or off,
+   * `removed(card)` when the user deletes it, which is possible for an upload.
+   */
+  constructor(info, server, { used, removed }) {
     this.used = used;
+    this.removed = removed;
     this.searched = [info.name, info.description, ...Object.keys(info.parameters?.properties ?? {})].join(" ").toLowerCase();
     this.name = info.name;
     this.usual = info.order;
@@ -94,10 +98,10 @@ export class ProcessorCard {
 
   _edited() {
     this.error.hidden = true;
-    if (!this.on) this._use(true);
+    if (!this.on) this.use(true);
   }
 
-  _use(on) {
+  use(on) {
     this.on = on;
     this.used(this);
   }
@@ -107,7 +111,7 @@ export class ProcessorCard {
     this.toggle = h("input", { type: "checkbox", role: "switch", id, class: "switch", "aria-label": `Use ${info.name}` });
     this.toggle.addEventListener("change", () => {
       if (this.toggle.checked) this.open();
-      this._use(this.toggle.checked);
+      this.use(this.toggle.checked);
     });
     this.shadow = h("input", { type: "checkbox", id: `${id}-shadow` });
     this.handle = h(
@@ -120,11 +124,13 @@ export class ProcessorCard {
     this.place = h("span", { class: "place" });
     const quarantined = info.state === "ok" ? null : h("span", { class: "badge warning" }, termInControl("quarantined", info.state));
     const mandatory = this.mandatory ? h("span", { class: "badge" }, termInControl("mandatory")) : null;
+    const uploaded = info.upload ? h("span", { class: "badge" }, "yours") : null;
     const inShadow = this.alwaysInShadow ? h("span", { class: "badge" }, termInControl("in shadow")) : null;
     this.disclosure = h(
       "button",
       { type: "button", class: "disclosure", "aria-expanded": "false", "aria-controls": `${id}-body` },
       ...shortened(info.name),
+      uploaded,
       mandatory,
       inShadow,
       quarantined,
@@ -145,10 +151,17 @@ export class ProcessorCard {
     this.shadow.addEventListener("change", () => this._edited());
     const why = this.alwaysInShadow ? this._settleShadow(`${id}-why`) : this.mandatory ? this._settleUse(`${id}-why`) : null;
     this.moves = h("div", { class: "row moves" }, h("span", { class: "small" }, "Order"), this.up, this.down);
-    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, shadow, why, this.moves);
+    this.folded = h("div", { class: "folded", id: `${id}-body`, hidden: true }, this.error, this.body, info.upload ? this._deletion() : shadow, why, this.moves);
     const head = [this.handle, this.place, this.disclosure, this.toggle];
     this.element = h("li", { class: "processor", dataset: { name: info.name } }, head, this.folded);
     this.on = false;
+  }
+
+  /** Returns the button that deletes an upload, which cannot run in shadow. */
+  _deletion() {
+    const button = h("button", { type: "button" }, "Delete this upload");
+    button.addEventListener("click", () => this.removed(this));
+    return h("div", { class: "row" }, button);
   }
 
   /** Disables the shadow toggle, which the operator set; returns the reason to show below it. */

@@ -3,6 +3,7 @@
 import { eventsOf } from "./event_stream.js";
 
 const KEY = "fastdeploy_lp.api_key";
+const PROCESSORS = "v1/logits_processors";
 const DEFAULT_RETRY_SECONDS = 1;
 const SILENCE_MILLISECONDS = 8000;
 
@@ -47,8 +48,22 @@ export class Server extends EventTarget {
     await this._request("health", { signal: AbortSignal.timeout(SILENCE_MILLISECONDS) });
   }
 
+  /** Returns the processors that the client may use, and whether it may upload others. */
   async processors() {
-    return (await this._json("v1/logits_processors")).data;
+    const { data, takes_uploads } = await this._json(PROCESSORS);
+    return { declared: data, takesUploads: takes_uploads };
+  }
+
+  /** Stores a WebAssembly module, a File; returns its description. */
+  async upload(name, module) {
+    const form = new FormData();
+    form.append("name", name);
+    form.append("module", module);
+    return this._json(PROCESSORS, { form });
+  }
+
+  async deleteUpload(name) {
+    await this._request(`${PROCESSORS}/${name}`, { method: "DELETE" });
   }
 
   async model() {
@@ -97,16 +112,16 @@ export class Server extends EventTarget {
     return (await this._request(path, options)).json();
   }
 
-  async _request(path, { body, signal } = {}) {
+  async _request(path, { body, form, signal, method = body || form ? "POST" : "GET" } = {}) {
     const headers = {};
     if (this._key) headers.Authorization = `Bearer ${this._key}`;
-    if (body !== undefined) headers["Content-Type"] = "application/json";
+    if (body) headers["Content-Type"] = "application/json";
     let response;
     try {
       response = await fetch(this.url(path), {
-        method: body === undefined ? "GET" : "POST",
+        method,
         headers,
-        body: body === undefined ? undefined : JSON.stringify(body),
+        body: form ?? (body && JSON.stringify(body)),
         signal,
         cache: "no-store",
       });

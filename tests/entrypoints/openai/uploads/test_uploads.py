@@ -214,5 +214,6 @@ def test_a_server_takes_no_uploads_unless_it_is_told(model: str) -> None:
         refused = upload(anyone, wat())
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "uploads_not_allowed"
+        assert anyone.get(PATH).json()["takes_uploads"] is False
         assert anyone.delete(f"{PATH}/x").status_code == 403
         assert os.path.basename(PATH) == "logits_processors"

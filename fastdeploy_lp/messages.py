@@ -124,13 +124,17 @@ class StageNumbers(msgspec.Struct, array_like=True):
 
 
 class StageTrace(msgspec.Struct, array_like=True):
-    """One stage of a traced token, with the names of `trace.TraceStage`; `numbers` is None unless it ran."""
+    """One stage of a traced token, with the names of `trace.TraceStage`; `numbers` is None unless it ran.
+
+    taken_back: token ids, of a stage that took tokens back.
+    """
 
     name: str
     kind: str
     status: str
     seconds: float
     numbers: StageNumbers | None = None
+    taken_back: list[int] | None = None
 
 
 ShadowTokens = dict[str, int | None]

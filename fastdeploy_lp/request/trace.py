@@ -51,7 +51,7 @@ def _require(name: str, value: object, most: int | None) -> None:
         raise ValueError(f"logits_processors_trace.{name}: must be {allowed}, not {value!r}")
 
 
-RAN, SKIPPED, FAILED = "ran", "skipped", "failed"
+RAN, SKIPPED, FAILED, TOOK_BACK = "ran", "skipped", "failed", "took_back"
 MODEL, MASK, PROCESSOR, PENALTIES, SAMPLING = "model", "mask", "processor", "penalties", "sampling"
 
 
@@ -72,13 +72,24 @@ class TracedToken:
 
 
 @dataclass(slots=True, frozen=True)
+class TokenText:
+    """A token; `token_bytes` is exact where the text shows U+FFFD."""
+
+    token_id: int
+    decoded_token: str
+    token_bytes: bytes
+
+
+@dataclass(slots=True, frozen=True)
 class TraceStage:
     """The distribution of one token after one stage.
 
     name: "raw", "guided_decoding", the declared name of a processor, "penalties" or "final".
     kind: "model", "mask", "processor", "penalties" or "sampling".
     status: "ran"; "skipped" for a processor that cannot change the most likely token while every row is greedy;
-        "failed" for one that was left out of the step. A stage that did not run has no numbers.
+        "failed" for one that was left out of the step; "took_back" for one that took tokens back to this place, before
+        the step. Only a stage that ran has numbers.
+    taken_back: the tokens that it took back, which the client has not received otherwise.
     seconds: duration of the stage in this step, for all rows together.
     top: the most likely tokens, without excluded ones.
     sampled: the sampled token.
@@ -96,6 +107,7 @@ class TraceStage:
     entropy: float | None = None
     mass_moved: float | None = None
     flipped: bool = False
+    taken_back: list[TokenText] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)

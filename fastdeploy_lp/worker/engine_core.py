@@ -263,7 +263,7 @@ class EngineCore:
         sequence, actions = chunk.sequence, result.actions.get(chunk.sequence.slot)
         if actions is not None and actions.rewind is not None:
             self.runner.chain.count_actions(actions)
-            self.scheduler.rewind(sequence, actions.rewind)
+            self.scheduler.rewind(sequence, actions.rewind, actions.rewound_by)
             chunk.over = True
             return []
         if sequence.finish_reason is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
@@ -116,9 +116,12 @@ class Scheduler:
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 
-    def rewind(self, sequence: Sequence, rewind: Rewind) -> None:
-        """Takes back output tokens of a running sequence, which keeps its slot and enters it again."""
-        sequence.rewind(rewind)
+    def rewind(self, sequence: Sequence, rewind: Rewind, names: Collection[str] = ()) -> None:
+        """Takes back output tokens of a running sequence, which keeps its slot and enters it again.
+
+        names: of the processors that asked for it.
+        """
+        sequence.rewind(rewind, names)
         self._slots.leave(sequence.slot)
         self._blocks.rewind(sequence)
         self._slots.enter(sequence)

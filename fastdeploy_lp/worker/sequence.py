@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -165,8 +166,11 @@ class Sequence:
         """Sets the end that a logits processor has asked for."""
         self.finish_reason, self.stop_reason = "stop", reason
 
-    def rewind(self, rewind: Rewind) -> None:
-        """Takes back output tokens, and bans tokens at the place of the first one; the sequence has not ended then."""
+    def rewind(self, rewind: Rewind, names: Collection[str] = ()) -> None:
+        """Takes back output tokens, and bans tokens at the place of the first one; the sequence has not ended then.
+
+        names: of the processors that asked for it.
+        """
         place = len(self.output_token_ids) - rewind.count
         # A new list: processors distinguish requests by its identity.
         self.output_token_ids = ReadOnlyList(self.output_token_ids[:place])
@@ -176,7 +180,7 @@ class Sequence:
         # Bans hold for the tokens before them, which have changed for later places, and stay for earlier ones.
         earlier = {at: banned for at, banned in self.bans.items() if place - MAX_REWIND <= at <= place}
         self.bans = {**earlier, place: earlier.get(place, frozenset()) | rewind.ban}
-        self.withheld.take_back(rewind.count)
+        self.withheld.take_back(rewind.count, names)
         self.totals.rewindable = len(self.withheld)
 
     def complete(self) -> None:

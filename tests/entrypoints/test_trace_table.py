@@ -14,8 +14,10 @@ from fastdeploy_lp.request.trace import (
     PROCESSOR,
     SAMPLING,
     SKIPPED,
+    TOOK_BACK,
     ShadowReport,
     ShadowToken,
+    TokenText,
     TokenTrace,
     TracedToken,
     TraceStage,
@@ -28,7 +30,9 @@ def token(text: str, probability: float, *, rank: int = 1, token_id: int = 1) ->
 
 PARIS, LYON = token(" Paris", 0.9, token_id=1), token(" Lyon", 0.1, rank=2, token_id=2)
 FLIPPED = [token(" Lyon", 0.75, token_id=2), token(" Paris", 0.25, rank=2, token_id=1)]
+TAKEN = [TokenText(3, " Ni", b" Ni"), TokenText(4, "ce", b"ce")]
 STAGES = [
+    TraceStage("Ban", PROCESSOR, status=TOOK_BACK, taken_back=TAKEN),
     TraceStage("raw", MODEL, top=[PARIS, LYON], sampled=LYON, entropy=0.325, mass_moved=0.0),
     TraceStage("Bias", PROCESSOR, top=FLIPPED, sampled=FLIPPED[0], entropy=0.562, mass_moved=0.65, flipped=True),
     TraceStage("Warm", PROCESSOR, status=SKIPPED),
@@ -45,6 +49,7 @@ def test_a_line_tells_of_a_stage() -> None:
     assert TraceTable().of(TRACE).splitlines() == [
         'token 1: " Lyon" (2)',
         "  stage    moved  entropy  sampled  rank  most likely",
+        '  Ban     took back " Nice"',
         '  raw       0.0%    0.325   10.00%     2  " Paris" 90.0%  " Lyon" 10.0%',
         '  Bias     65.0%    0.562   75.00%     1  flipped " Lyon" 75.0%  " Paris" 25.0%',
         "  Warm    skipped",

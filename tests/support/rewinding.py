@@ -19,7 +19,7 @@ LONGEST = 4
 class RewindsParams(BaseModel):
     """`forbids`: sequences of tokens that the output must not contain. emits: send each number of tokens."""
 
-    forbids: list[list[int]]
+    forbids: list[list[int]] = []
     emits: bool = False
 
 

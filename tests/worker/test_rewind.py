@@ -19,7 +19,7 @@ from fastdeploy_lp.config.speculation import Speculation
 from fastdeploy_lp.logits_processor import Selection
 from fastdeploy_lp.messages import AddRequest, PackedLogprobs, StageTrace, TokenLogprobs
 from fastdeploy_lp.request.limits import MAX_REWINDS
-from fastdeploy_lp.request.trace import TraceParams
+from fastdeploy_lp.request.trace import TOOK_BACK, TraceParams
 from fastdeploy_lp.worker.engine_core import EngineCore
 
 PROMPT = [5, 9, 2, 7, 11]
@@ -212,6 +212,21 @@ def test_details_are_those_of_the_tokens_that_stay(
     (prompt,) = seen.prompt_logprobs
     assert len(prompt.ranks) == 4 * (len(PROMPT) - 1)
     assert seen.values == [(at, at) for at in range(TOKENS)]
+
+
+def test_a_trace_has_what_was_taken_back_to_its_place(engine: EngineCore, plain: list[int]) -> None:
+    first, pair = plain[0], plain[3:5]
+
+    def traced(forbids: list[list[int]]) -> list[list[tuple[str, list[int] | None]]]:
+        made = asks("Rewinds", args={"forbids": forbids}, logits_processors_trace=TraceParams())
+        stages = run(engine, [made])["r"].traced
+        return [[(each.name, each.taken_back) for each in here if each.status == TOOK_BACK] for here in stages]
+
+    assert traced([pair])[3][0] == ("Rewinds", pair)
+    assert not any(traced([])[place] for place in range(TOKENS))
+    # A second rewind to the same place, once the first one's best other way is forbidden, too.
+    second = run(engine, [asks("Rewinds", args={"forbids": [[first]]})])["r"].tokens[0]
+    assert traced([[first], [second]])[0] == [("Rewinds", [first]), ("Rewinds", [second])]
 
 
 def test_the_first_token_is_taken_back_with_the_prompts_logprobs_kept(engine: EngineCore, plain: list[int]) -> None:

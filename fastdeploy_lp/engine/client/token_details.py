@@ -12,7 +12,7 @@ import numpy as np
 from fastdeploy_lp.engine.tokenizer import Tokenizer
 from fastdeploy_lp.messages import PackedLogprobs, ShadowTokens, StageNumbers, StageTrace, TokenLogprobs
 from fastdeploy_lp.request.outputs import Logprob
-from fastdeploy_lp.request.trace import ShadowReport, ShadowToken, TokenTrace, TracedToken, TraceStage
+from fastdeploy_lp.request.trace import ShadowReport, ShadowToken, TokenText, TokenTrace, TracedToken, TraceStage
 
 Position = TypeVar("Position", bound=dict[int, Logprob] | None)
 
@@ -131,7 +131,11 @@ def count_shadows(reports: dict[str, ShadowReport], token_id: int, shadows: Mapp
 def _stage(token_id: int, stage: StageTrace, before: StageNumbers | None, tokenizer: Tokenizer) -> TraceStage:
     numbers = stage.numbers
     if numbers is None:
-        return TraceStage(stage.name, stage.kind, stage.status, stage.seconds)
+        taken = [
+            TokenText(token, tokenizer.token_text(token), tokenizer.token_bytes(token))
+            for token in stage.taken_back or ()
+        ]
+        return TraceStage(stage.name, stage.kind, stage.status, stage.seconds, taken_back=taken)
     top = []
     rank = 1
     for place, (token, logit) in enumerate(zip(numbers.token_ids, numbers.logits, strict=True)):

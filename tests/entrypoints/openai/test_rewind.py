@@ -179,10 +179,14 @@ def test_stop_strings_see_the_tokens_that_stay(client: openai.OpenAI, banned: An
         assert (choice.message.content, choice.finish_reason) == (whole[:end], "stop")
 
 
-def test_a_trace_has_the_tokens_that_stay(client: openai.OpenAI, banned: Any) -> None:
+def test_a_trace_has_the_tokens_that_stay_and_what_was_taken_back(client: openai.OpenAI, banned: Any) -> None:
     phrases, tokens = banned
     choice = chat(client, {BAN: {"banned_phrases": phrases}}, body={"logits_processors_trace": True}).choices[0]
     assert [each["token_id"] for each in choice.logits_processors_trace] == tokens
+    stages = [stage for each in choice.logits_processors_trace for stage in each["stages"] if "taken_back" in stage]
+    assert {(stage["name"], stage["status"]) for stage in stages} == {(BAN, "took_back")}
+    texts = [bytes(byte for token in stage["taken_back"] for byte in token["bytes"]).lower() for stage in stages]
+    assert all(any(phrase.lower().encode() in text for phrase in phrases) for text in texts)
 
 
 @pytest.mark.parametrize(

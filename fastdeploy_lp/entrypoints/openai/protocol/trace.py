@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from fastdeploy_lp.entrypoints.openai.json_pieces import Pieces, array, members
 from fastdeploy_lp.entrypoints.openai.protocol.model import Omitted
 from fastdeploy_lp.request.outputs import ProcessorOutputs
-from fastdeploy_lp.request.trace import ShadowReport, TokenTrace, TracedToken, TraceStage
+from fastdeploy_lp.request.trace import ShadowReport, TokenText, TokenTrace, TracedToken, TraceStage
 
 
 class TraceEntry(BaseModel):
@@ -25,8 +25,19 @@ class TraceEntry(BaseModel):
     rank: int
 
 
+class TakenBackToken(BaseModel):
+    """A token that a processor took back."""
+
+    token_id: int
+    token: str
+    bytes: list[int]
+
+
 class TraceStageBody(BaseModel):
-    """The distribution after one stage. A stage that did not run has null numbers and an empty `top`."""
+    """The distribution after one stage. A stage that did not run has null numbers and an empty `top`.
+
+    A stage of the status "took_back" has the tokens that the processor took back to this place.
+    """
 
     name: str
     kind: str
@@ -37,6 +48,7 @@ class TraceStageBody(BaseModel):
     entropy: float | None
     mass_moved: float | None
     flipped: bool
+    taken_back: Omitted[list[TakenBackToken]] = None
 
 
 class ShadowTokenBody(BaseModel):
@@ -119,7 +131,12 @@ def _stage(stage: TraceStage) -> TraceStageBody:
         entropy=stage.entropy,
         mass_moved=stage.mass_moved,
         flipped=stage.flipped,
+        taken_back=[_taken_back(token) for token in stage.taken_back] or None,
     )
+
+
+def _taken_back(token: TokenText) -> TakenBackToken:
+    return TakenBackToken(token_id=token.token_id, token=token.decoded_token, bytes=list(token.token_bytes))
 
 
 def _entry(token: TracedToken) -> TraceEntry:

@@ -3,8 +3,11 @@
 import { h } from "./element.js";
 import { Stopwatch } from "./stopwatch.js";
 import { term } from "./term.js";
-import { tokenChip } from "./token_chip.js";
-import { TokenTexts, changeOf, isFlipped } from "./trace.js";
+import { takenBack, tokenChip } from "./token_chip.js";
+import { TokenTexts, changeOf, isFlipped, rewindsOf } from "./trace.js";
+
+// Characters of a processor's values below an answer.
+const SHOWN_VALUES = 300;
 
 export class Answer {
   /** `chain`: the active processors in words; `opened(answer, place)` is called when the user opens a token. */
@@ -15,6 +18,7 @@ export class Answer {
     this.stopwatch = new Stopwatch();
     this.text = "";
     this.traces = [];
+    this.emitted = new Map();
     this.texts = new TokenTexts();
     this.chosen = 0;
     this.content = h("div", { class: "tokens-of-answer" });
@@ -39,7 +43,10 @@ export class Answer {
     this.stopwatch.count(this.usage?.completion_tokens ?? 0);
     for (const choice of chunk.choices) {
       this.text += choice.delta.content ?? "";
-      if (choice.finish_reason) this.reason = choice.finish_reason;
+      if (choice.finish_reason) this.reason = reasonOf(choice);
+      for (const [name, values] of Object.entries(choice.logits_processors_outputs ?? {})) {
+        this.emitted.set(name, [...(this.emitted.get(name) ?? []), ...values]);
+      }
       if (choice.logits_processors_shadow) this.shadows = choice.logits_processors_shadow;
       for (const trace of choice.logits_processors_trace ?? []) this._addToken(trace);
     }
@@ -137,7 +144,7 @@ export class Answer {
     this.traces.push(trace);
     const chip = tokenChip(trace, this.texts.next(trace), place);
     if (place === 0) chip.tabIndex = 0;
-    this.content.append(chip);
+    this.content.append(...rewindsOf(trace).map(takenBack), chip);
   }
 
   _onClick(event) {
@@ -183,6 +190,9 @@ export class Answer {
     const flips = this.traces.filter(isFlipped).length;
     const changed = this.traces.filter((trace) => changeOf(trace) >= 0.01).length;
     if (this.traces.length) parts.push(h("span", {}, `${changed} changed by the chain, ${flips} `, term("flipped")));
+    const rewinds = this.traces.flatMap(rewindsOf).length;
+    if (rewinds) parts.push(`${rewinds} ${rewinds === 1 ? "rewind" : "rewinds"}`);
+    for (const [name, values] of this.emitted) parts.push(`${name} emitted ${cut(JSON.stringify(values))}`);
     for (const [name, report] of Object.entries(this.shadows ?? {})) {
       const failed = report.faults ? `, failed on ${report.faults}` : "";
       parts.push(`${name} in shadow would have changed ${report.changed} of ${report.tokens}${failed}`);
@@ -190,4 +200,13 @@ export class Answer {
     if (this.seed !== undefined) parts.push(h("span", {}, term("seed"), ` ${this.seed}`));
     return [...parts, ...this.differences];
   }
+}
+
+/** Returns the reason for the end of a choice, with the processor that has asked for it. */
+function reasonOf({ finish_reason, stop_reason }) {
+  return stop_reason?.processor ? `ended by ${stop_reason.processor}: ${stop_reason.reason}` : finish_reason;
+}
+
+function cut(text) {
+  return text.length > SHOWN_VALUES ? `${text.slice(0, SHOWN_VALUES)} …` : text;
 }

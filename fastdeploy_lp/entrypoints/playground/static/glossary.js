@@ -15,6 +15,7 @@ export const GLOSSARY = {
   raw: "The logits as the model computed them.",
   guided_decoding: "The grammar of the request rules out tokens that do not fit it.",
   penalties: "Penalties, bad words and the minimum length of the request, after the logits processors.",
+  filtered: "The distribution after the temperature and the filters, which processors of the stage filtered change.",
   final: "The distribution from which the token is drawn: divided by the temperature and filtered. A single token if the temperature is 0.",
   "tokens/s": "Output tokens per second, from the first to the last, as this page received them. The trace costs some of the speed.",
   "first token": "Time from sending the request until the first token arrived.",

@@ -2,7 +2,7 @@
 
 import { h } from "./element.js";
 import { visible } from "./token_picker.js";
-import { changeOf, confidenceLevelOf, confidenceOf, isFlipped, levelOf, percent, shadowsThatChange } from "./trace.js";
+import { changeOf, confidenceLevelOf, confidenceOf, isFlipped, levelOf, percent, shadowsThatChange, takenBackText } from "./trace.js";
 
 /** Returns the token's text as a button, colored by the change that the chain made, or else by the model's confidence. */
 export function tokenChip(trace, text, place) {
@@ -26,6 +26,12 @@ export function tokenChip(trace, text, place) {
   const space = text.length > 1 && text.startsWith(" ") ? " " : "";
   chip.append(space, h("span", { class: "ink" }, ...shown(text.slice(space.length))));
   return chip;
+}
+
+/** Returns the text that a processor took back, struck through. */
+export function takenBack(stage) {
+  const text = takenBackText(stage);
+  return h("s", { class: "taken-back", title: `${stage.name} took this back` }, ...shown(text));
 }
 
 /** Returns the text, with a visible sign and a line break for each newline. */

@@ -3,11 +3,16 @@
 import { breakable, h } from "./element.js";
 import { oneTabStopEach, term } from "./term.js";
 import { visible } from "./token_picker.js";
-import { changeOf, confidenceOf, isFlipped, percent } from "./trace.js";
+import { changeOf, confidenceOf, isFlipped, percent, takenBackText } from "./trace.js";
 
 const BAN = -100;
 const BOOST = 5;
-const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw" };
+const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw", filtered: "The filters" };
+// What stages without a distribution did, by their status.
+const WITHOUT_NUMBERS = {
+  skipped: () => "not run: it changes no greedy choice",
+  took_back: (stage) => ["took back ", h("s", {}, visible(takenBackText(stage)))],
+};
 
 export class TokenInspector {
   /** `dock`: its place on the page; `bias(token, value)` sets a token's bias (null if no processor can), then `onBiased()` is called. */
@@ -121,7 +126,7 @@ export class TokenInspector {
   _stage(stage, sampled) {
     const title = h("h3", {}, titleOf(stage));
     if (stage.top.length === 0) {
-      const why = stage.status === "skipped" ? "not run: it changes no greedy choice" : stage.status;
+      const why = WITHOUT_NUMBERS[stage.status]?.(stage) ?? stage.status;
       return h("li", { class: "stage" }, title, h("p", { class: "small" }, why));
     }
     const rows = [...stage.top];

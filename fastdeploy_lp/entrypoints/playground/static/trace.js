@@ -32,6 +32,16 @@ export function isFlipped(trace) {
   return first > 0 && ran[first - 1].top[0].token_id !== ran[last].top[0].token_id;
 }
 
+/** Returns the stages of processors that took tokens back to the token's place, before it. */
+export function rewindsOf(trace) {
+  return trace.stages.filter((stage) => stage.taken_back);
+}
+
+/** Returns the text of taken-back tokens. */
+export function takenBackText(stage) {
+  return new TextDecoder().decode(new Uint8Array(stage.taken_back.flatMap((token) => token.bytes)));
+}
+
 /** Returns the names of processors in shadow that would have changed the token. */
 export function shadowsThatChange(trace) {
   return Object.entries(trace.shadows ?? {}).filter(([, shadow]) => shadow.changed).map(([name]) => name);

@@ -58,8 +58,8 @@ class TraceTable:
     def _stage(self, token_id: int, stage: TraceStage, column: int) -> str:
         name = f"{stage.name:<{column}}"
         if stage.taken_back:
-            taken = "".join(token.decoded_token for token in stage.taken_back)
-            return f"  {self._painted(name, CYAN)}  took back {shown(taken)}"
+            text = "".join(token.decoded_token for token in stage.taken_back)
+            return f"  {self._painted(name, CYAN)}  took back {shown(text)}"
         if stage.status != RAN or stage.sampled is None:
             return f"  {self._painted(f'{name}  {stage.status}', DIM)}"
         moved = stage.mass_moved or 0.0

@@ -188,6 +188,22 @@ def test_the_trace_shows_the_stages() -> None:
     assert len(steps["r"][2].numbers.token_ids) == 4
 
 
+def test_a_traced_request_of_a_chain_without_stages_runs_beside_one_with_them() -> None:
+    engine = tiny_engine(STAGED)
+    bias = {"LogitBiasLogitsProcessor": {"logit_bias": {7: 1.0}}}
+    apart = Selection(named=bias, order=("LogitBiasLogitsProcessor",))
+    with_stages = Selection(named={**bias, "Leaves": {"without": [1]}})
+    traced = {"max_tokens": 2, "logits_processors_trace": TraceParams()}
+    for name, selection in (("apart", apart), ("stages", with_stages)):
+        engine.add(request(name, PROMPT, selection=selection, **traced))
+    engine.finish_preparing()
+    statuses: dict[str, list[str]] = {"apart": [], "stages": []}
+    while engine.has_work:
+        for step in engine.step().steps:
+            statuses[step.request_id] += [stage.status for stages in step.trace or () for stage in stages]
+    assert statuses == {"apart": ["ran"] * 6, "stages": ["ran", "ran", "skipped", "ran"] * 2}
+
+
 def test_in_shadow_a_stage_shows_its_effect_and_has_none(engine: EngineCore) -> None:
     plain = tokens_of(engine).tokens
     kinds: list[tuple[str, dict[str, Any]]] = [

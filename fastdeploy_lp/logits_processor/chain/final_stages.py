@@ -98,9 +98,9 @@ class FinalStages:
     def tell_skipped(self, trace: ChainTrace) -> None:
         """Records the entries that do not run on traced rows, which take the most likely token."""
         for group in self._groups:
-            greedy = {slot for slot in trace.slots if group.greedy[slot, 0]}
             for entry in group.after_filters:
-                skipped = [slot for slot in sorted(greedy & group.slots) if entry.works_on(slot)]
+                traced = sorted(group.slots.intersection(trace.slots))
+                skipped = [slot for slot in traced if group.greedy[slot, 0] and entry.works_on(slot)]
                 if skipped:
                     trace.did_not_run(entry.name, skipped, SKIPPED)
 

@@ -35,7 +35,7 @@ def drawn(request: pytest.FixtureRequest, model: str, processors: list[str | typ
     mix = Mix(model, VOCAB_SIZE, PRECISIONS[request.param], REQUESTS, MAX_TOKENS)
 
     async def drawn() -> tuple[Batch, Ran]:
-        batch = await Drawing(mix, processors).batch(f"suite {request.param}")
+        batch = await Drawing(mix, processors).batch(f"suite {request.param} 7")
         return batch, await run_batch(batch)
 
     return asyncio.run(drawn())

@@ -37,13 +37,13 @@ from fastdeploy_lp.entrypoints.openai.routes.responses import (
 )
 from fastdeploy_lp.entrypoints.openai.routes.server import metrics_route, model_routes, server_routes
 from fastdeploy_lp.entrypoints.openai.routes.tokenization import tokenization_routes
+from fastdeploy_lp.entrypoints.openai.routes.upload_permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.routes.uploads import upload_routes
 from fastdeploy_lp.entrypoints.openai.server_args import ServerArgs
 from fastdeploy_lp.entrypoints.openai.serving import admitted
 from fastdeploy_lp.entrypoints.openai.streaming.event_stream import EventStream, failed_events
 from fastdeploy_lp.entrypoints.openai.streaming.pieced_answer import EncodingTurns, PiecedAnswer
 from fastdeploy_lp.entrypoints.openai.streaming.stream_watch import StreamWatch, stalled_streams
-from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 from fastdeploy_lp.entrypoints.playground.routes import playground_routes
 from fastdeploy_lp.plugins.io_processor import NamedIOProcessor

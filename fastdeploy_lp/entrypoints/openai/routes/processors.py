@@ -17,7 +17,7 @@ from fastdeploy_lp.entrypoints.openai.protocol.processor import (
     ShadowCounters,
     UploadCard,
 )
-from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
+from fastdeploy_lp.entrypoints.openai.routes.upload_permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.store import Upload
 from fastdeploy_lp.logits_processor import ProcessorStats
 

@@ -15,8 +15,8 @@ from fastdeploy_lp.entrypoints.openai.middleware.request_record import record_of
 from fastdeploy_lp.entrypoints.openai.openapi import failures
 from fastdeploy_lp.entrypoints.openai.protocol.processor import ProcessorCard, ProcessorDeleted
 from fastdeploy_lp.entrypoints.openai.routes.processors import unknown_processor, upload_card
+from fastdeploy_lp.entrypoints.openai.routes.upload_permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.body import FORM, UploadRequest, read_upload
-from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.store import StoreFullError
 
 PATH = "/v1/logits_processors"

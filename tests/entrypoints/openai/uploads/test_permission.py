@@ -9,7 +9,7 @@ import pytest
 from fastdeploy_lp.entrypoints.openai.errors import ForbiddenError
 from fastdeploy_lp.entrypoints.openai.middleware.request_record import RequestRecord
 from fastdeploy_lp.entrypoints.openai.policy.rule import Rule
-from fastdeploy_lp.entrypoints.openai.uploads.permission import UploadPermission
+from fastdeploy_lp.entrypoints.openai.routes.upload_permission import UploadPermission
 from fastdeploy_lp.entrypoints.openai.uploads.store import UploadStore
 
 STORE = UploadStore(None)

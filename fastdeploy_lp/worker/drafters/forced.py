@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import ClassVar
 
+from fastdeploy_lp.config.speculation import FORCED, GRAMMAR
 from fastdeploy_lp.logits_processor.chain.forced_tokens import ForcedTokens
 from fastdeploy_lp.worker.drafters.drafter import Draft, Drafter
 from fastdeploy_lp.worker.logits_mask import LogitsMask
 from fastdeploy_lp.worker.sequence import Sequence
-
-FORCED = "forced"
-GRAMMAR = "grammar"
 
 
 class ForcedDrafter(Drafter):

@@ -8,7 +8,7 @@ import { changeOf, confidenceOf, isFlipped, percent, takenBackText } from "./tra
 const BAN = -100;
 const BOOST = 5;
 const TITLES = { raw: "The model", guided_decoding: "Guided decoding", penalties: "Penalties", final: "The draw", filtered: "The filters" };
-// What stages without a distribution did, by their status.
+// Descriptions of stages without a distribution, by their status.
 const WITHOUT_NUMBERS = {
   skipped: () => "not run: it changes no greedy choice",
   took_back: (stage) => ["took back ", h("s", {}, visible(takenBackText(stage)))],

@@ -48,7 +48,8 @@ export class UploadZone {
   async _take(files) {
     this.error.hidden = true;
     try {
-      for (const file of files) {
+      // A list of dropped files is empty once its event has ended.
+      for (const file of [...files]) {
         const { name } = await this.server.upload(labelOf(file.name), file);
         announce(`${name} is uploaded`);
         await this.uploaded(name);

@@ -50,7 +50,7 @@ static inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Float
 
 // a * b + c, rounded once where the processor has such an instruction. Spelled out: a compiler that does not optimize, or with a branch
 // between product and sum, rounds twice.
-static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+static inline Floats quick_multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)

@@ -100,8 +100,8 @@ static inline Ints combine(const Ints* acc) {
 // Adds a group to the sums of one row and half panel; every product of a group is added by this code, so that results have the same bits.
 template <int Digits, bool has_minima = true>
 static inline void add_group(Floats* out, const Ints* acc, Floats scales, Floats minima, float scale, float total) {
-    *out = multiply_add(to_floats(combine<Digits>(acc)) * scales, splat(scale), *out);
-    if (has_minima) *out = multiply_add(minima, splat(total), *out);
+    *out = quick_multiply_add(to_floats(combine<Digits>(acc)) * scales, splat(scale), *out);
+    if (has_minima) *out = quick_multiply_add(minima, splat(total), *out);
 }
 
 #if defined(FDLP_NIBBLES)

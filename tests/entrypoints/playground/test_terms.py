@@ -23,7 +23,7 @@ def test_every_marked_term_is_explained_and_every_explanation_is_of_use() -> Non
     explained = {quoted or plain for quoted, plain in re.findall(r'^  (?:"([^"]+)"|(\w+)):', glossary, re.MULTILINE)}
     marked = {one or other for text in texts.values() for one, other in re.findall(MARKED, text)}
     # The names of stages, which a trace has.
-    stages = {"raw", "guided_decoding", "penalties", "final"}
+    stages = {"raw", "guided_decoding", "penalties", "filtered", "final"}
     assert marked | stages == explained
     assert len(marked) > 15
 

@@ -107,7 +107,7 @@ class WasmRow:
         tokens, self._seen = output[self._seen :], len(output)
         if not self._instance.needs_logits:
             return self._instance.step(tokens) or NOTHING
-        self.before = row.copy()
+        self._remember(row)
         return self._instance.step(tokens, row) or NOTHING
 
     def step_again(self, edits: StepEdits, row: NDArray[np.float32]) -> StepEdits:
@@ -117,8 +117,15 @@ class WasmRow:
         """
         if self.before is None or np.array_equal(self.before, row, equal_nan=True):
             return edits
-        self.before = row.copy()
+        self._remember(row)
         return self._instance.step((), row) or NOTHING
+
+    def _remember(self, row: NDArray[np.float32]) -> None:
+        if self.before is None:
+            self.before = row.copy()
+        else:
+            # A new array of this size costs several times as much: its pages are mapped anew.
+            self.before[:] = row
 
     def __call__(self, _prompt: Sequence[int], output: Sequence[int], row: Tensor, actions: RequestActions) -> Tensor:
         """Steps as a processor of one row does; for calls whose row serves no request."""

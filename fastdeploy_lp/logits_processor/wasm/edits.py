@@ -14,7 +14,8 @@ from fastdeploy_lp.logits_processor.wasm.errors import ModuleFault
 EDITS_WORDS = 12
 MAX_EMITS = 64
 MAX_TEXT_BYTES = 1 << 17
-
+# Of a mask that are applied at once.
+_MASKED_BYTES = 3072
 
 # For each byte of a mask, the most that the logits of its 8 tokens may be.
 _MOST = np.where(
@@ -114,47 +115,71 @@ def _value(text: str) -> Any:
 
 
 def put_edits(rows: NDArray[np.float32], edits: list[tuple[int, StepEdits]]) -> dict[int, Exception]:
-    """Makes edits in `rows` [n, vocab_size], each given with its row; returns faults by row, whose rows stay.
+    """Makes edits in contiguous `rows` [n, vocab_size], each given with its row; returns faults by row, whose rows stay.
 
     The biases of all rows are added at once: a call of numpy takes as long for one row as for many.
     """
     vocab_size = rows.shape[1]
-    biased = [(row, each) for row, each in edits if each.tokens is not None]
+    biases = _Biases.of(edits)
     failed: dict[int, Exception] = {}
-    if biased and not _are_valid(biased, vocab_size):
-        for row, each in biased:
+    if biases is not None and not biases.are_valid(vocab_size):
+        for row, each in edits:
             try:
                 each.require_valid_biases(vocab_size)
             except ModuleFault as error:
                 failed[row] = error
         edits = [(row, each) for row, each in edits if row not in failed]
-        biased = [(row, each) for row, each in biased if row not in failed]
+        biases = _Biases.of(edits)
     for row, each in edits:
         if each.row is not None:
             rows[row] = each.row
-    if biased:
-        _add(rows, biased)
+    if biases is not None:
+        biases.add_to(rows)
     for row, each in edits:
         if each.allowed is not None:
-            # Takes a thirtieth of the time of a boolean index of 49,152 tokens.
-            most = np.take(_MOST, each.allowed.view(np.uint8), axis=0).reshape(-1)[:vocab_size]
-            np.minimum(rows[row], most, out=rows[row])
+            _allow(rows[row], each.allowed.view(np.uint8))
     return failed
 
 
-def _joined(biased: list[tuple[int, StepEdits]]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    tokens = [each.tokens for _, each in biased if each.tokens is not None]
-    values = [each.values for _, each in biased if each.values is not None]
-    return np.concatenate(tokens), np.concatenate(values)
+@dataclass(frozen=True, slots=True)
+class _Biases:
+    """The biases of several rows. rows, counts: each row, and its number of biases. tokens, values: [all biases]."""
+
+    rows: list[int]
+    counts: list[int]
+    tokens: NDArray[np.uint32]
+    values: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, edits: list[tuple[int, StepEdits]]) -> _Biases | None:
+        """Returns the biases among edits, None for none."""
+        rows, tokens, values = [], [], []
+        for row, each in edits:
+            if each.tokens is not None and each.values is not None:
+                rows.append(row)
+                tokens.append(each.tokens)
+                values.append(each.values)
+        return cls(rows, [len(each) for each in tokens], np.concatenate(tokens), np.concatenate(values)) if rows else None
+
+    def are_valid(self, vocab_size: int) -> bool:
+        """Returns False for a token beyond the vocabulary, and for a bias of NaN or positive infinity."""
+        # NaN is the maximum of values that contain it.
+        return bool(self.tokens.max() < vocab_size) and bool(self.values.max() < np.inf)
+
+    def add_to(self, rows: NDArray[np.float32]) -> None:
+        """Adds them to contiguous rows; a token that occurs twice gets both."""
+        # numpy adds to one dimension without the general path, which takes three times as long.
+        begins = np.array(self.rows, np.int64) * rows.shape[1]
+        np.add.at(rows.reshape(-1), np.repeat(begins, self.counts) + self.tokens, self.values)
 
 
-def _are_valid(biased: list[tuple[int, StepEdits]], vocab_size: int) -> bool:
-    tokens, values = _joined(biased)
-    return bool(tokens.max() < vocab_size) and bool((values < np.inf).all())
+def _allow(row: NDArray[np.float32], mask: NDArray[np.uint8]) -> None:
+    """Sets the tokens without a bit in `mask` to -inf.
 
-
-def _add(rows: NDArray[np.float32], biased: list[tuple[int, StepEdits]]) -> None:
-    tokens, values = _joined(biased)
-    counts = [len(each.tokens) for _, each in biased if each.tokens is not None]
-    of_row = np.repeat([row for row, _ in biased], counts)
-    np.add.at(rows, (of_row, tokens), values)
+    Takes a thirtieth of the time of a boolean index of 49,152 tokens. In parts: for an array of more than 128 KiB the
+    allocator maps new pages.
+    """
+    for begin in range(0, len(row), 8 * _MASKED_BYTES):
+        part = row[begin : begin + 8 * _MASKED_BYTES]
+        most = np.take(_MOST, mask[begin // 8 : begin // 8 + _MASKED_BYTES], axis=0).reshape(-1)[: len(part)]
+        np.minimum(part, most, out=part)

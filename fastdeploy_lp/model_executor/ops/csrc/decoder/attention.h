@@ -43,15 +43,15 @@ void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetche
     const Element* later[Count];
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i) taken[i] = strips.next(), later[i] = prefetcher.next();
-    Registers sums[Rows][Count] = {};
+    Floats sums[Rows][Count] = {};
     for (int first = 0; first < head_dim; first += kPerLine) {
 #pragma GCC unroll 6
         for (int i = 0; i < Count; ++i) __builtin_prefetch(later[i] + first * kLanes);
 #pragma GCC unroll 2
         for (int d = first; d < first + kPerLine; ++d) {
-            Registers keys[Count];
+            Floats keys[Count];
 #pragma GCC unroll 6
-            for (int i = 0; i < Count; ++i) keys[i] = load_registers(taken[i].keys + d * kLanes);
+            for (int i = 0; i < Count; ++i) keys[i] = load(taken[i].keys + d * kLanes);
 #pragma GCC unroll 6
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 6
@@ -61,8 +61,7 @@ void score_strips(Strips<Element>& strips, ContextPrefetcher<Element>& prefetche
 #pragma GCC unroll 6
     for (int i = 0; i < Count; ++i)
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r)
-            store_first(room.scores + r * room.stride + taken[i].position, to_floats(sums[r][i]), taken[i].count);
+        for (int r = 0; r < Rows; ++r) store_first(room.scores + r * room.stride + taken[i].position, sums[r][i], taken[i].count);
 }
 
 // scores[r][position] = query r · key, for all positions of the strips: several strips at once, so that enough sums are under way to hide
@@ -87,7 +86,7 @@ inline float soften(float* scores, int length, int end) {
     const Floats nothing = splat(-__builtin_inff());
     const int whole = length / kLanes * kLanes;
     if (whole < length) {
-        const Ints seen = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} < length - whole;
+        const Ints seen = lane_numbers() < length - whole;
         store(scores + whole, select(seen, load(scores + whole), nothing));
     }
     Floats most = nothing;
@@ -111,16 +110,16 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
                  const AttentionRoom& room, const float* scale, float* const* outs) {
     constexpr int kLine = 64 / sizeof(Element);
     const int width = context.value_width(), lines = (width + kLine - 1) / kLine;
-    Registers sums[Rows][Vectors] = {};
+    Floats sums[Rows][Vectors] = {};
     while (strips.left() > 0) {
         const Strip<Element> strip = strips.next();
         const Element *v = strip.values + from, *later = prefetcher.next();
         const int end = std::min(strip.position + strip.count, length);
         for (int position = strip.position; position < end; ++position, v += width, later += width) {
             for (int i = 0; i < lines; ++i) __builtin_prefetch(later + i * kLine);
-            Registers part[Vectors];
+            Floats part[Vectors];
 #pragma GCC unroll 4
-            for (int i = 0; i < Vectors; ++i) part[i] = load_registers(v + i * kLanes);
+            for (int i = 0; i < Vectors; ++i) part[i] = load(v + i * kLanes);
 #pragma GCC unroll 6
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
@@ -132,7 +131,7 @@ void mix_columns(Strips<Element> strips, ContextPrefetcher<Element>& prefetcher,
 #pragma GCC unroll 4
         for (int i = 0; i < Vectors; ++i) {
             const int column = from + i * kLanes;
-            store_first(outs[r] + column, to_floats(sums[r][i]) * splat(scale[r]), context.head_dim() - column);
+            store_first(outs[r] + column, sums[r][i] * splat(scale[r]), context.head_dim() - column);
         }
 }
 

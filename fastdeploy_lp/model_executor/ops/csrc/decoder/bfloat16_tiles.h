@@ -18,11 +18,8 @@ constexpr int kAsks = 4;
 
 // Rounds `n` activations from the start of a group to the upper halves of floats; zeros fill the last group up.
 inline void round_groups(const float* x, int n, uint16_t* to) {
-    typedef uint16_t Uppers __attribute__((vector_size(2 * kLanes)));
-    for (int k = 0; k < (n + kGroup - 1) / kGroup * kGroup; k += kLanes) {
-        const Uppers rounded = __builtin_convertvector((Words)round_to_bfloat16(load_first(x + k, n - k)) >> 16, Uppers);
-        std::memcpy(to + k, &rounded, sizeof rounded);
-    }
+    for (int k = 0; k < (n + kGroup - 1) / kGroup * kGroup; k += kLanes)
+        store_uppers(to + k, (Words)round_to_bfloat16(load_first(x + k, n - k)));
 }
 
 // Tiles 0 and 1 hold the sums of up to 16 rows and all columns, 2 and 3 those of 16 further rows; 4 and 5 the rows' activations of one

@@ -26,7 +26,7 @@ constexpr int inputs_per_ask(Format format) {
 
 // Adds the products of an input of `Rows` rows and its 32 weights.
 template <int Rows>
-inline void add_products(const float* x, int64_t stride, Registers w0, Registers w1, Registers* low, Registers* high) {
+inline void add_products(const float* x, int64_t stride, Floats w0, Floats w1, Floats* low, Floats* high) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
         add_product(low + r, x[r * stride], w0);
@@ -38,7 +38,7 @@ inline void add_products(const float* x, int64_t stride, Registers w0, Registers
 template <int Rows, Format format, class Prefetcher>
 inline void multiply(const float* x, int64_t stride, const uint8_t* panel, int in, Prefetcher& prefetcher, Floats (*sums)[2]) {
     constexpr int kShare = packed_weights::group_share(format), kInputs = inputs_per_ask(format), kBytes = kShare * kInputs / kGroup;
-    Registers low[Rows] = {}, high[Rows] = {};
+    Floats low[Rows] = {}, high[Rows] = {};
     for (int first = 0; first < in; first += kGroup) {
         const float* from = x + first;
         const int g = first / kGroup;
@@ -46,10 +46,10 @@ inline void multiply(const float* x, int64_t stride, const uint8_t* panel, int i
         const auto group = packed_weights::PanelGroup<format>::of(panel, g);
         packed_weights::each_input(group, in - first < kGroup ? in - first : kGroup, [&](int k, Floats w0, Floats w1) {
             if (k % kInputs == 0) prefetcher.ask(ahead + k / kInputs * kBytes, kBytes);
-            add_products<Rows>(from + k, stride, to_registers(w0), to_registers(w1), low, high);
+            add_products<Rows>(from + k, stride, w0, w1, low, high);
         });
     }
-    for (int r = 0; r < Rows; ++r) sums[r][0] = to_floats(low[r]), sums[r][1] = to_floats(high[r]);
+    for (int r = 0; r < Rows; ++r) sums[r][0] = low[r], sums[r][1] = high[r];
 }
 
 // More rows than one tile has: a panel is taken in pieces of so many inputs, which as floats stay in the first-level cache while all rows
@@ -65,12 +65,12 @@ inline int piece_asks(int rows, int in) { return piece_tiles(rows) * (in / kInpu
 // Adds the products of a tile's inputs x [..][stride] and a piece [inputs][32] to sums [Rows][32].
 template <int Rows, class Prefetcher>
 inline void add_piece(const float* x, int64_t stride, const float* piece, int inputs, Prefetcher& prefetcher, float* sums) {
-    Registers low[Rows], high[Rows];
+    Floats low[Rows], high[Rows];
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) low[r] = load_registers(sums + r * kPanel), high[r] = load_registers(sums + r * kPanel + kLanes);
+    for (int r = 0; r < Rows; ++r) low[r] = load(sums + r * kPanel), high[r] = load(sums + r * kPanel + kLanes);
     const auto add = [&](int k) {
         const float* weights = piece + k * kPanel;
-        add_products<Rows>(x + k, stride, load_registers(weights), load_registers(weights + kLanes), low, high);
+        add_products<Rows>(x + k, stride, load(weights), load(weights + kLanes), low, high);
     };
     int k = 0;
     for (; k + kInputsPerAsk <= inputs; k += kInputsPerAsk) {

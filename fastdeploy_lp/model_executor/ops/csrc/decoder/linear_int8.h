@@ -169,9 +169,8 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
             const uint8_t* lines = from.all_lines(room);
             for (int part = 0; part < kParts; ++part) {
                 const Floats all_scales = from.scales(part), all_minima = from.minima(part);
-                __m256 scales[2], minima[2];
-                std::memcpy(scales, &all_scales, sizeof scales);
-                std::memcpy(minima, &all_minima, sizeof minima);
+                const __m256 scales[2] = {half_of(all_scales, 0), half_of(all_scales, 1)};
+                const __m256 minima[2] = {half_of(all_minima, 0), half_of(all_minima, 1)};
                 const int8_t* a = x.q + static_cast<int64_t>(g) * kStep + part * kLinesOfPart * 4;
 #pragma GCC unroll 2
                 for (int i = 0; i < 2; ++i) {
@@ -192,10 +191,7 @@ inline void multiply(const Activations& x, int groups, const uint8_t* panel, Pre
         }
     }
     for (int r = 0; r < Rows; ++r)
-        for (int half = 0; half < 2; ++half) {
-            std::memcpy(&sums[r][half], &out[2 * half][r], sizeof(__m256));
-            std::memcpy(reinterpret_cast<float*>(&sums[r][half]) + kColumns, &out[2 * half + 1][r], sizeof(__m256));
-        }
+        for (int half = 0; half < 2; ++half) sums[r][half] = joined(out[2 * half][r], out[2 * half + 1][r]);
 }
 #else
 // acc + Σ over 4 consecutive k of q [16][4] * a [4].

@@ -43,7 +43,6 @@ void drain(Floats& lanes, double& total) {
 
 // Fills `to` [size] with weights, 1 for the most likely token.
 Distribution weigh(const float* row, int64_t size, float max, float* to) {
-    const Ints lane_numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     double sum = 0.0, product = 0.0;
     Floats sums = {}, products = {};
     for (int64_t at = 0; at < size;) {
@@ -51,7 +50,7 @@ Distribution weigh(const float* row, int64_t size, float max, float* to) {
         for (; at < end; at += kLanes) {
             const int count = static_cast<int>(std::min<int64_t>(kLanes, end - at));
             const Floats below = maximum(load_first(row + at, count) - max, splat(kLowestFloat));
-            const Floats weights = select(lane_numbers < count, exp_up_to_87(below), Floats{});
+            const Floats weights = select(lane_numbers() < count, exp_up_to_87(below), Floats{});
             sums += weights;
             products = fused(weights, below, products);
             store_first(to + at, weights, count);

@@ -32,20 +32,9 @@ inline bool any(HalfInts mask) {
 #endif
 }
 
-// True if any lane of a comparison is true.
-inline bool any(Ints mask) {
-    int64_t halves[sizeof(Ints) / sizeof(int64_t)];
-    std::memcpy(halves, &mask, sizeof(halves));
-    int64_t joined = 0;
-    for (int64_t half : halves) joined |= half;
-    return joined != 0;
-}
+using ::any;
 
-inline int64_t count_true(Ints lanes) {
-    int64_t sum = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) sum -= lanes[lane];
-    return sum;
-}
+inline int64_t count_true(Ints lanes) { return -static_cast<int64_t>(sum(lanes)); }
 
 struct RowScan {
     float max;

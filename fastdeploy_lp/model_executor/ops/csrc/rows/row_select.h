@@ -87,8 +87,8 @@ inline std::pair<float, float> limits_of(const float* keys, size_t count) {
     size_t at = 0;
     for (; at + kLanes <= count; at += kLanes) {
         const Floats values = load(keys + at);
-        least = values < least ? values : least;
-        greatest = values > greatest ? values : greatest;
+        least = select(values < least, values, least);
+        greatest = maximum(values, greatest);
     }
     std::pair<float, float> found{keys[0], keys[0]};
     for (int lane = 0; lane < kLanes; ++lane) {

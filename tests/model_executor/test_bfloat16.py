@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
+import subprocess
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -168,12 +169,20 @@ def test_weights_are_rounded_to_the_nearest_halves_to_even(out: int, inputs: int
     np.testing.assert_array_equal(found.view(np.uint32), rounded(weight).view(np.uint32))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The operators as on a processor without AVX512-BF16; skips on such a processor, which computes so already."""
+    macros = [installed_compiler(), "-march=native", "-dM", "-E", "-xc++", os.devnull]
+    if "__AVX512BF16__" not in subprocess.run(macros, capture_output=True, text=True, check=True).stdout:
+        pytest.skip("no AVX512-BF16 on this machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", f"{installed_compiler()} -mno-avx512bf16")
+        return ctypes.CDLL(str(compile_library(tmp_path_factory.mktemp("plain"))))
+
+
 @ON_EACH_UNIT
 @pytest.mark.slow
-def test_multiply_adds_alone_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor without AVX512-BF16."""
-    monkeypatch.setenv("CXX", f"{installed_compiler()} -mno-avx512bf16")
-    plain = ctypes.CDLL(str(compile_library(tmp_path)))
+def test_multiply_adds_alone_give_the_same_bits(plain: ctypes.CDLL) -> None:
     random = np.random.default_rng(0)
     weight = random.choice(np.array([*SMALL, *random.standard_normal(99)], np.float32), (70, 150))
     x = random.choice(np.array([*SMALL, *random.standard_normal(99)], np.float32), (41, 150))

@@ -54,6 +54,7 @@ static inline void write_vector(void* to, Vector v) {
 static inline Floats load(const float* from) { return read_vector<Floats>(from); }
 static inline Bytes load(const uint8_t* from) { return read_vector<Bytes>(from); }
 static inline void store(float* to, Floats v) { write_vector(to, v); }
+static inline void store(uint8_t* to, Bytes v) { write_vector(to, v); }
 
 // The first `n` of them, none or all if there are fewer or more than a vector holds; zeros after them.
 static inline Floats load_first(const float* from, int n) {

@@ -91,8 +91,8 @@ inline Part prepare(const uint8_t* panel, Share groups, const Loader& loader, Ro
                 for (int pair = 0; pair < kLines / 2; ++pair) {
                     Bytes low, high;
                     from.lines(pair, &low, &high);
-                    std::memcpy(room.lines[g][half] + pair * kLine, &low, sizeof low);
-                    std::memcpy(room.lines[g][half] + (pair + kLines / 2) * kLine, &high, sizeof high);
+                    store(room.lines[g][half] + pair * kLine, low);
+                    store(room.lines[g][half] + (pair + kLines / 2) * kLine, high);
                 }
         }
     }

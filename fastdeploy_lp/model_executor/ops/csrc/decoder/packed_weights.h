@@ -194,8 +194,8 @@ struct HalfGroup {
         for (int pair = 0; pair < kLines / 2; ++pair) {
             Bytes low, high;
             lines(pair, &low, &high);
-            std::memcpy(room + pair * kLine, &low, kLine);
-            std::memcpy(room + (kLines / 2 + pair) * kLine, &high, kLine);
+            store(room + pair * kLine, low);
+            store(room + (kLines / 2 + pair) * kLine, high);
         }
         return room;
     }

@@ -16,12 +16,14 @@
 
 #include "decoder/weight_levels.h"
 
-// Calls FDLP_FORMAT(format) for all formats.
+// Calls FDLP_FORMAT(format) for all formats; a program that multiplies with some of them may name those alone.
+#if !defined(FDLP_FORMATS)
 #define FDLP_FORMATS      \
     FDLP_FORMAT(float32)  \
     FDLP_FORMAT(float16)  \
     FDLP_FORMAT(bfloat16) \
     FDLP_FORMAT(levels8) FDLP_FORMAT(levels5) FDLP_FORMAT(levels4) FDLP_FORMAT(levels6k) FDLP_FORMAT(levels5k) FDLP_FORMAT(levels4k)
+#endif
 
 namespace packed_weights {
 

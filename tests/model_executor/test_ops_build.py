@@ -61,7 +61,8 @@ def test_builds_at_the_same_time_end_with_one_whole_library(
 ) -> None:
     monkeypatch.setenv("CXX", str(quick_compiler(tmp_path / "bin")))
     with ThreadPoolExecutor(3) as pool:
-        paths = {done.result() for done in [pool.submit(small_build.compile_library, tmp_path / "out") for _ in range(3)]}
+        running = [pool.submit(small_build.compile_library, tmp_path / "out") for _ in range(3)]
+        paths = {done.result() for done in running}
     assert runs(tmp_path / "bin") == 3
     assert files_in(tmp_path / "out") == [small_build.library_name()]
     assert ctypes.CDLL(str(paths.pop())).fdlp_num_threads() >= 1

@@ -115,9 +115,10 @@ def _value(text: str) -> Any:
 
 
 def put_edits(rows: NDArray[np.float32], edits: list[tuple[int, StepEdits]]) -> dict[int, Exception]:
-    """Makes edits in contiguous `rows` [n, vocab_size], each given with its row; returns faults by row, whose rows stay.
+    """Makes edits in `rows` [n, vocab_size], contiguous, each given with its row; returns faults by row.
 
-    The biases of all rows are added at once: a call of numpy takes as long for one row as for many.
+    Rows with faults stay. The biases of all rows are added at once: a call of numpy takes as long for one row as for
+    many.
     """
     vocab_size = rows.shape[1]
     biases = _Biases.of(edits)
@@ -159,7 +160,9 @@ class _Biases:
                 rows.append(row)
                 tokens.append(each.tokens)
                 values.append(each.values)
-        return cls(rows, [len(each) for each in tokens], np.concatenate(tokens), np.concatenate(values)) if rows else None
+        if not rows:
+            return None
+        return cls(rows, [len(each) for each in tokens], np.concatenate(tokens), np.concatenate(values))
 
     def are_valid(self, vocab_size: int) -> bool:
         """Returns False for a token beyond the vocabulary, and for a bias of NaN or positive infinity."""

@@ -24,7 +24,7 @@ def test_one_pass_of_every_kind() -> None:
     made = BlockArguments.of(chunks, 4, MAX_MODEL_LEN)
     assert made.layout == BlockLayout(tokens=8, operator_tokens=6, seqs=4, operator_seqs=3, rows=4, width=3)
     assert (made.max_encoder_len, made.max_decoder_len) == (3, 9)
-    assert made.continued == [chunks[1]]
+    assert made.rest == [chunks[1]]
     found = {name: array.tolist() for name, array in made.layout.views(made.packed).items()}
     assert found == {
         # Who generates, then the new prompts, then the one that goes on.

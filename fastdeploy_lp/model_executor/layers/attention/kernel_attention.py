@@ -72,8 +72,8 @@ class KernelAttention:
 class KernelAttentionBackend(BlockAttentionBackend):
     """Paddle's operator for new prompts, our kernels for all other tokens.
 
-    Where the kernels are unavailable, the reason is logged and it computes as `BlockAttentionBackend` does; raises
-    ValueError then for a context that Paddle's operator does not have.
+    Without the kernels it logs the reason and computes as `BlockAttentionBackend` does; then it raises ValueError for a
+    context that Paddle's operator does not have.
     """
 
     def _rest_of_pass(self, rotary: RotaryTables) -> RestOfPass:

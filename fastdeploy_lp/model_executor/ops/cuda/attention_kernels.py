@@ -35,8 +35,8 @@ class AttentionStruct(ctypes.Structure):
 class AttentionPass:
     """Integers of a pass on the device, int32, by their addresses.
 
-    tables [seqs, width]: each sequence's blocks. contexts [seqs]: tokens of each sequence, those of the pass included;
-    0 for none, whose rows read and write nothing. first_rows [seqs + 1]. tiles [tiles, 3]: those of `plan`.
+    tables [seqs, width]: each sequence's blocks. contexts [seqs]: tokens of each sequence, new ones included; 0 for no
+    sequence, whose rows read and write nothing. first_rows [seqs + 1]. tiles [tiles, 3]: the tiles of `plan`.
     """
 
     tables: int

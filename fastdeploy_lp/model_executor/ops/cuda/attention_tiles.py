@@ -72,7 +72,7 @@ class TilePlan:
 
 
 def most_splits_below(position: int) -> int:
-    """Returns the most splits that a token before a position has. Where splits double, there are fewer of them."""
+    """Returns the most splits that a token before a position has; a token whose splits are doubled has fewer."""
     return min(MOST_SPLITS, -(-position // SPLIT_KEYS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import paddle
@@ -19,9 +20,11 @@ from fastdeploy_lp.model_executor.ops.cuda.attention_kernels import (
 )
 from fastdeploy_lp.model_executor.ops.cuda.attention_tiles import HeadShape
 from fastdeploy_lp.model_executor.ops.cuda.device import Device
-from fastdeploy_lp.model_executor.ops.cuda.paddle_device import logger, open_device
+from fastdeploy_lp.model_executor.ops.cuda.paddle_device import open_device
 from fastdeploy_lp.model_executor.ops.cuda.sources import KernelSources
 from fastdeploy_lp.platforms import current_platform
+
+logger = logging.getLogger(__name__)
 
 OTHERWISE = "no attention kernels, Paddle's operator generates and plain products continue prompts"
 

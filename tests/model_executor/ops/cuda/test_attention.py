@@ -74,6 +74,13 @@ def test_unused_places_of_the_cache_do_not_count(filler: float) -> None:
     same(results(filler), results(np.nan))
 
 
+def test_what_another_block_left_in_shared_memory_does_not_count() -> None:
+    crowd, faulty = (crowd_of(SMALL, "bfloat16", 32, [300]) for _ in range(2))
+    faulty.qkv[0][:] = np.nan
+    assert np.isnan(as_floats(faulty.run([(0, 0, 300)])[0], "bfloat16")).all()
+    check(crowd, [(0, 0, 300)])
+
+
 def same(mine: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]) -> None:
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_array_equal(one, other)

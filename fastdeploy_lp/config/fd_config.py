@@ -185,7 +185,8 @@ class DeviceConfig:
         None,
         group="GPU",
         choices=("kernels", "block"),
-        help="attention: by our kernels and, for new prompts, Paddle's operator; or block, by Paddle's operators alone",
+        help="attention: kernels, our own with Paddle's operator for new prompts (the default on a GPU); "
+        "or block, Paddle's operators alone",
     )
     communicator_class: str | None = None
     cuda_graphs: bool = option(

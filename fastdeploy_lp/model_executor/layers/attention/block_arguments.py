@@ -86,16 +86,10 @@ class BlockArguments:
         """Packs chunks by kind: decoding sequences, new prompts, and prompts that continue after a cached part.
 
         The operator reads keys from the cache for single tokens only, and assumes that new prompts begin at position 0.
-        heads: sizes for our kernels, which then compute all but new prompts; these come first.
+        heads: sizes for our kernels, which then compute all but new prompts; new prompts come first then.
         """
         operators = {NEW} if heads else {GENERATING, NEW}
-
-        def place(index: int) -> tuple[bool, int]:
-            kind = _kind(chunks[index])
-            # Our kernels divide the contexts of short chunks, which come first, among several warps.
-            return kind not in operators, kind if kind in operators else len(chunks[index].token_ids)
-
-        order = sorted(range(len(chunks)), key=place)
+        order = sorted(range(len(chunks)), key=lambda index: _place(chunks[index], operators))
         packed = [chunks[i] for i in order]
         ours = [chunk for chunk in packed if _kind(chunk) in operators]
         rest = packed[len(ours) :]
@@ -121,14 +115,11 @@ class BlockArguments:
             plan=plan,
         )
         views = layout.views(found.packed)
-        views["token_ids"][:] = np.concatenate([chunk.token_ids for chunk in packed])
         last_rows = np.empty(len(chunks), np.int64)
         last_rows[order] = np.cumsum(lengths)
         wanted = [np.arange(end - chunk.num_outputs, end) for end, chunk in zip(last_rows, chunks, strict=True)]
         views["output_rows"][:] = np.concatenate(wanted)
-        for row, chunk in zip(views["block_tables"], packed, strict=True):
-            held = chunk.block_table[: -(-(chunk.start + len(chunk.token_ids)) // block_size)]
-            row[: len(held)] = held
+        _fill_chunks(views, packed, block_size)
         fill_lengths(views, starts[:first], lengths[:first], max_model_len)
         if plan:
             views["contexts"][:] = ends[first:]
@@ -165,6 +156,23 @@ def _kind(chunk: SequenceChunk) -> int:
     if chunk.start == 0:
         return NEW
     return GENERATING if len(chunk.token_ids) == 1 else CONTINUED
+
+
+def _place(chunk: SequenceChunk, operators: set[int]) -> tuple[bool, int]:
+    """Returns the key by which chunks are packed: the operator's by kind, then the others by length.
+
+    Our kernels divide the contexts of short chunks among several warps.
+    """
+    kind = _kind(chunk)
+    return kind not in operators, kind if kind in operators else len(chunk.token_ids)
+
+
+def _fill_chunks(views: dict[str, Int32Array], packed: Sequence[SequenceChunk], block_size: int) -> None:
+    """Fills in tokens and blocks."""
+    views["token_ids"][:] = np.concatenate([chunk.token_ids for chunk in packed])
+    for row, chunk in zip(views["block_tables"], packed, strict=True):
+        held = chunk.block_table[: -(-(chunk.start + len(chunk.token_ids)) // block_size)]
+        row[: len(held)] = held
 
 
 def fill_lengths(views: dict[str, Int32Array], starts: Int32Array, lengths: Int32Array, max_model_len: int) -> None:
